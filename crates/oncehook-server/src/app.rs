@@ -1,0 +1,107 @@
+//! The gateway, put together: journal, gate, two listeners, and the canary that keeps asking whether duplicates are still
+//! recognised.
+//!
+//! [`App::run`] takes listeners and a shutdown future, so tests run the real thing on free ports.
+
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+
+use oncehook::clock::Clock;
+use oncehook::journal::{Journal, JournalReader};
+use oncehook::observe::Metrics;
+use tokio::net::TcpListener;
+use tokio::sync::watch;
+
+use crate::config::Config;
+use crate::http::admin::{self, Admin};
+use crate::http::gate::Gate;
+use crate::http::listener::{self, ended};
+
+/// How often the self-test runs (R44). The gate follows its verdict.
+const SELF_TEST_EVERY: Duration = Duration::from_secs(60);
+
+/// How often the journal's health is looked at.
+const HEALTH_EVERY: Duration = Duration::from_millis(250);
+
+/// A gateway that is built but not running.
+pub struct App {
+    gate: Arc<Gate>,
+    admin: Arc<Admin>,
+    journal: Arc<dyn Journal>,
+}
+
+impl App {
+    /// Puts a gateway in front of a journal. The journal has passed its self-test when it was opened.
+    #[must_use]
+    pub fn new<J: Journal + JournalReader>(config: Config, journal: Arc<J>, clock: Clock) -> Self {
+        let metrics = Arc::new(Metrics::new());
+        let writer: Arc<dyn Journal> = journal.clone();
+        let access = admin::Access::new(&config.server);
+        let limits = config.server.limits.clone();
+        let gate = Arc::new(Gate::new(config, Arc::clone(&writer), clock, Arc::clone(&metrics)));
+        let admin = Arc::new(Admin {
+            gate: Arc::clone(&gate),
+            journal: Arc::clone(&writer),
+            reader: journal,
+            metrics,
+            access,
+            limits,
+            self_test: watch::Sender::new(Ok(())),
+        });
+        Self { gate, admin, journal: writer }
+    }
+
+    /// Serves until `shutdown` is done; then refuses new connections, lets open requests finish, and closes the journal.
+    pub async fn run(self, ingress: TcpListener, admin: TcpListener, shutdown: impl Future<Output = ()>) {
+        let (end, ended) = watch::channel(false);
+        self.gate.set_open(true);
+        let watching = tokio::spawn(watch_journal(Arc::clone(&self.admin), ended.clone()));
+        let ingress = tokio::spawn(listener::serve_ingress(ingress, Arc::clone(&self.gate), ended.clone()));
+        let admin_end = watch::Sender::new(false);
+        let router = admin::router(Arc::clone(&self.admin));
+        let limits = self.admin.limits.clone();
+        let admin = tokio::spawn(listener::serve_admin(admin, router, limits, admin_end.subscribe()));
+
+        shutdown.await;
+        tracing::info!("shutting down: finishing open requests");
+        // A receiver may be gone if its task has ended early.
+        let _ = end.send(true);
+        // A panic in one of these has been reported by its task; the journal is closed all the same.
+        let _ = ingress.await;
+        self.journal.close().await;
+        let _ = admin_end.send(true);
+        let _ = admin.await;
+        let _ = watching.await;
+        self.gate.log_rejections();
+        tracing::info!("stopped");
+    }
+}
+
+/// Opens the gate while the journal stores and its self-test passes, and closes it otherwise.
+async fn watch_journal(admin: Arc<Admin>, mut end: watch::Receiver<bool>) {
+    let mut health = tokio::time::interval(HEALTH_EVERY);
+    let mut logged = tokio::time::interval(Duration::from_secs(1));
+    let mut tested = tokio::time::interval_at(tokio::time::Instant::now() + SELF_TEST_EVERY, SELF_TEST_EVERY);
+    loop {
+        tokio::select! {
+            _ = health.tick() => {
+                let open = admin.self_test.borrow().is_ok() && admin.journal.state().failing.is_none();
+                if admin.gate.is_open() != open {
+                    admin.gate.set_open(open);
+                    tracing::warn!(open, "the gate changed");
+                }
+            }
+            _ = logged.tick() => admin.gate.log_rejections(),
+            _ = tested.tick() => {
+                let verdict = admin.journal.self_test().await;
+                if let Err(error) = &verdict {
+                    tracing::error!(%error, "duplicates may not be recognised; refusing events");
+                    admin.gate.set_open(false);
+                }
+                let _before = admin.self_test.send_replace(verdict);
+            }
+            () = ended(&mut end) => return,
+        }
+    }
+}

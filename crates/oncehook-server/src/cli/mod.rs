@@ -1,0 +1,123 @@
+//! The command line. One file per command; data on stdout, talk on stderr, exit codes that scripts can use:
+//! 0 done, 1 it failed or something is wrong, 2 the command line is wrong.
+
+mod check;
+mod client;
+mod events;
+mod init;
+mod migrate;
+mod providers;
+mod random;
+mod request;
+mod send;
+mod serve;
+mod show;
+mod source;
+mod tally;
+mod text;
+mod verify;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+use crate::config::{Config, Problems};
+
+/// Receives webhooks so that each one takes effect exactly once.
+#[derive(Debug, Parser)]
+#[command(name = "oncehook", version, about, max_term_width = 100)]
+struct Cli {
+    #[command(flatten)]
+    shared: Shared,
+    #[command(subcommand)]
+    command: Command,
+}
+
+/// Options of every command.
+#[derive(Debug, Clone, clap::Args)]
+struct Shared {
+    /// The configuration file
+    #[arg(long, global = true, default_value = "oncehook.toml", value_name = "PATH")]
+    config: PathBuf,
+    /// Print JSON instead of text
+    #[arg(long, global = true)]
+    json: bool,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Write a commented configuration and a secret to start with
+    Init(init::Init),
+    /// Check the configuration and report every problem
+    Check,
+    /// Run the gateway
+    Serve(serve::Serve),
+    /// Make or upgrade the journal's tables, then stop
+    Migrate,
+    /// Sign a webhook like a provider and send it, once or many times
+    Send(send::Send),
+    /// Check a saved request and explain why its signature fails
+    Verify(verify::Verify),
+    /// List events of the running gateway
+    Events(events::Events),
+    /// Show one event of the running gateway with its whole story
+    Show(show::Show),
+    /// List the providers that are known
+    Providers(providers::Providers),
+}
+
+/// Runs the command line of this process.
+#[must_use]
+pub fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let shared = &cli.shared;
+    let outcome = match cli.command {
+        Command::Init(command) => command.run(shared),
+        Command::Check => check::run(shared),
+        Command::Serve(command) => command.run(shared),
+        Command::Migrate => migrate::run(shared),
+        Command::Send(command) => command.run(shared),
+        Command::Verify(command) => command.run(shared),
+        Command::Events(command) => command.run(shared),
+        Command::Show(command) => command.run(shared),
+        Command::Providers(command) => command.run(shared),
+    };
+    match outcome {
+        Ok(code) => code,
+        Err(error) => {
+            say(&failure(&error));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// The text of a failed command. Problems of a configuration file speak for themselves.
+fn failure(error: &anyhow::Error) -> String {
+    match error.downcast_ref::<Problems>() {
+        Some(problems) => problems.to_string(),
+        None => format!("error: {error:#}"),
+    }
+}
+
+impl Shared {
+    /// The checked configuration.
+    fn load(&self) -> anyhow::Result<Config> {
+        Ok(Config::load(&self.config)?)
+    }
+}
+
+/// Data, for the next program or a person's eyes. A closed pipe ends the output, not with a panic.
+fn print(text: &str) {
+    use std::io::Write as _;
+    let mut stdout = std::io::stdout().lock();
+    // Whoever read us has seen enough.
+    let _ = writeln!(stdout, "{text}").and_then(|()| stdout.flush());
+}
+
+/// Talk, for a person.
+fn say(text: &str) {
+    use std::io::Write as _;
+    // Nobody may be listening.
+    let _ = writeln!(std::io::stderr().lock(), "{text}");
+}

@@ -1,0 +1,415 @@
+//! `oncehook send`: signs a webhook like its provider and posts it, once or many times.
+//!
+//! Promises: all copies of one event have the same body, byte for byte, and a fresh time and signature each, as a
+//! provider's retries do. The exit code is 0 only if every request got a 2xx.
+//!
+//! Does not: retry. A request that gets no answer is counted as one.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, anyhow, bail};
+use bytes::Bytes;
+use http::{HeaderMap, HeaderName, HeaderValue, header};
+use indicatif::{ProgressBar, ProgressStyle};
+use oncehook::clock::Clock;
+use oncehook_verify::{Rejection, Request, Sample, Signer, UnixMicros, Verifier};
+use reqwest::Url;
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
+
+use super::client::{cause, http_client, reachable, read_answer};
+use super::request::{parse_header, read_input};
+use super::source::{Chosen, SourceArgs};
+use super::tally::{Answer, Tally};
+use super::{Shared, print, random};
+
+/// The most requests of one invocation; each costs a few bytes of memory here.
+const MAX_REQUESTS: u64 = 10_000_000;
+
+/// How much of an answer is read.
+const MAX_ANSWER_BYTES: usize = 256 << 10;
+
+/// From this many requests on there is a progress bar.
+const LONG: u64 = 100;
+
+#[derive(Debug, clap::Args)]
+pub(super) struct Send {
+    #[command(flatten)]
+    source: SourceArgs,
+    /// Where to send [default: the source on the configured gateway]
+    #[arg(long)]
+    url: Option<Url>,
+    /// The event's id; with --events a number is added [default: a fresh one]
+    #[arg(long, value_name = "ID")]
+    key: Option<String>,
+    /// The event's type [default: the sample's]
+    #[arg(long = "type", value_name = "TYPE")]
+    kind: Option<String>,
+    /// A file with the body to send instead of the provider's sample; - for standard input
+    #[arg(long, value_name = "FILE")]
+    body: Option<PathBuf>,
+    /// A header to add or replace, as 'Name: value'; may be repeated. A signature given so is sent as it is
+    #[arg(long, value_name = "HEADER", value_parser = parse_header)]
+    header: Vec<(HeaderName, HeaderValue)>,
+    /// Send each event this often
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=MAX_REQUESTS))]
+    times: u64,
+    /// Send this many different events
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=MAX_REQUESTS))]
+    events: u64,
+    /// Send over this many connections at once
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=4096))]
+    concurrency: u16,
+}
+
+impl Send {
+    pub(super) fn run(self, shared: &Shared) -> anyhow::Result<ExitCode> {
+        let chosen = self.source.choose(shared)?;
+        let connections = self.concurrency;
+        let plan = Plan::new(self, &chosen)?;
+        let total = plan.total;
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(2)
+            .enable_all()
+            .build()
+            .context("start the runtime")?;
+        let started = Instant::now();
+        let Sent { mut tally, last } = runtime.block_on(send(plan, connections))?;
+        let elapsed = started.elapsed();
+        match last {
+            _ if shared.json => print(&tally.json(elapsed).to_string()),
+            Some(only) if total == 1 => print(&only.lines()),
+            _ => print(&tally.lines(elapsed)),
+        }
+        Ok(if tally.is_success(total) { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    }
+}
+
+/// Makes every request of one invocation.
+struct Plan {
+    url: Url,
+    signer: Signer,
+    sample: Sample,
+    kind: Option<String>,
+    key: String,
+    /// Instead of the sample's.
+    body: Option<Bytes>,
+    headers: Vec<(HeaderName, HeaderValue)>,
+    events: u64,
+    times: u64,
+    total: u64,
+    clock: Clock,
+    /// Stands in all bodies, so that the copies of an event are the same.
+    started: UnixMicros,
+}
+
+/// One event, before it is signed.
+struct Unsigned {
+    id: String,
+    headers: HeaderMap,
+    body: Bytes,
+}
+
+impl Plan {
+    /// Fails if the first request cannot be made, so that nothing is sent in vain.
+    fn new(options: Send, chosen: &Chosen) -> anyhow::Result<Self> {
+        let total = options.times.checked_mul(options.events).filter(|total| *total <= MAX_REQUESTS);
+        let clock = Clock::system();
+        let plan = Self {
+            url: target(options.url, chosen)?,
+            signer: signer(chosen)?,
+            sample: chosen.preset.map_or_else(plain_sample, |preset| preset.sample.clone()),
+            kind: options.kind,
+            key: options.key.map_or_else(|| random::hex::<12>().map(|hex| format!("evt_{hex}")), Ok)?,
+            body: options.body.as_deref().map(read_input).transpose()?.map(Bytes::from),
+            headers: options.header,
+            events: options.events,
+            times: options.times,
+            total: total.with_context(|| format!("these are more than {MAX_REQUESTS} requests"))?,
+            started: clock.now(),
+            clock,
+        };
+        let first = plan.unsigned(0)?;
+        let signature = plan.sign(&first)?;
+        if !chosen.secrets_given {
+            plan.check_own_secret(chosen, first, signature)?;
+        }
+        Ok(plan)
+    }
+
+    /// Headers and body of one request. Copies of an event follow each other, so that with several connections they race.
+    fn request(&self, index: u64) -> anyhow::Result<(HeaderMap, Bytes)> {
+        let event = self.unsigned(index / self.times)?;
+        let signature = self.sign(&event)?;
+        let Unsigned { mut headers, body, .. } = event;
+        for (name, value) in signature {
+            let is_given = self.headers.iter().any(|(given, _)| *given == name);
+            if !is_given {
+                headers.insert(name, value);
+            }
+        }
+        Ok((headers, body))
+    }
+
+    fn unsigned(&self, number: u64) -> anyhow::Result<Unsigned> {
+        let id = if self.events == 1 { self.key.clone() } else { format!("{}_{}", self.key, number + 1) };
+        let (mut headers, body) = self.sample.render(&id, self.kind.as_deref(), self.started)?;
+        headers.entry(header::CONTENT_TYPE).or_insert(HeaderValue::from_static("application/json"));
+        for (name, _) in &self.headers {
+            headers.remove(name);
+        }
+        for (name, value) in &self.headers {
+            headers.append(name.clone(), value.clone());
+        }
+        Ok(Unsigned { id, headers, body: self.body.clone().unwrap_or_else(|| body.into()) })
+    }
+
+    fn sign(&self, event: &Unsigned) -> anyhow::Result<Vec<(HeaderName, HeaderValue)>> {
+        Ok(self.signer.sign(&self.as_request(&event.headers, &event.body), &event.id, self.clock.now())?)
+    }
+
+    fn as_request<'a>(&'a self, headers: &'a HeaderMap, body: &'a [u8]) -> Request<'a> {
+        Request { method: "POST", path: self.url.path(), headers, body }
+    }
+
+    /// A source holds what verifies. Where that is a public key it may look like a private one, but what it signs is
+    /// refused.
+    fn check_own_secret(
+        &self,
+        chosen: &Chosen,
+        event: Unsigned,
+        signature: Vec<(HeaderName, HeaderValue)>,
+    ) -> anyhow::Result<()> {
+        let Unsigned { mut headers, body, .. } = event;
+        headers.extend(signature.into_iter().map(|(name, value)| (Some(name), value)));
+        let verifier = Verifier::new(&chosen.scheme, &chosen.secrets, chosen.tolerance)?;
+        match verifier.verify(&self.as_request(&headers, &body), self.clock.now()) {
+            Err(Rejection::SignatureMismatch) => Err(needs_private_key(chosen)),
+            _ => Ok(()),
+        }
+    }
+
+    async fn exchange(&self, http: &reqwest::Client, index: u64) -> anyhow::Result<Exchange> {
+        let (headers, body) = self.request(index)?;
+        let started = Instant::now();
+        let answer = post(http, self.url.clone(), headers, body).await;
+        Ok(Exchange { answer, took: started.elapsed() })
+    }
+}
+
+/// One request and what came of it.
+struct Exchange {
+    answer: Result<Answer, reqwest::Error>,
+    took: Duration,
+}
+
+/// All that came of all requests.
+struct Sent {
+    tally: Tally,
+    last: Option<Answer>,
+}
+
+/// Sends everything and counts what comes back. Stops at once if nobody is there from the start; a gateway that goes away
+/// later is counted, because that may be what is being tried out.
+async fn send(plan: Plan, connections: u16) -> anyhow::Result<Sent> {
+    let http = http_client(plan.url.scheme() == "https", connections.into())?;
+    let url = plan.url.clone();
+    let progress = progress_bar(plan.total);
+    let (plan, next) = (Arc::new(plan), Arc::new(AtomicU64::new(0)));
+    let (results, mut exchanges) = mpsc::channel(1_024);
+    let mut workers = JoinSet::new();
+    for _ in 0..u64::from(connections).min(plan.total) {
+        workers.spawn(work(Arc::clone(&plan), http.clone(), Arc::clone(&next), results.clone()));
+    }
+    drop(results);
+
+    let mut sent = Sent { tally: Tally::default(), last: None };
+    while let Some(exchange) = exchanges.recv().await {
+        let Exchange { answer, took } = exchange?;
+        match answer {
+            Ok(answer) => {
+                sent.tally.answer(&answer, took);
+                sent.last = Some(answer);
+            }
+            Err(error) if error.is_connect() && !sent.tally.has_answers() => {
+                return Err(nobody_there(&url, &error));
+            }
+            Err(error) => sent.tally.error(cause(&error)),
+        }
+        progress.inc(1);
+    }
+    progress.finish_and_clear();
+    while let Some(worker) = workers.join_next().await {
+        worker.context("a sender failed")?;
+    }
+    Ok(sent)
+}
+
+/// One connection's worth of requests. Ends when all are taken or nobody counts any more.
+async fn work(
+    plan: Arc<Plan>,
+    http: reqwest::Client,
+    next: Arc<AtomicU64>,
+    results: mpsc::Sender<anyhow::Result<Exchange>>,
+) {
+    loop {
+        let index = next.fetch_add(1, Ordering::Relaxed);
+        if index >= plan.total || results.send(plan.exchange(&http, index).await).await.is_err() {
+            return;
+        }
+    }
+}
+
+async fn post(
+    http: &reqwest::Client,
+    url: Url,
+    headers: HeaderMap,
+    body: Bytes,
+) -> Result<Answer, reqwest::Error> {
+    let response = http.post(url).headers(headers).body(body).send().await?;
+    let (status, headers) = (response.status(), response.headers().clone());
+    let (body, _) = read_answer(response, MAX_ANSWER_BYTES).await?;
+    Ok(Answer { status, headers, body })
+}
+
+fn target(url: Option<Url>, chosen: &Chosen) -> anyhow::Result<Url> {
+    match (url, chosen.ingress) {
+        (Some(url), _) if matches!(url.scheme(), "http" | "https") => Ok(url),
+        (Some(_), _) => bail!("--url must begin with http:// or https://"),
+        (None, Some(ingress)) => {
+            let url = format!("http://{}/webhooks/{}", reachable(ingress), chosen.name);
+            Url::parse(&url).with_context(|| format!("make a URL of {url}"))
+        }
+        (None, None) => {
+            bail!("--provider needs --url, such as --url http://127.0.0.1:8080/webhooks/{}", chosen.name)
+        }
+    }
+}
+
+/// The first secret that can sign. A given one must; among a source's own there may be public keys.
+fn signer(chosen: &Chosen) -> anyhow::Result<Signer> {
+    if chosen.secrets_given {
+        let secret = chosen.secrets.first().context("there is no secret to sign with")?;
+        return Ok(Signer::new(&chosen.scheme, secret)?);
+    }
+    let mut signers = chosen.secrets.iter().filter_map(|secret| Signer::new(&chosen.scheme, secret).ok());
+    signers.next().ok_or_else(|| needs_private_key(chosen))
+}
+
+fn needs_private_key(chosen: &Chosen) -> anyhow::Error {
+    anyhow!(
+        "the secret of source `{}` is a public key, which only checks signatures; give the private key with --secret env:NAME or file:PATH",
+        chosen.name
+    )
+}
+
+fn nobody_there(url: &Url, error: &reqwest::Error) -> anyhow::Error {
+    anyhow!("nobody answers at {url}: {}; is the gateway running? `oncehook serve` starts it", cause(error))
+}
+
+/// For sources that have no preset and hence no sample.
+fn plain_sample() -> Sample {
+    Sample {
+        kind: "sample.created".to_owned(),
+        headers: BTreeMap::new(),
+        body: r#"{"id":"$id","type":"$kind","created":$secs,"data":{"id":"sample_$id"}}"#.to_owned(),
+    }
+}
+
+/// Shows itself on a terminal only.
+fn progress_bar(total: u64) -> ProgressBar {
+    if total <= LONG {
+        return ProgressBar::hidden();
+    }
+    let style = ProgressStyle::with_template("{wide_bar} {pos}/{len} {per_sec} {eta}");
+    ProgressBar::new(total).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
+}
+
+#[cfg(test)]
+mod tests {
+    use oncehook_verify::{Preset, Secret};
+
+    use super::super::source::from_preset;
+    use super::*;
+
+    /// The first test of RFC 8032.
+    const SEED: &str = "9d61b19deffd5a60ba844af492ec2cc44449c5697b326919703bac031cae7f60";
+    const PUBLIC: &str = "d75a980182b10ab7d54bfed3c964073a0ee172f3daa62325af021a68f707511a";
+
+    #[derive(clap::Parser)]
+    struct Wrapper {
+        #[command(flatten)]
+        send: Send,
+    }
+
+    fn chosen(preset: &str, secret: &str) -> Chosen {
+        from_preset(Preset::named(preset).unwrap(), vec![Secret::new(secret).unwrap()]).unwrap()
+    }
+
+    fn plan(chosen: &Chosen, options: &[&str]) -> anyhow::Result<Plan> {
+        let words = ["send", "--url", "http://127.0.0.1:1/webhooks/x"].iter().chain(options);
+        Plan::new(<Wrapper as clap::Parser>::try_parse_from(words)?.send, chosen)
+    }
+
+    fn verifies(plan: &Plan, chosen: &Chosen, index: u64) -> bool {
+        let (headers, body) = plan.request(index).unwrap();
+        let verifier = Verifier::new(&chosen.scheme, &chosen.secrets, None).unwrap();
+        verifier.verify(&plan.as_request(&headers, &body), plan.clock.now()).is_ok()
+    }
+
+    #[test]
+    fn every_preset_with_a_shared_secret_signs_what_it_verifies() {
+        for preset in Preset::all().iter().filter(|preset| preset.name != "discord") {
+            let chosen = chosen(&preset.name, "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw");
+            assert!(verifies(&plan(&chosen, &[]).unwrap(), &chosen, 0), "{}", preset.name);
+        }
+    }
+
+    #[test]
+    fn copies_are_the_same_and_events_differ() {
+        let plan =
+            plan(&chosen("stripe", "s3cr3t"), &["--key", "evt_7", "--events", "2", "--times", "3"]).unwrap();
+        let bodies: Vec<_> = (0..plan.total).map(|index| plan.request(index).unwrap().1).collect();
+        assert_eq!(bodies.len(), 6);
+        assert!(
+            bodies[..3].iter().all(|body| *body == bodies[0])
+                && bodies[3..].iter().all(|body| *body == bodies[3])
+        );
+        assert!(bodies[0].starts_with(br#"{"id":"evt_7_1""#) && bodies[3].starts_with(br#"{"id":"evt_7_2""#));
+    }
+
+    #[test]
+    fn own_headers_and_signatures_win() {
+        let chosen = chosen("github", "s3cr3t");
+        let options =
+            ["--header", "X-GitHub-Event: push", "--header", "X-Hub-Signature-256: sha256=00", "--key", "k"];
+        let (headers, _) = plan(&chosen, &options).unwrap().request(0).unwrap();
+        assert_eq!(headers["x-github-event"], "push");
+        assert_eq!(headers["x-hub-signature-256"], "sha256=00");
+        assert_eq!(headers["x-github-delivery"], "k");
+    }
+
+    #[test]
+    fn a_public_key_is_not_taken_for_a_private_one() {
+        for (preset, public) in
+            [("discord", PUBLIC), ("standard-webhooks", "whpk_11qYAYKxCrfVS/7TyWQHOg7hcvPapiMlrwIaaPcHURo=")]
+        {
+            let configured = Chosen { secrets_given: false, ..chosen(preset, public) };
+            let Err(error) = plan(&configured, &[]) else { panic!("{preset} signed with a public key") };
+            assert!(format!("{error:#}").contains("give the private key with --secret"), "{error:#}");
+        }
+        assert!(plan(&chosen("discord", SEED), &[]).is_ok());
+    }
+
+    #[test]
+    fn a_provider_without_a_configuration_needs_a_url() {
+        let error = target(None, &chosen("stripe", "s3cr3t")).unwrap_err().to_string();
+        assert!(error.contains("--url http://127.0.0.1:8080/webhooks/stripe"), "{error}");
+        assert!(target(Some("ftp://x/".parse().unwrap()), &chosen("stripe", "s3cr3t")).is_err());
+    }
+}

@@ -1,0 +1,103 @@
+//! `oncehook serve`: runs the gateway until it is told to stop.
+
+use std::net::SocketAddr;
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use anyhow::Context as _;
+use oncehook::clock::Clock;
+use oncehook::journal::Journal as _;
+use oncehook::journal::sqlite::{SqliteJournal, SqliteOptions};
+use tokio::net::TcpListener;
+use tokio::signal::unix::{SignalKind, signal};
+
+use super::{Shared, say};
+use crate::app::App;
+use crate::config::Config;
+use crate::telemetry;
+
+#[derive(Debug, clap::Args)]
+pub(super) struct Serve {
+    /// Log as JSON lines
+    #[arg(long)]
+    log_json: bool,
+}
+
+impl Serve {
+    pub(super) fn run(self, shared: &Shared) -> anyhow::Result<ExitCode> {
+        telemetry::install(self.log_json);
+        let config = shared.load()?;
+        raise_file_limit();
+        let runtime =
+            tokio::runtime::Builder::new_multi_thread().enable_all().build().context("start the runtime")?;
+        runtime.block_on(serve(config, shared))?;
+        Ok(ExitCode::SUCCESS)
+    }
+}
+
+async fn serve(config: Config, shared: &Shared) -> anyhow::Result<()> {
+    let clock = Clock::system();
+    let options = SqliteOptions { clock: clock.clone(), ..SqliteOptions::new(&config.journal.path) };
+    // The journal first: before it has proved itself there is no port to connect to.
+    let journal = SqliteJournal::open(&options).context("open the journal")?;
+    let ingress = listen(config.server.ingress, "server.ingress").await?;
+    let admin = listen(config.server.admin, "server.admin").await?;
+    let mut terminate = signal(SignalKind::terminate()).context("listen for SIGTERM")?;
+    let mut interrupt = signal(SignalKind::interrupt()).context("listen for SIGINT")?;
+    welcome(&config, &journal, ingress.local_addr()?, admin.local_addr()?, shared);
+    let shutdown = async {
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+        }
+    };
+    App::new(config, Arc::new(journal), clock).run(ingress, admin, shutdown).await;
+    Ok(())
+}
+
+async fn listen(address: SocketAddr, key: &str) -> anyhow::Result<TcpListener> {
+    TcpListener::bind(address).await.with_context(|| format!("listen on {address} ({key})"))
+}
+
+/// What a person needs to go on.
+fn welcome(
+    config: &Config,
+    journal: &SqliteJournal,
+    ingress: SocketAddr,
+    admin: SocketAddr,
+    shared: &Shared,
+) {
+    let state = journal.state();
+    let mut lines = vec![format!("oncehook {} is ready", env!("CARGO_PKG_VERSION"))];
+    for source in &config.sources {
+        lines.push(format!("  webhooks  http://{ingress}/webhooks/{} ({})", source.name, source.provider));
+    }
+    lines.push(format!("  admin     http://{admin}/api/events"));
+    lines.push(format!(
+        "  journal   {} ({}, {})",
+        config.journal.path.display(),
+        state.kind,
+        state.durability.as_str()
+    ));
+    if let Some(source) = config.sources.first() {
+        let program = std::env::args_os().next().unwrap_or_else(|| "oncehook".into());
+        let config = if shared.config.as_os_str() == "oncehook.toml" {
+            String::new()
+        } else {
+            format!(" --config {}", shared.config.display())
+        };
+        lines.push("Send a signed webhook from another terminal:".to_owned());
+        lines.push(format!("  {}{config} send --source {}", program.to_string_lossy(), source.name));
+    }
+    say(&lines.join("\n"));
+}
+
+/// Many connections need many file descriptors; the usual soft limit is meant for other programs.
+fn raise_file_limit() {
+    use rustix::process::{Resource, getrlimit, setrlimit};
+    let mut limit = getrlimit(Resource::Nofile);
+    limit.current = limit.maximum;
+    if let Err(error) = setrlimit(Resource::Nofile, limit) {
+        tracing::warn!(%error, "the limit on open files could not be raised");
+    }
+}

@@ -1,0 +1,328 @@
+//! `oncehook verify`: checks a saved request as the gateway would, and explains.
+//!
+//! Promises: the verdict is the gateway's own (same scheme, same secrets, same code); neither a secret nor an expected
+//! signature is printed. Exit code 0 means genuine, 1 refused.
+//!
+//! Does not: send or store anything.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::Context as _;
+use http::{HeaderName, HeaderValue};
+use oncehook::clock::Clock;
+use oncehook_verify::{
+    Facts, Integrity, Item, Rejection, Request, Unidentified, UnixMicros, Verifier, explain,
+};
+use serde_json::json;
+
+use super::request::{SavedRequest, parse_header, parse_headers, read_input};
+use super::source::{Chosen, SourceArgs};
+use super::{Shared, print, text};
+
+/// Keys and types are cut here; `--json` has them whole.
+const MAX_SHOWN: usize = 200;
+
+/// How many events of a batch are listed.
+const MAX_LISTED: usize = 20;
+
+#[derive(Debug, clap::Args)]
+pub(super) struct Verify {
+    #[command(flatten)]
+    source: SourceArgs,
+    /// A file with the raw HTTP request: headers, a blank line, the body; - for standard input
+    #[arg(long, value_name = "FILE", required_unless_present_any = ["header", "headers", "body"],
+          conflicts_with_all = ["header", "headers", "body"])]
+    request: Option<PathBuf>,
+    /// A header, as 'Name: value'; may be repeated
+    #[arg(long, value_name = "HEADER", value_parser = parse_header)]
+    header: Vec<(HeaderName, HeaderValue)>,
+    /// A file with one 'Name: value' per line
+    #[arg(long, value_name = "FILE")]
+    headers: Option<PathBuf>,
+    /// A file with the body, byte for byte; - for standard input
+    #[arg(long, value_name = "FILE")]
+    body: Option<PathBuf>,
+    /// When the request arrived: RFC 3339 or Unix seconds [default: now]
+    #[arg(long, value_name = "TIME", value_parser = parse_time, allow_hyphen_values = true)]
+    at: Option<UnixMicros>,
+    /// Seconds that a signed timestamp may be off [default: the source's]
+    #[arg(long, value_name = "SECONDS")]
+    tolerance: Option<u64>,
+}
+
+/// Everything that is known about the request.
+struct Report {
+    verdict: Result<Genuine, Rejection>,
+    findings: Vec<String>,
+}
+
+struct Genuine {
+    facts: Facts,
+    content: Content,
+}
+
+/// What a genuine request is.
+enum Content {
+    Handshake,
+    Events(Vec<Item>),
+    Unidentified(Unidentified),
+}
+
+impl Verify {
+    pub(super) fn run(self, shared: &Shared) -> anyhow::Result<ExitCode> {
+        let chosen = self.source.choose(shared)?;
+        let saved = self.saved_request()?;
+        let report = self.check(&chosen, &saved)?;
+        print(&if shared.json { report.to_json().to_string() } else { report.lines().join("\n") });
+        Ok(if report.verdict.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    }
+
+    fn saved_request(&self) -> anyhow::Result<SavedRequest> {
+        if let Some(path) = &self.request {
+            return SavedRequest::parse(&read_input(path)?)
+                .with_context(|| format!("read {}", path.display()));
+        }
+        let mut headers = match &self.headers {
+            None => http::HeaderMap::new(),
+            Some(path) => {
+                let text = String::from_utf8(read_input(path)?).context("the headers are not text")?;
+                parse_headers(&text, 0).with_context(|| format!("read {}", path.display()))?
+            }
+        };
+        for (name, value) in &self.header {
+            headers.try_append(name.clone(), value.clone()).context("there are too many headers")?;
+        }
+        let body = self.body.as_deref().map(read_input).transpose()?.unwrap_or_default();
+        Ok(SavedRequest { method: "POST".to_owned(), path: None, headers, body })
+    }
+
+    fn check(&self, chosen: &Chosen, saved: &SavedRequest) -> anyhow::Result<Report> {
+        let usual_path = format!("/webhooks/{}", chosen.name);
+        let request = Request {
+            method: &saved.method,
+            path: saved.path.as_deref().unwrap_or(&usual_path),
+            headers: &saved.headers,
+            body: &saved.body,
+        };
+        let now = self.at.unwrap_or_else(|| Clock::system().now());
+        let tolerance = self.tolerance.or(chosen.tolerance);
+        let explanation = explain(&chosen.scheme, &chosen.secrets, tolerance, &request, now)?;
+        let mut findings = explanation.findings;
+        let verdict = match explanation.verdict {
+            Ok(facts) => Ok(Genuine { facts, content: content(chosen, tolerance, &request, now)? }),
+            Err(rejection) => {
+                // The verdict says it already.
+                let said = rejection.to_string();
+                findings.retain(|finding| !finding.trim_end_matches('.').eq_ignore_ascii_case(&said));
+                findings.extend(saved.doubts());
+                if matches!(rejection, Rejection::TooOld { .. }) && self.at.is_none() {
+                    findings
+                        .push("A saved request grows old: --at TIME judges it as of its arrival.".to_owned());
+                }
+                Err(rejection)
+            }
+        };
+        Ok(Report { verdict, findings })
+    }
+}
+
+/// What the gateway would take the request for. It has just been found genuine, at the same moment.
+fn content(
+    chosen: &Chosen,
+    tolerance: Option<u64>,
+    request: &Request<'_>,
+    now: UnixMicros,
+) -> anyhow::Result<Content> {
+    let verified = Verifier::new(&chosen.scheme, &chosen.secrets, tolerance)?.verify(request, now)?;
+    if chosen.handshakes.answer(&verified).is_some() {
+        return Ok(Content::Handshake);
+    }
+    Ok(match chosen.identifier.identify(&verified) {
+        Ok(identified) => Content::Events(identified.items().to_vec()),
+        Err(unidentified) => Content::Unidentified(unidentified),
+    })
+}
+
+impl Report {
+    fn lines(&self) -> Vec<String> {
+        let mut lines = match &self.verdict {
+            Ok(genuine) => genuine.lines(),
+            Err(rejection) => vec![format!("refused: {rejection} [{}]", rejection.code())],
+        };
+        lines.extend(self.findings.iter().map(|finding| format!("  - {}", text::shown(finding, 1_000))));
+        lines
+    }
+
+    fn to_json(&self) -> serde_json::Value {
+        match &self.verdict {
+            Ok(Genuine { facts, content }) => json!({
+                "genuine": true,
+                "signed_at": facts.signed_at.map(UnixMicros::to_rfc3339),
+                "secret": facts.secret_position,
+                "integrity": facts.integrity.as_str(),
+                "handshake": matches!(content, Content::Handshake),
+                "events": content.items().iter().map(item_json).collect::<Vec<_>>(),
+                "unidentified": content.unidentified().map(|why| json!({ "code": why.code(), "message": why.to_string() })),
+                "findings": self.findings,
+            }),
+            Err(rejection) => json!({
+                "genuine": false,
+                "code": rejection.code(),
+                "message": rejection.to_string(),
+                "findings": self.findings,
+            }),
+        }
+    }
+}
+
+impl Genuine {
+    fn lines(&self) -> Vec<String> {
+        let Facts { signed_at, secret_position, integrity } = self.facts;
+        let signed =
+            signed_at.map_or_else(|| "no signed time".to_owned(), |at| format!("signed {}", at.to_rfc3339()));
+        let covers = match integrity {
+            Integrity::Body => "covers the whole body",
+            Integrity::Fields => "covers some fields, not the body",
+            Integrity::None => "covers nothing of the request",
+        };
+        let genuine = format!("genuine: {signed}, matched secret {secret_position}, {covers}");
+        match &self.content {
+            Content::Handshake => {
+                vec![format!("{genuine}; a handshake, which the gateway answers and does not store")]
+            }
+            Content::Unidentified(why) => {
+                vec![format!("{genuine}; but the gateway answers 400: {why} [{}]", why.code())]
+            }
+            Content::Events(items) => match items.as_slice() {
+                [only] => vec![format!("{genuine}; {}", item_line(only))],
+                items => {
+                    let mut lines = vec![format!("{genuine}; a batch of {} events", items.len())];
+                    lines.extend(items.iter().take(MAX_LISTED).map(|item| format!("  {}", item_line(item))));
+                    lines
+                }
+            },
+        }
+    }
+}
+
+impl Content {
+    fn items(&self) -> &[Item] {
+        match self {
+            Self::Events(items) => items,
+            Self::Handshake | Self::Unidentified(_) => &[],
+        }
+    }
+
+    fn unidentified(&self) -> Option<Unidentified> {
+        match self {
+            Self::Unidentified(why) => Some(*why),
+            Self::Handshake | Self::Events(_) => None,
+        }
+    }
+}
+
+fn item_line(item: &Item) -> String {
+    let mut line = format!("event key {}", text::shown(&item.key.display(), MAX_SHOWN));
+    let known = [("type", item.kind.as_deref()), ("entity", item.entity.as_deref())];
+    for (name, value) in known {
+        if let Some(value) = value {
+            line.push_str(&format!(", {name} {}", text::shown(value, MAX_SHOWN)));
+        }
+    }
+    if let Some(at) = item.occurred_at {
+        line.push_str(&format!(", occurred {}", at.to_rfc3339()));
+    }
+    if let Some(why) = item.quarantine {
+        line.push_str(&format!("; it would be quarantined: {}", why.as_str()));
+    }
+    line
+}
+
+fn item_json(item: &Item) -> serde_json::Value {
+    json!({
+        "key": item.key.display(),
+        "type": item.kind,
+        "entity": item.entity,
+        "occurred_at": item.occurred_at.map(UnixMicros::to_rfc3339),
+        "digest": hex::encode(item.digest),
+        "quarantine": item.quarantine.map(|why| why.as_str()),
+    })
+}
+
+fn parse_time(text: &str) -> Result<UnixMicros, String> {
+    match text.parse::<i64>() {
+        Ok(seconds) => Ok(UnixMicros::from_secs(seconds)),
+        Err(_) => UnixMicros::parse_rfc3339(text)
+            .ok_or_else(|| "write a time such as 2026-11-15T02:20:17Z, or Unix seconds".to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use oncehook_verify::{Preset, Secret};
+
+    use super::super::source::from_preset;
+    use super::*;
+
+    fn stripe() -> Chosen {
+        from_preset(Preset::named("stripe").unwrap(), vec![Secret::new("whsec_test").unwrap()]).unwrap()
+    }
+
+    /// Signs a body at second 1000 and checks what `verify` says about it at another second.
+    fn check(signed: &[u8], received: &[u8], at: i64) -> Vec<String> {
+        let chosen = stripe();
+        let signer = oncehook_verify::Signer::new(&chosen.scheme, &chosen.secrets[0]).unwrap();
+        let headers = http::HeaderMap::new();
+        let request = Request { method: "POST", path: "/", headers: &headers, body: signed };
+        let mut saved = SavedRequest {
+            method: "POST".into(),
+            path: None,
+            headers: headers.clone(),
+            body: received.to_vec(),
+        };
+        for (name, value) in signer.sign(&request, "id", UnixMicros::from_secs(1_000)).unwrap() {
+            saved.headers.insert(name, value);
+        }
+        let at = at.to_string();
+        let command = <Wrapper as clap::Parser>::parse_from(["x", "--body", "-", "--at", &at]);
+        command.verify.check(&chosen, &saved).unwrap().lines()
+    }
+
+    #[derive(clap::Parser)]
+    struct Wrapper {
+        #[command(flatten)]
+        verify: Verify,
+    }
+
+    #[test]
+    fn a_genuine_request_is_identified() {
+        let body = br#"{"id":"evt_1","type":"a.b","data":{"object":{"id":"pi\u001b_1"}}}"#;
+        let lines = check(body, body, 1_100);
+        assert_eq!(
+            lines[0],
+            "genuine: signed 1970-01-01T00:16:40.000000Z, matched secret 1, covers the whole body; \
+             event key evt_1, type a.b; it would be quarantined: unusable_entity"
+        );
+    }
+
+    #[test]
+    fn a_changed_body_is_explained_once() {
+        let lines = check(b"{}", b"{}\n", 1_000);
+        assert_eq!(lines[0], "refused: the signature does not match [signature_mismatch]");
+        assert!(lines[1].starts_with("  - The signature fits the body without the line ending"), "{lines:?}");
+        assert_eq!(lines.len(), 2, "{lines:?}");
+    }
+
+    #[test]
+    fn an_old_request_is_refused() {
+        assert!(check(b"{}", b"{}", 1_301)[0].ends_with("[too_old]"));
+    }
+
+    #[test]
+    fn times() {
+        assert_eq!(parse_time("1000"), Ok(UnixMicros::from_secs(1_000)));
+        assert_eq!(parse_time("1970-01-01T00:16:40Z"), Ok(UnixMicros::from_secs(1_000)));
+        assert!(parse_time("now").is_err());
+    }
+}

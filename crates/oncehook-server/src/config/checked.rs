@@ -1,0 +1,415 @@
+//! What the program uses: the configuration after all checks. A value of these types cannot be wrong in itself.
+
+use std::net::SocketAddr;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use ipnet::IpNet;
+use oncehook::event::SourceName;
+use oncehook_verify::{
+    Ack, Handshakes, Identifier, Identify, MissingKey, Preset, Scheme, Secret, SetupError, Verifier,
+};
+
+use super::file::{File, Table};
+use super::problem::Problems;
+use super::reference::secret_from_reference;
+
+/// A whole, checked configuration.
+#[derive(Debug)]
+pub struct Config {
+    /// `[server]`
+    pub server: ServerConfig,
+    /// `[journal]`
+    pub journal: JournalConfig,
+    /// `dedup.window`: how long a key is remembered, from its first receipt.
+    pub dedup_window: Duration,
+    /// `retention.payload`: how long bodies are kept.
+    pub retention_payload: Duration,
+    /// `[[source]]`
+    pub sources: Vec<SourceConfig>,
+}
+
+/// `[server]`
+#[derive(Debug)]
+pub struct ServerConfig {
+    /// Where providers deliver.
+    pub ingress: SocketAddr,
+    /// Where operators look.
+    pub admin: SocketAddr,
+    /// What operators must show.
+    pub admin_token: Option<Secret>,
+    /// Names, beside the address itself, under which the admin listener may be asked for.
+    pub admin_hosts: Vec<String>,
+    /// Peers whose `X-Forwarded-For` is believed.
+    pub trusted_proxies: Vec<IpNet>,
+    /// `[server.limits]`
+    pub limits: Limits,
+}
+
+/// `[server.limits]`: nothing is unbounded.
+#[derive(Debug, Clone)]
+pub struct Limits {
+    /// Largest body in bytes; 413 beyond.
+    pub body_bytes: usize,
+    /// A request's head must arrive within this time; an idle connection is closed after it.
+    pub head: Duration,
+    /// A request's body must arrive within this time.
+    pub body: Duration,
+    /// The journal must answer within this time; 503 beyond.
+    pub commit: Duration,
+    /// Open connections.
+    pub connections: usize,
+    /// Requests being answered; 503 beyond.
+    pub in_flight: usize,
+    /// Bytes of bodies held in memory; 503 beyond.
+    pub in_flight_bytes: usize,
+}
+
+/// `[journal]`
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct JournalConfig {
+    /// The SQLite file.
+    pub path: PathBuf,
+}
+
+/// `[[source]]`
+pub struct SourceConfig {
+    /// Its name, also in its URL.
+    pub name: SourceName,
+    /// The preset's name, or `custom`.
+    pub provider: String,
+    /// How requests are signed.
+    pub scheme: Scheme,
+    /// The secrets, for `send` and `verify`.
+    pub secrets: Vec<Secret>,
+    /// Seconds a signed timestamp may be off, if not the preset's own.
+    pub tolerance: Option<u64>,
+    /// Checks requests.
+    pub verifier: Verifier,
+    /// Finds out which event it is.
+    pub identifier: Identifier,
+    /// Answers a provider's handshakes.
+    pub handshakes: Handshakes,
+    /// The answer to an accepted event.
+    pub ack: Ack,
+    /// Only these addresses may deliver; empty means all.
+    pub allow_ips: Vec<IpNet>,
+}
+
+impl std::fmt::Debug for SourceConfig {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("SourceConfig")
+            .field("name", &self.name)
+            .field("provider", &self.provider)
+            .finish_non_exhaustive()
+    }
+}
+
+const DAY: u64 = 86_400;
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            body_bytes: 1 << 20,
+            head: Duration::from_secs(15),
+            body: Duration::from_secs(15),
+            commit: Duration::from_secs(10),
+            connections: 10_000,
+            in_flight: 4_096,
+            in_flight_bytes: 64 << 20,
+        }
+    }
+}
+
+impl Config {
+    /// Reads and checks a file. Reads the secrets it refers to; touches nothing else.
+    pub fn load(path: &Path) -> Result<Self, Problems> {
+        let shown = path.display().to_string();
+        let text = std::fs::read_to_string(path).map_err(|error| Problems::unreadable(&shown, &error))?;
+        Self::parse(&shown, &text)
+    }
+
+    /// Checks a text. `path` is for messages.
+    pub fn parse(path: &str, text: &str) -> Result<Self, Problems> {
+        let file = File::new(text);
+        let config = read(&file);
+        match (config, file.into_problems()) {
+            (Some(config), problems) if problems.is_empty() => Ok(config),
+            (_, problems) => Err(Problems::new(path, text, problems)),
+        }
+    }
+
+    /// The source of that name.
+    #[must_use]
+    pub fn source(&self, name: &str) -> Option<&SourceConfig> {
+        self.sources.iter().find(|source| source.name.as_str() == name)
+    }
+}
+
+fn read(file: &File<'_>) -> Option<Config> {
+    let mut root = file.root();
+    let server = read_server(root.take_table("server", "[server]"));
+    let journal = read_journal(root.take_table("journal", "[journal]"));
+
+    let mut dedup = root.take_table("dedup", "[dedup]");
+    let window = dedup.take_seconds("window");
+    let window_span = window.as_ref().map_or(0..0, |window| window.span());
+    let window = window.map_or(35 * DAY, toml::Spanned::into_inner);
+    dedup.finish(&["redis"]);
+    let mut retention = root.take_table("retention", "[retention]");
+    let payload = retention.take_seconds("payload").map_or(30 * DAY, toml::Spanned::into_inner);
+    retention.finish(&["dead", "audit"]);
+    if window < payload {
+        root.problem_with_help(
+            window_span.clone(),
+            "`dedup.window` is shorter than `retention.payload`",
+            "keys must be remembered at least as long as bodies are kept",
+        );
+    }
+
+    let mut sources: Vec<SourceConfig> = Vec::new();
+    let tables = root.take_tables("source", "[[source]]");
+    if tables.is_empty() {
+        root.problem_with_help(
+            0..0,
+            "no [[source]] is declared",
+            "a gateway without a source accepts nothing",
+        );
+    }
+    let mut complete = true;
+    for table in tables {
+        match read_source(table, window, &window_span, &sources) {
+            Some(source) => sources.push(source),
+            None => complete = false,
+        }
+    }
+    root.finish(&["route", "machine"]);
+    complete.then_some(())?;
+    Some(Config {
+        server: server?,
+        journal: journal?,
+        dedup_window: Duration::from_secs(window),
+        retention_payload: Duration::from_secs(payload),
+        sources,
+    })
+}
+
+fn read_server(mut table: Table<'_, '_>) -> Option<ServerConfig> {
+    let address = |text: &str| {
+        text.parse::<SocketAddr>()
+            .map_err(|_| format!("{text:?} is not an address and port, such as \"127.0.0.1:8080\""))
+    };
+    let ingress = table
+        .take_parsed("ingress", address)
+        .map_or_else(|| ([127, 0, 0, 1], 8080).into(), toml::Spanned::into_inner);
+    let admin = table.take_parsed("admin", address);
+    let token = table.take_parsed("admin_token", secret_from_reference).map(toml::Spanned::into_inner);
+    let token_written = token.is_some();
+    let admin_span = admin.as_ref().map_or_else(|| table.span(), |admin| admin.span());
+    let admin = admin.map_or_else(|| ([127, 0, 0, 1], 8081).into(), toml::Spanned::into_inner);
+    if !admin.ip().is_loopback() && !token_written {
+        table.problem_with_help(
+            admin_span,
+            format!("the admin listener on {admin} is not on a loopback address and has no `admin_token`"),
+            "set admin_token = \"env:ONCEHOOK_ADMIN_TOKEN\", or listen on 127.0.0.1",
+        );
+    }
+    let admin_hosts = table
+        .take_strings("admin_hosts")
+        .map(|hosts| {
+            hosts.into_inner().into_iter().map(|host| host.into_inner().to_ascii_lowercase()).collect()
+        })
+        .unwrap_or_default();
+    let trusted_proxies = read_networks(&mut table, "trusted_proxies");
+    let limits = read_limits(table.take_table("limits", "[server.limits]"));
+    table.finish(&["tls"]);
+    Some(ServerConfig { ingress, admin, admin_token: token, admin_hosts, trusted_proxies, limits })
+}
+
+fn read_limits(mut table: Table<'_, '_>) -> Limits {
+    let usual = Limits::default();
+    let bytes =
+        |number: Option<u64>, usual: usize| number.map_or(usual, |n| usize::try_from(n).unwrap_or(usual));
+    let seconds = |found: Option<toml::Spanned<u64>>, usual: Duration| {
+        found.map_or(usual, |found| Duration::from_secs(found.into_inner().max(1)))
+    };
+    let limits = Limits {
+        body_bytes: bytes(table.take_number("body_bytes", 1..=64 << 20), usual.body_bytes),
+        head: seconds(table.take_seconds("head"), usual.head),
+        body: seconds(table.take_seconds("body"), usual.body),
+        commit: seconds(table.take_seconds("commit"), usual.commit),
+        connections: bytes(table.take_number("connections", 1..=1_000_000), usual.connections),
+        in_flight: bytes(table.take_number("in_flight", 1..=1_000_000), usual.in_flight),
+        in_flight_bytes: bytes(table.take_number("in_flight_bytes", 1..=16 << 30), usual.in_flight_bytes),
+    };
+    if limits.in_flight_bytes < limits.body_bytes {
+        table.problem(table.span(), "`in_flight_bytes` is smaller than one body of `body_bytes`");
+    }
+    table.finish(&[]);
+    limits
+}
+
+fn read_journal(mut table: Table<'_, '_>) -> Option<JournalConfig> {
+    let url = table.take_parsed("url", |url| match url.strip_prefix("sqlite://") {
+        Some("") => {
+            Err("what follows sqlite:// is the path of the file, such as sqlite://oncehook.db".to_owned())
+        }
+        Some(path) => Ok(PathBuf::from(path)),
+        None if url.starts_with("postgres") || url.starts_with("mysql") => {
+            Err("server databases are not part of this version yet; use sqlite://PATH".to_owned())
+        }
+        None => Err(format!("{url:?} is not a journal; write sqlite://PATH")),
+    });
+    table.finish(&[]);
+    Some(JournalConfig { path: url.map_or_else(|| PathBuf::from("oncehook.db"), toml::Spanned::into_inner) })
+}
+
+fn read_networks(table: &mut Table<'_, '_>, key: &'static str) -> Vec<IpNet> {
+    let mut networks = Vec::new();
+    for text in table.take_strings(key).map(toml::Spanned::into_inner).unwrap_or_default() {
+        let parsed = text
+            .get_ref()
+            .parse::<IpNet>()
+            .or_else(|_| text.get_ref().parse::<std::net::IpAddr>().map(IpNet::from));
+        match parsed {
+            Ok(network) => networks.push(network),
+            Err(_) => table
+                .problem(text.span(), format!("{:?} is not an address or network (CIDR)", text.get_ref())),
+        }
+    }
+    networks
+}
+
+/// Every problem of a source is reported, so this goes on after the first.
+fn read_source(
+    mut table: Table<'_, '_>,
+    window: u64,
+    window_span: &Range<usize>,
+    others: &[SourceConfig],
+) -> Option<SourceConfig> {
+    let span = table.span();
+    let name = table.take_parsed("name", |name| SourceName::new(name).map_err(|error| error.to_string()));
+    if let Some(name) = &name
+        && others.iter().any(|other| other.name == *name.get_ref())
+    {
+        table.problem(name.span(), format!("there are two sources named `{}`", name.get_ref()));
+    }
+    let provider = table.take_string("provider");
+    let secrets = read_secrets(&mut table);
+    let tolerance = table.take_seconds("tolerance");
+    let key = table.take_one_or_many("key");
+    let missing_key = table
+        .take_typed::<MissingKey>("missing_key")
+        .map_or_else(MissingKey::default, toml::Spanned::into_inner);
+    let allow_ips = read_networks(&mut table, "allow_ips");
+    let verify = table.take_typed::<Scheme>("verify");
+    let identify = table.take_typed::<Identify>("identify");
+
+    let Some(provider) = provider else {
+        table.problem_with_help(
+            span,
+            "a [[source]] needs a `provider`",
+            "a preset's name (`oncehook providers` lists them) or \"custom\" with a [source.verify] table",
+        );
+        return None;
+    };
+    if name.is_none() {
+        table.problem(span.clone(), "a [[source]] needs a `name`");
+    }
+    if let Some(tolerance) = &tolerance
+        && *tolerance.get_ref() == 0
+    {
+        table.problem(tolerance.span(), "a `tolerance` of zero would refuse every request");
+    }
+    let preset = Preset::named(provider.get_ref());
+    let custom = provider.get_ref() == "custom";
+    let scheme = match (preset, verify) {
+        (Some(_), Some(verify)) => {
+            table.problem(verify.span(), "a [source.verify] table goes with provider = \"custom\" only");
+            None
+        }
+        (Some(preset), None) => Some(preset.verify.clone()),
+        (None, Some(verify)) if custom => Some(verify.into_inner()),
+        (None, None) if custom => {
+            table.problem(span.clone(), "provider = \"custom\" needs a [source.verify] table");
+            None
+        }
+        (None, _) => {
+            let names: Vec<_> = Preset::all().iter().map(|preset| preset.name.as_str()).collect();
+            table.problem_with_help(
+                provider.span(),
+                format!("there is no preset `{}`", provider.get_ref()),
+                &format!("known: {}, or \"custom\"", names.join(", ")),
+            );
+            None
+        }
+    };
+    if let Some(preset) = preset
+        && window < preset.retry_horizon_secs
+    {
+        table.problem_with_help(
+            window_span.clone(),
+            format!(
+                "`dedup.window` is shorter than the {} h for which {} may retry",
+                preset.retry_horizon_secs / 3600,
+                preset.title
+            ),
+            "a late retry would take effect again",
+        );
+    }
+    let mut identify = identify
+        .map(toml::Spanned::into_inner)
+        .or_else(|| preset.map(|preset| preset.identify.clone()))
+        .unwrap_or_default();
+    if let Some(key) = key {
+        match identify.clone().with_key(key.get_ref()) {
+            Ok(changed) => identify = changed,
+            Err(error) => table.problem(key.span(), error.to_string()),
+        }
+    }
+    let tolerance = tolerance.map(toml::Spanned::into_inner);
+    let note = |error: SetupError| table.problem(span.clone(), error.to_string());
+    let verifier = scheme
+        .as_ref()
+        .filter(|_| !secrets.is_empty())
+        .and_then(|scheme| Verifier::new(scheme, &secrets, tolerance).map_err(note).ok());
+    let identifier =
+        scheme.as_ref().and_then(|scheme| Identifier::new(&identify, scheme, missing_key).map_err(note).ok());
+    table.finish(&["rate_limit", "on_outage", "wait", "url"]);
+    Some(SourceConfig {
+        name: name?.into_inner(),
+        provider: provider.into_inner(),
+        handshakes: preset.map(|preset| preset.handshakes.clone()).unwrap_or_default(),
+        ack: preset.map(|preset| preset.ack.clone()).unwrap_or_default(),
+        scheme: scheme?,
+        secrets,
+        tolerance,
+        verifier: verifier?,
+        identifier: identifier?,
+        allow_ips,
+    })
+}
+
+fn read_secrets(table: &mut Table<'_, '_>) -> Vec<Secret> {
+    let span = table.span();
+    let Some(references) = table.take_strings("secrets") else {
+        table.problem_with_help(
+            span,
+            "a [[source]] needs `secrets`",
+            "verification is never skipped; write secrets = [\"env:NAME\"]",
+        );
+        return Vec::new();
+    };
+    if references.get_ref().is_empty() {
+        table.problem(references.span(), "`secrets` is empty; verification is never skipped");
+    }
+    let mut secrets = Vec::new();
+    for reference in references.into_inner() {
+        match secret_from_reference(reference.get_ref()) {
+            Ok(secret) => secrets.push(secret),
+            Err(message) => table.problem(reference.span(), message),
+        }
+    }
+    secrets
+}

@@ -1,0 +1,26 @@
+//! The configuration: what the operator wrote (`file.rs`), checked once into what the program uses (`checked.rs`).
+//!
+//! Promises: all problems are reported together, each with its line and column; an unknown key is a problem; a secret is
+//! read from the environment or a file and never printed. Only this module reads the environment.
+//!
+//! Does not: start anything. `oncehook check` is exactly [`Config::load`].
+
+mod checked;
+mod duration;
+mod file;
+mod problem;
+mod reference;
+
+pub use checked::{Config, JournalConfig, Limits, ServerConfig, SourceConfig};
+pub use problem::{Problem, Problems};
+pub use reference::secret_from_reference;
+
+/// The documented configuration, with every key and its default. `oncehook init` starts from it.
+pub const DEFAULT_FILE: &str = include_str!("default.toml");
+
+/// What `RUST_LOG` asks for. Read here because only this module reads the environment.
+#[must_use]
+#[expect(clippy::disallowed_methods, reason = "this is the door for the environment")]
+pub fn log_filter() -> Option<String> {
+    std::env::var("ONCEHOOK_LOG").or_else(|_| std::env::var("RUST_LOG")).ok()
+}

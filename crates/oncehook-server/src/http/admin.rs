@@ -1,0 +1,107 @@
+//! The admin listener: health, metrics and the API, for operators only.
+//!
+//! Promises: on every call the `Host` must be an IP address, `localhost` or a configured name (so a page on the internet
+//! cannot reach it through a name of its own), and the bearer token must be right, except for health checks and where a
+//! loopback listener has no token set.
+
+use std::sync::Arc;
+
+use aws_lc_rs::constant_time::verify_slices_are_equal;
+use axum::Router;
+use axum::extract::{Request, State};
+use axum::middleware::{self, Next};
+use axum::response::Response;
+use axum::routing::get;
+use http::{HeaderMap, StatusCode, header};
+use oncehook::journal::{Journal, JournalReader, SelfTestError};
+use oncehook::observe::Metrics;
+use oncehook_verify::{Secret, digest};
+use tokio::sync::watch;
+
+use super::api;
+use super::error::HttpError;
+use super::gate::Gate;
+use crate::config::{Limits, ServerConfig};
+
+/// What the admin routes work on.
+pub struct Admin {
+    pub(crate) gate: Arc<Gate>,
+    pub(crate) journal: Arc<dyn Journal>,
+    pub(crate) reader: Arc<dyn JournalReader>,
+    pub(crate) metrics: Arc<Metrics>,
+    pub(crate) access: Access,
+    pub(crate) limits: Limits,
+    /// The latest verdict of the self-test.
+    pub(crate) self_test: watch::Sender<Result<(), SelfTestError>>,
+}
+
+/// Who may ask.
+pub struct Access {
+    token: Option<Secret>,
+    hosts: Vec<String>,
+}
+
+impl Access {
+    pub(crate) fn new(server: &ServerConfig) -> Self {
+        Self { token: server.admin_token.clone(), hosts: server.admin_hosts.clone() }
+    }
+
+    /// A browser that was tricked into coming here brings the name it was tricked with.
+    fn knows_host(&self, headers: &HeaderMap) -> bool {
+        let mut hosts = headers.get_all(header::HOST).iter();
+        let (Some(host), None) = (hosts.next(), hosts.next()) else { return false };
+        let Ok(host) = host.to_str() else { return false };
+        let Ok(authority) = host.parse::<http::uri::Authority>() else { return false };
+        let name = authority.host().to_ascii_lowercase();
+        let bare = name.trim_start_matches('[').trim_end_matches(']');
+        name == "localhost" || bare.parse::<std::net::IpAddr>().is_ok() || self.hosts.contains(&name)
+    }
+
+    /// Digests are compared, in constant time, so that not even the token's length shows.
+    fn accepts_token(&self, headers: &HeaderMap) -> bool {
+        let Some(token) = &self.token else { return true };
+        let Some(shown) = headers.get(header::AUTHORIZATION) else { return false };
+        let shown = shown.as_bytes();
+        let Some((scheme, shown)) = shown.split_at_checked(7) else { return false };
+        let shown = digest(shown);
+        scheme.eq_ignore_ascii_case(b"Bearer ")
+            && verify_slices_are_equal(&shown, &digest(token.reveal().as_bytes())).is_ok()
+    }
+}
+
+/// Every admin route.
+pub fn router(admin: Arc<Admin>) -> Router {
+    Router::new()
+        .route("/healthz", get(api::health::healthz))
+        .route("/readyz", get(api::health::readyz))
+        .route("/metrics", get(api::health::metrics))
+        .route("/api/events", get(api::events::list))
+        .route("/api/events/{id}", get(api::events::show))
+        .route("/api/events/{id}/body", get(api::events::body))
+        .route("/api/stats", get(api::stats::stats))
+        .route("/api/openapi.json", get(api::openapi::document))
+        .fallback(|| async { HttpError::not_found() })
+        .method_not_allowed_fallback(|| async {
+            HttpError::new(StatusCode::METHOD_NOT_ALLOWED, "method", "this route does not take that method")
+        })
+        .layer(middleware::from_fn_with_state(Arc::clone(&admin), guard))
+        .with_state(admin)
+}
+
+/// Checks who asks, and makes every answer harmless to a browser.
+async fn guard(State(admin): State<Arc<Admin>>, request: Request, next: Next) -> Result<Response, HttpError> {
+    if !admin.access.knows_host(request.headers()) {
+        let message = "ask by IP address or localhost, or add the name to server.admin_hosts";
+        return Err(HttpError::new(StatusCode::FORBIDDEN, "host", message));
+    }
+    let open = matches!(request.uri().path(), "/healthz" | "/readyz");
+    if !open && !admin.access.accepts_token(request.headers()) {
+        return Err(HttpError::new(StatusCode::UNAUTHORIZED, "token", "a valid bearer token is needed"));
+    }
+    let mut response = next.run(request).await;
+    let headers = response.headers_mut();
+    headers.insert(header::X_CONTENT_TYPE_OPTIONS, http::HeaderValue::from_static("nosniff"));
+    headers.insert(header::CONTENT_SECURITY_POLICY, http::HeaderValue::from_static("default-src 'none'"));
+    headers.insert(header::CACHE_CONTROL, http::HeaderValue::from_static("no-store"));
+    Ok(response)
+}

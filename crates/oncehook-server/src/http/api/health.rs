@@ -1,0 +1,66 @@
+//! `/healthz`: the process answers. `/readyz`: events are accepted, and how safe they are. `/metrics`: numbers.
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::extract::State;
+use axum::response::IntoResponse;
+use http::{StatusCode, header};
+use serde::Serialize;
+use utoipa::ToSchema;
+
+use crate::http::admin::Admin;
+
+/// The process is alive.
+#[derive(Serialize, ToSchema)]
+pub(crate) struct Health {
+    /// `ok`
+    status: &'static str,
+}
+
+/// Whether events are accepted.
+#[derive(Serialize, ToSchema)]
+pub(crate) struct Readiness {
+    ready: bool,
+    /// `ready` or `not_ready`
+    status: &'static str,
+    /// The journal's kind
+    journal: &'static str,
+    /// What an acknowledged event survives: `durable-fsync`, `process-crash-only`
+    durability: &'static str,
+    /// `passed`, or why not
+    self_test: String,
+    /// Why the journal cannot store, if it cannot
+    failing: Option<String>,
+}
+
+#[utoipa::path(get, path = "/healthz", responses((status = 200, description = "The process answers", body = Health)))]
+pub(crate) async fn healthz() -> Json<Health> {
+    Json(Health { status: "ok" })
+}
+
+#[utoipa::path(get, path = "/readyz", responses(
+    (status = 200, description = "Events are accepted", body = Readiness),
+    (status = 503, description = "Events are refused", body = Readiness),
+))]
+pub(crate) async fn readyz(State(admin): State<Arc<Admin>>) -> impl IntoResponse {
+    let state = admin.journal.state();
+    let self_test = admin.self_test.borrow().clone();
+    let ready = admin.gate.is_open() && self_test.is_ok() && state.failing.is_none();
+    let readiness = Readiness {
+        ready,
+        status: if ready { "ready" } else { "not_ready" },
+        journal: state.kind,
+        durability: state.durability.as_str(),
+        self_test: self_test.map_or_else(|error| error.to_string(), |()| "passed".to_owned()),
+        failing: state.failing,
+    };
+    let status = if ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+    (status, Json(readiness))
+}
+
+#[utoipa::path(get, path = "/metrics", responses((status = 200, description = "OpenMetrics text", body = String)))]
+pub(crate) async fn metrics(State(admin): State<Arc<Admin>>) -> impl IntoResponse {
+    let text = admin.metrics.render(&admin.journal.state(), admin.gate.is_open());
+    ([(header::CONTENT_TYPE, "application/openmetrics-text; version=1.0.0; charset=utf-8")], text)
+}

@@ -1,0 +1,102 @@
+//! `/api/stats`: counts since the journal was made, and how the journal is doing.
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::extract::State;
+use oncehook::journal::SourceCounts;
+use serde::Serialize;
+use utoipa::ToSchema;
+
+use super::events::read_error;
+use crate::http::admin::Admin;
+use crate::http::error::HttpError;
+
+/// Counts, all sources together and one by one. Forgetting events does not lower them.
+#[derive(Serialize, ToSchema)]
+pub(crate) struct StatsJson {
+    /// Events stored
+    events: u64,
+    /// Further deliveries of stored events
+    duplicates: u64,
+    /// Deliveries of another body under a known key
+    conflicts: u64,
+    /// Events held at arrival
+    quarantined: u64,
+    /// Duplicates among all deliveries of stored events, 0 to 1
+    duplicate_rate: f64,
+    /// Requests refused since the start of this process
+    rejected: u64,
+    /// Every configured source, and every source that ever stored an event
+    sources: Vec<SourceJson>,
+    journal: JournalJson,
+}
+
+#[derive(Serialize, ToSchema)]
+struct SourceJson {
+    source: String,
+    events: u64,
+    duplicates: u64,
+    conflicts: u64,
+    quarantined: u64,
+    /// Requests refused since the start of this process
+    rejected: u64,
+}
+
+#[derive(Serialize, ToSchema)]
+struct JournalJson {
+    kind: &'static str,
+    durability: &'static str,
+    /// Appends waiting in memory
+    queued: usize,
+    /// The most that may wait
+    queue_limit: usize,
+    /// Events not in the search index yet
+    index_lag: u64,
+    /// Pages in the write-ahead log
+    wal_pages: u64,
+    failing: Option<String>,
+}
+
+#[utoipa::path(get, path = "/api/stats", responses((status = 200, body = StatsJson)))]
+pub(crate) async fn stats(State(admin): State<Arc<Admin>>) -> Result<Json<StatsJson>, HttpError> {
+    let mut counts = admin.reader.stats().await.map_err(read_error)?.sources;
+    for name in admin.gate.source_names() {
+        if !counts.iter().any(|counts| counts.source == name) {
+            counts.push(SourceCounts { source: name.to_owned(), ..SourceCounts::default() });
+        }
+    }
+    counts.sort_by(|a, b| a.source.cmp(&b.source));
+    let sources: Vec<SourceJson> = counts
+        .into_iter()
+        .map(|counts| SourceJson {
+            rejected: admin.gate.rejected(&counts.source),
+            source: counts.source,
+            events: counts.events,
+            duplicates: counts.duplicates,
+            conflicts: counts.conflicts,
+            quarantined: counts.quarantined,
+        })
+        .collect();
+    let sum = |of: fn(&SourceJson) -> u64| sources.iter().map(of).sum::<u64>();
+    let (events, duplicates) = (sum(|s| s.events), sum(|s| s.duplicates));
+    let state = admin.journal.state();
+    Ok(Json(StatsJson {
+        events,
+        duplicates,
+        conflicts: sum(|s| s.conflicts),
+        quarantined: sum(|s| s.quarantined),
+        duplicate_rate: duplicates as f64 / (events + duplicates).max(1) as f64,
+        rejected: sum(|s| s.rejected),
+        sources,
+        journal: JournalJson {
+            kind: state.kind,
+            durability: state.durability.as_str(),
+            queued: state.queued,
+            queue_limit: state.queue_limit,
+            index_lag: state.index_lag,
+            wal_pages: state.wal_pages,
+            failing: state.failing,
+        },
+    }))
+}

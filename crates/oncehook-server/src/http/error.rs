@@ -1,0 +1,75 @@
+//! Every way a request can fail, as one list: the status, a stable code for programs, a sentence for people.
+//!
+//! The sentence says whether trying again helps. Nothing of the request, a secret or an internal error stands in it.
+
+use bytes::Bytes;
+use http::{HeaderValue, Response, StatusCode, header};
+use http_body_util::Full;
+
+/// A refusal.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HttpError {
+    pub status: StatusCode,
+    pub code: &'static str,
+    pub message: String,
+    /// Seconds after which to try again.
+    pub retry_after: Option<u32>,
+    /// Whether the connection must not be used further.
+    pub close: bool,
+}
+
+impl HttpError {
+    pub fn new(status: StatusCode, code: &'static str, message: impl Into<String>) -> Self {
+        Self { status, code, message: message.into(), retry_after: None, close: false }
+    }
+
+    pub fn not_found() -> Self {
+        Self::new(StatusCode::NOT_FOUND, "not_found", "there is nothing here")
+    }
+
+    pub fn bad_request(code: &'static str, message: impl Into<String>) -> Self {
+        Self::new(StatusCode::BAD_REQUEST, code, message)
+    }
+
+    /// Not stored, or unknown whether stored: the sender must try again.
+    pub fn unavailable(code: &'static str) -> Self {
+        let message = "the event could not be stored now; send it again";
+        Self { retry_after: Some(2), ..Self::new(StatusCode::SERVICE_UNAVAILABLE, code, message) }
+    }
+
+    /// The journal could not be asked. Reading changes nothing, so trying again is always safe.
+    pub fn unavailable_read(code: &'static str, message: &'static str) -> Self {
+        Self { retry_after: Some(2), ..Self::new(StatusCode::SERVICE_UNAVAILABLE, code, message) }
+    }
+
+    #[must_use]
+    pub fn closing(self) -> Self {
+        Self { close: true, ..self }
+    }
+
+    /// The answer on the wire.
+    #[must_use]
+    pub fn into_response(self) -> Response<Full<Bytes>> {
+        let body = serde_json::json!({ "error": { "code": self.code, "message": self.message } }).to_string();
+        let mut response = Response::new(Full::new(Bytes::from(body)));
+        *response.status_mut() = self.status;
+        let headers = response.headers_mut();
+        headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        if let Some(seconds) = self.retry_after {
+            headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds));
+        }
+        if self.status == StatusCode::METHOD_NOT_ALLOWED {
+            headers.insert(header::ALLOW, HeaderValue::from_static("POST"));
+        }
+        if self.close {
+            headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
+        }
+        response
+    }
+}
+
+impl axum::response::IntoResponse for HttpError {
+    fn into_response(self) -> axum::response::Response {
+        Self::into_response(self).map(axum::body::Body::new)
+    }
+}

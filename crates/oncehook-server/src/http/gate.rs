@@ -1,0 +1,140 @@
+//! The front door's state: the sources, the journal behind them, and whether it is open.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+use http::HeaderName;
+use ipnet::IpNet;
+use oncehook::clock::Clock;
+use oncehook::event::SourceName;
+use oncehook::journal::Journal;
+use oncehook::observe::{Metrics, SourceMetrics};
+use oncehook_verify::{Ack, Handshakes, Identifier, Integrity, Verifier};
+
+use super::rejections::Rejections;
+use crate::config::{Config, Limits};
+
+/// Everything that answering a webhook needs. Shared by all connections.
+pub struct Gate {
+    pub(super) sources: HashMap<String, Source>,
+    pub(super) journal: Arc<dyn Journal>,
+    pub(super) clock: Clock,
+    pub(super) limits: Limits,
+    pub(super) trusted_proxies: Vec<IpNet>,
+    /// Microseconds for which a key is remembered.
+    pub(super) window_micros: i64,
+    pub(super) metrics: Arc<Metrics>,
+    pub(super) rejections: Rejections,
+    open: AtomicBool,
+    in_flight: AtomicUsize,
+    bytes: AtomicUsize,
+}
+
+/// A source at work.
+pub(super) struct Source {
+    pub(super) name: SourceName,
+    pub(super) verifier: Verifier,
+    pub(super) identifier: Identifier,
+    pub(super) handshakes: Handshakes,
+    /// The provider's own answer, if it insists on one.
+    pub(super) ack: Option<Ack>,
+    pub(super) allow_ips: Vec<IpNet>,
+    /// Headers that carry the secret itself and must not be stored.
+    pub(super) secret_headers: Vec<HeaderName>,
+    pub(super) metrics: SourceMetrics,
+}
+
+impl Gate {
+    /// A gate in front of a journal. It is closed until [`set_open`](Self::set_open).
+    #[must_use]
+    pub fn new(config: Config, journal: Arc<dyn Journal>, clock: Clock, metrics: Arc<Metrics>) -> Self {
+        let mut sources = HashMap::new();
+        for source in config.sources {
+            let running = Source {
+                metrics: metrics.source(source.name.as_str()),
+                name: source.name.clone(),
+                verifier: source.verifier,
+                identifier: source.identifier,
+                handshakes: source.handshakes,
+                ack: (source.ack != Ack::default()).then_some(source.ack),
+                allow_ips: source.allow_ips,
+                // A scheme that covers nothing compares a token, so its "signature" is the secret.
+                secret_headers: match source.scheme.integrity() {
+                    Integrity::None => source.scheme.signature_headers().cloned().collect(),
+                    Integrity::Body | Integrity::Fields => Vec::new(),
+                },
+            };
+            sources.insert(source.name.as_str().to_owned(), running);
+        }
+        Self {
+            sources,
+            journal,
+            clock,
+            limits: config.server.limits,
+            trusted_proxies: config.server.trusted_proxies,
+            window_micros: i64::try_from(config.dedup_window.as_micros()).unwrap_or(i64::MAX),
+            metrics,
+            rejections: Rejections::default(),
+            open: AtomicBool::new(false),
+            in_flight: AtomicUsize::new(0),
+            bytes: AtomicUsize::new(0),
+        }
+    }
+
+    /// Opens or closes the gate. While it is closed every webhook is answered 503.
+    pub fn set_open(&self, open: bool) {
+        self.open.store(open, Ordering::Release);
+    }
+
+    /// Whether webhooks are accepted.
+    #[must_use]
+    pub fn is_open(&self) -> bool {
+        self.open.load(Ordering::Acquire)
+    }
+
+    /// The names of the sources.
+    pub fn source_names(&self) -> impl Iterator<Item = &str> {
+        self.sources.keys().map(String::as_str)
+    }
+
+    /// Requests of a source that were refused for their signature since the start.
+    #[must_use]
+    pub fn rejected(&self, source: &str) -> u64 {
+        self.sources.get(source).map_or(0, |source| source.metrics.rejected_total())
+    }
+
+    /// Writes the log lines about refused requests. Called about once a second.
+    pub fn log_rejections(&self) {
+        self.rejections.log();
+    }
+
+    /// A place for one more request, or `None` if there are too many.
+    pub(super) fn enter(&self) -> Option<Visit<'_>> {
+        let before = self.in_flight.fetch_add(1, Ordering::Relaxed);
+        let visit = Visit { gate: self, bytes: 0 };
+        (before < self.limits.in_flight).then_some(visit)
+    }
+}
+
+/// A request on its way through the gate. Gives its place and its bytes back when dropped, however that comes about.
+pub(super) struct Visit<'g> {
+    gate: &'g Gate,
+    bytes: usize,
+}
+
+impl Visit<'_> {
+    /// Takes bytes from the common budget; `false` if it is used up.
+    pub(super) fn take_bytes(&mut self, bytes: usize) -> bool {
+        let before = self.gate.bytes.fetch_add(bytes, Ordering::Relaxed);
+        self.bytes += bytes;
+        before + bytes <= self.gate.limits.in_flight_bytes
+    }
+}
+
+impl Drop for Visit<'_> {
+    fn drop(&mut self) {
+        self.gate.in_flight.fetch_sub(1, Ordering::Relaxed);
+        self.gate.bytes.fetch_sub(self.bytes, Ordering::Relaxed);
+    }
+}

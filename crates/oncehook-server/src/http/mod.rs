@@ -1,0 +1,20 @@
+//! HTTP: the front door for providers and the admin listener for operators, on two sockets.
+//!
+//! Front door (`ingest.rs`, on hyper itself because it is hot):
+//! - `POST /webhooks/{source}`
+//!
+//! Admin (`admin.rs`, axum):
+//! - `GET /healthz`, `/readyz`, `/metrics`
+//! - `GET /api/events`, `/api/events/{id}`, `/api/events/{id}/body`, `/api/stats`, `/api/openapi.json`
+//!
+//! Both go through one accept loop (`listener.rs`) with deadlines and caps.
+
+mod address;
+pub mod admin;
+mod api;
+mod error;
+pub mod gate;
+mod ingest;
+pub mod listener;
+mod rejections;
+mod tap;

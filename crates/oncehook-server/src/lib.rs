@@ -1,0 +1,10 @@
+//! The oncehook gateway: configuration, HTTP, command line. The binary `oncehook` is [`cli`] and nothing more.
+//!
+//! `app` puts the parts together; `config` says how; `http` is what the world sees; `canary` keeps asking whether the
+//! memory of keys still works.
+
+pub mod app;
+pub mod cli;
+pub mod config;
+pub mod http;
+mod telemetry;

@@ -1,0 +1,173 @@
+//! Where a value stands: in a header, in the JSON body, or in the first of several places.
+//!
+//! A [`Place`] is what the operator wrote: `/id`, `header:x-id`, `header:a|b`, `/event/type|/type`, with `?` at
+//! the end for a part that may be absent. A [`Part`] is the same compiled against a [`Plan`]. Looking values
+//! up is the business of the `identify` module.
+
+use http::HeaderName;
+use serde::Deserialize;
+use smallvec::SmallVec;
+
+use crate::{
+    extract::{Plan, Slot},
+    header::HeaderNames,
+    pointer::Pointer,
+    scheme::{Integrity, Scheme},
+    time::UnixMicros,
+};
+
+/// Where one part stands: alternatives in order.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Place {
+    alternatives: Vec<Alternative>,
+    pub(crate) optional: bool,
+}
+
+/// A header under any of its names, or a value in the body.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Alternative {
+    Header(HeaderNames),
+    Json(Pointer),
+}
+
+/// One part of a key or name, compiled: alternatives in order.
+#[derive(Debug, Clone)]
+pub(crate) struct Part {
+    pub(crate) sources: SmallVec<[Source; 2]>,
+    pub(crate) optional: bool,
+}
+
+/// One alternative, compiled.
+#[derive(Debug, Clone)]
+pub(crate) enum Source {
+    Header(HeaderName),
+    Json(Slot),
+}
+
+/// The unit in which a sender writes the time of an event.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+pub(crate) enum TimeUnit {
+    #[serde(rename = "s")]
+    Seconds,
+    #[serde(rename = "ms")]
+    Millis,
+    #[serde(rename = "rfc3339")]
+    Rfc3339,
+}
+
+impl TimeUnit {
+    /// A time that cannot be read is no time; the event goes on without it.
+    pub(crate) fn parse(self, text: &str) -> Option<UnixMicros> {
+        match self {
+            Self::Seconds => Some(UnixMicros(text.parse::<i64>().ok()?.checked_mul(1_000_000)?)),
+            Self::Millis => Some(UnixMicros(text.parse::<i64>().ok()?.checked_mul(1_000)?)),
+            // Some senders (GitLab) write "2026-11-15 02:20:17 UTC".
+            Self::Rfc3339 => match text.strip_suffix(" UTC") {
+                Some(time) => UnixMicros::parse_rfc3339(&format!("{time}Z")),
+                None => UnixMicros::parse_rfc3339(text),
+            },
+        }
+    }
+}
+
+impl Place {
+    /// Reads a place as it is written in TOML.
+    pub(crate) fn parse(text: &str) -> Result<Self, String> {
+        let (text, optional) = match text.strip_suffix('?') {
+            Some(text) => (text, true),
+            None => (text, false),
+        };
+        let mut alternatives: Vec<Alternative> = Vec::new();
+        let mut names: Vec<&str> = Vec::new();
+        for piece in text.split('|') {
+            let pointer = piece.strip_prefix("json:").or_else(|| piece.starts_with('/').then_some(piece));
+            if let Some(pointer) = pointer {
+                push_header(&mut alternatives, &mut names)?;
+                let pointer = Pointer::parse(pointer)?;
+                if pointer.is_root() {
+                    return Err("the whole document cannot be a value".to_owned());
+                }
+                alternatives.push(Alternative::Json(pointer));
+            } else if let Some(name) = piece.strip_prefix("header:") {
+                push_header(&mut alternatives, &mut names)?;
+                names.push(name);
+            } else if names.is_empty() {
+                return Err(format!("`{piece}` is neither a JSON pointer (/id) nor a header (header:x-id)"));
+            } else {
+                names.push(piece);
+            }
+        }
+        push_header(&mut alternatives, &mut names)?;
+        Ok(Self { alternatives, optional })
+    }
+
+    /// Adds the wanted pointers to the plan.
+    pub(crate) fn compile(&self, plan: &mut Plan) -> Result<Part, String> {
+        let mut sources = SmallVec::new();
+        for alternative in &self.alternatives {
+            match alternative {
+                Alternative::Header(names) => sources.extend(names.iter().cloned().map(Source::Header)),
+                Alternative::Json(pointer) => sources.push(Source::Json(plan.add(pointer)?)),
+            }
+        }
+        Ok(Part { sources, optional: self.optional })
+    }
+
+    /// Is the value covered by the signature, whichever alternative is used?
+    pub(crate) fn is_signed(&self, scheme: &Scheme) -> bool {
+        self.alternatives.iter().all(|alternative| match alternative {
+            Alternative::Header(names) => scheme.signs_header(names),
+            Alternative::Json(_) => scheme.integrity() == Integrity::Body,
+        })
+    }
+}
+
+fn push_header(alternatives: &mut Vec<Alternative>, names: &mut Vec<&str>) -> Result<(), String> {
+    if !names.is_empty() {
+        alternatives.push(Alternative::Header(HeaderNames::parse(names.drain(..))?));
+    }
+    Ok(())
+}
+
+/// The parts of a key; nothing for `digest`.
+pub(crate) fn key_places(places: &[&str]) -> Result<Option<Vec<Place>>, String> {
+    match places {
+        [] => return Err("key must not be an empty list".to_owned()),
+        ["digest"] => return Ok(None),
+        _ if places.contains(&"digest") => {
+            return Err("digest cannot be combined with other parts of a key".to_owned());
+        }
+        _ => {}
+    }
+    let places = places.iter().map(|place| Place::parse(place)).collect::<Result<Vec<_>, _>>()?;
+    if places.iter().any(|place| place.optional) {
+        return Err("no part of a key can be optional; missing_key says what happens without one".to_owned());
+    }
+    Ok(Some(places))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn alternatives_keep_their_order_and_kind() {
+        let place = Place::parse("header:a|b|/c/d|json:/e?").unwrap();
+        assert!(place.optional);
+        assert_eq!(
+            place.alternatives,
+            [
+                Alternative::Header(HeaderNames::parse(["a", "b"]).unwrap()),
+                Alternative::Json(Pointer::parse("/c/d").unwrap()),
+                Alternative::Json(Pointer::parse("/e").unwrap()),
+            ]
+        );
+    }
+
+    #[test]
+    fn what_is_no_place_is_refused() {
+        for text in ["", "id", "header:", "header:a|", "/a|b", "json:", "json:a", "?", "|/a"] {
+            assert!(Place::parse(text).is_err(), "{text:?}");
+        }
+    }
+}

@@ -1,0 +1,155 @@
+//! Tools of the tests: requests that can be built and bent, and a genuine request of every preset.
+
+use http::{HeaderMap, HeaderName, HeaderValue};
+use oncehook_verify::{
+    Identified, Identifier, Identify, Item, MissingKey, Preset, Rejection, Request, Scheme, Secret, Signer,
+    Unidentified, UnixMicros, Verifier,
+};
+
+/// The time at which tests happen, one second after the vectors were signed.
+pub(crate) const NOW: UnixMicros = UnixMicros(1_700_000_001_000_000);
+
+/// The body of the vectors made with the official libraries.
+pub(crate) const EVENT: &[u8] = br#"{"id":"evt_1","type":"demo.created","data":{"object":{"id":"obj_1"}}}"#;
+
+pub(crate) const SEED_1: &str = "9d61b19deffd5a60ba844af492ec2cc44449c5697b326919703bac031cae7f60";
+pub(crate) const PUBLIC_1: &str = "d75a980182b10ab7d54bfed3c964073a0ee172f3daa62325af021a68f707511a";
+pub(crate) const SEED_2: &str = "4ccd089b28ff96da9db6c346ec114e0f5b8a319f35aba624da8cf6ed4fb8a6fb";
+pub(crate) const PUBLIC_2: &str = "3d4017c3e843895a92b70aa74d1b7ebc9c982ccf2ec4968cc0cd55f12af4660c";
+
+/// A request that owns its parts.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Sent {
+    pub(crate) headers: HeaderMap,
+    pub(crate) body: Vec<u8>,
+}
+
+impl Sent {
+    pub(crate) fn new(body: &[u8]) -> Self {
+        Self { headers: HeaderMap::new(), body: body.to_vec() }
+    }
+
+    /// The same with one more header.
+    pub(crate) fn with(mut self, name: &str, value: impl AsRef<[u8]>) -> Self {
+        self.add(name, value);
+        self
+    }
+
+    pub(crate) fn add(&mut self, name: &str, value: impl AsRef<[u8]>) {
+        let name: HeaderName = name.parse().unwrap();
+        self.headers.append(name, HeaderValue::from_bytes(value.as_ref()).unwrap());
+    }
+
+    /// The same with one header replaced.
+    pub(crate) fn replacing(mut self, name: &str, value: impl AsRef<[u8]>) -> Self {
+        self.headers.remove(name);
+        self.with(name, value)
+    }
+
+    pub(crate) fn without(mut self, name: &str) -> Self {
+        self.headers.remove(name);
+        self
+    }
+
+    pub(crate) fn header(&self, name: &str) -> String {
+        self.headers.get(name).unwrap().to_str().unwrap().to_owned()
+    }
+
+    pub(crate) fn request(&self) -> Request<'_> {
+        Request { method: "POST", path: "/webhooks/test", headers: &self.headers, body: &self.body }
+    }
+
+    /// Signs with a scheme and adds its headers.
+    pub(crate) fn signed(mut self, scheme: &Scheme, secret: &str, id: &str, at: UnixMicros) -> Self {
+        let signer = Signer::new(scheme, &self::secret(secret)).unwrap();
+        for (name, value) in signer.sign(&self.request(), id, at).unwrap() {
+            self.headers.insert(name, value);
+        }
+        self
+    }
+}
+
+pub(crate) fn secret(text: &str) -> Secret {
+    Secret::new(text).unwrap()
+}
+
+pub(crate) fn secrets(texts: &[&str]) -> Vec<Secret> {
+    texts.iter().map(|text| secret(text)).collect()
+}
+
+pub(crate) fn preset(name: &str) -> &'static Preset {
+    Preset::named(name).unwrap()
+}
+
+pub(crate) fn scheme(name: &str) -> &'static Scheme {
+    &preset(name).verify
+}
+
+pub(crate) fn scheme_from(toml: &str) -> Scheme {
+    toml::from_str(toml).unwrap()
+}
+
+/// Verifies and tells the index of the secret that matched.
+pub(crate) fn check(
+    scheme: &Scheme,
+    secret_texts: &[&str],
+    sent: &Sent,
+    now: UnixMicros,
+) -> Result<usize, Rejection> {
+    let verifier = Verifier::new(scheme, &secrets(secret_texts), None).unwrap();
+    verifier.verify(&sent.request(), now).map(|verified| verified.secret_index())
+}
+
+/// The code of the rejection, or `ok`.
+pub(crate) fn code(scheme: &Scheme, secret_texts: &[&str], sent: &Sent, now: UnixMicros) -> &'static str {
+    match check(scheme, secret_texts, sent, now) {
+        Ok(_) => "ok",
+        Err(rejection) => rejection.code(),
+    }
+}
+
+/// Two secrets of each preset: what signs and what verifies.
+pub(crate) fn key_pairs(preset: &str) -> [(&'static str, &'static str); 2] {
+    match preset {
+        "discord" => [(SEED_1, PUBLIC_1), (SEED_2, PUBLIC_2)],
+        "standard-webhooks" | "svix" => [
+            ("whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw", "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"),
+            ("whsec_C2FVsBQIhrscChlQIMV+b5sSYspob7oD", "whsec_C2FVsBQIhrscChlQIMV+b5sSYspob7oD"),
+        ],
+        _ => [("whsec_first_secret", "whsec_first_secret"), ("another-secret-1", "another-secret-1")],
+    }
+}
+
+/// A genuine request of a preset: its sample, signed.
+pub(crate) fn genuine(preset: &Preset, signing_secret: &str, at: UnixMicros) -> Sent {
+    let (headers, body) = preset.sample.render("evt_1", None, at).unwrap();
+    Sent { headers, body }.signed(&preset.verify, signing_secret, "evt_1", at)
+}
+
+/// Identifies a body with an identification given as TOML. The request is genuine under a token.
+pub(crate) fn identify_with(
+    toml: &str,
+    missing_key: MissingKey,
+    sent: Sent,
+) -> Result<Identified, Unidentified> {
+    let scheme = scheme_from("algorithm = \"token\"\nsignature = { header = \"x-test-token\" }");
+    let identify: Identify = toml::from_str(toml).unwrap();
+    let identifier = Identifier::new(&identify, &scheme, missing_key).unwrap();
+    let sent = sent.with("x-test-token", "letmein");
+    let verifier = Verifier::new(&scheme, &secrets(&["letmein"]), None).unwrap();
+    let request = sent.request();
+    identifier.identify(&verifier.verify(&request, NOW).unwrap())
+}
+
+/// The single event of a body.
+pub(crate) fn item(toml: &str, sent: Sent) -> Item {
+    match identify_with(toml, MissingKey::Digest, sent).unwrap() {
+        Identified::One(item) => item,
+        Identified::Batch(_) => panic!("a batch where one event was expected"),
+    }
+}
+
+/// The single event of a JSON body.
+pub(crate) fn item_of(toml: &str, body: &str) -> Item {
+    item(toml, Sent::new(body.as_bytes()))
+}

@@ -1,0 +1,204 @@
+//! Every preset loads, explains itself, and does what its provider needs.
+
+use oncehook_verify::{
+    EventKey, Identifier, Integrity, Item, MissingKey, Preset, Signer, UnixMicros, Verifier,
+};
+
+use crate::kit::{NOW, Sent, genuine, key_pairs, preset, secret, secrets};
+
+const FILES: [(&str, &str); 8] = [
+    ("stripe", include_str!("../../src/presets/stripe.toml")),
+    ("github", include_str!("../../src/presets/github.toml")),
+    ("shopify", include_str!("../../src/presets/shopify.toml")),
+    ("slack", include_str!("../../src/presets/slack.toml")),
+    ("standard-webhooks", include_str!("../../src/presets/standard-webhooks.toml")),
+    ("svix", include_str!("../../src/presets/svix.toml")),
+    ("gitlab", include_str!("../../src/presets/gitlab.toml")),
+    ("discord", include_str!("../../src/presets/discord.toml")),
+];
+
+/// The event in a preset's own sample.
+fn sample_item(name: &str) -> Item {
+    let preset = preset(name);
+    let (signing, verifying) = key_pairs(name)[0];
+    identified(preset, verifying, &genuine(preset, signing, NOW))
+}
+
+fn identified(preset: &Preset, verifying: &str, sent: &Sent) -> Item {
+    let verifier = Verifier::new(&preset.verify, &secrets(&[verifying]), None).unwrap();
+    let identifier = Identifier::new(&preset.identify, &preset.verify, MissingKey::Digest).unwrap();
+    let request = sent.request();
+    identifier.identify(&verifier.verify(&request, NOW).unwrap()).unwrap().items()[0].clone()
+}
+
+#[test]
+fn every_file_loads_under_its_own_name_and_says_where_its_facts_come_from() {
+    for (name, text) in FILES {
+        let loaded: Preset = toml::from_str(text).unwrap_or_else(|error| panic!("{name}: {error}"));
+        assert_eq!(loaded.name, name);
+        assert_eq!(Preset::named(name).unwrap().title, loaded.title);
+        let prose: String = text.lines().take_while(|line| line.starts_with('#')).collect();
+        assert!(prose.contains("What is signed:"), "{name} does not say what is signed");
+        assert!(prose.contains("Sources:"), "{name} has no sources");
+        assert!(loaded.retry_horizon_secs > 0 && !loaded.secret_hint.is_empty());
+    }
+    assert_eq!(Preset::all().len(), FILES.len());
+    assert!(Preset::named("nobody").is_none());
+    assert_eq!(Preset::named("resend").unwrap().name, "svix");
+}
+
+#[test]
+fn names_and_aliases_are_unique() {
+    let mut names: Vec<&str> = Preset::all()
+        .iter()
+        .flat_map(|preset| preset.aliases.iter().chain([&preset.name]))
+        .map(String::as_str)
+        .collect();
+    let count = names.len();
+    names.sort_unstable();
+    names.dedup();
+    assert_eq!(names.len(), count);
+}
+
+#[test]
+fn samples_are_events_with_a_full_identity() {
+    for preset in Preset::all() {
+        let item = sample_item(&preset.name);
+        assert_eq!(item.key.as_bytes(), b"evt_1", "{}", preset.name);
+        assert_eq!(item.kind.as_deref(), Some(preset.sample.kind.as_str()), "{}", preset.name);
+        assert!(item.entity.is_some(), "{}", preset.name);
+        assert_eq!(item.quarantine, None, "{}", preset.name);
+        if preset.name != "github" {
+            assert_eq!(item.occurred_at, Some(NOW), "{}", preset.name);
+        }
+    }
+}
+
+#[test]
+fn samples_take_another_type_and_a_hostile_id() {
+    let sample = &preset("stripe").sample;
+    let (_, body) = sample.render("a\"b$kind", Some("invoice.paid"), NOW).unwrap();
+    let value: serde_json::Value = serde_json::from_slice(&body).unwrap();
+    assert_eq!(value["id"], "a\"b$kind");
+    assert_eq!(value["type"], "invoice.paid");
+    assert!(preset("github").sample.render("a\nb", None, NOW).is_err());
+    let (headers, _) = preset("github").sample.render("1", Some("push"), NOW).unwrap();
+    assert_eq!(headers["x-github-event"], "push");
+}
+
+#[test]
+fn what_is_protected_is_computed() {
+    for (name, integrity, key_is_signed) in [
+        ("stripe", Integrity::Body, true),
+        ("github", Integrity::Body, false),
+        ("shopify", Integrity::Body, false),
+        ("slack", Integrity::Body, true),
+        ("standard-webhooks", Integrity::Body, true),
+        ("svix", Integrity::Body, true),
+        ("gitlab", Integrity::None, false),
+        ("discord", Integrity::Body, true),
+    ] {
+        let preset = preset(name);
+        assert_eq!(preset.verify.integrity(), integrity, "{name}");
+        let identifier = Identifier::new(&preset.identify, &preset.verify, MissingKey::Digest).unwrap();
+        assert_eq!(identifier.key_is_signed(), key_is_signed, "{name}");
+        let by_digest = preset.identify.clone().with_key(&["digest"]).unwrap();
+        let identifier = Identifier::new(&by_digest, &preset.verify, MissingKey::Digest).unwrap();
+        assert_eq!(identifier.key_is_signed(), integrity == Integrity::Body, "{name}");
+    }
+}
+
+#[test]
+fn both_families_of_shopify_headers_are_read() {
+    let preset = preset("shopify");
+    let (signing, verifying) = key_pairs("shopify")[0];
+    let new = genuine(preset, signing, NOW);
+    let mut classic = Sent::new(&new.body);
+    for (name, value) in &new.headers {
+        let name = if name.as_str().starts_with("shopify-") { format!("x-{name}") } else { name.to_string() };
+        classic.add(&name, value.as_bytes());
+    }
+    assert!(classic.headers.contains_key("x-shopify-hmac-sha256"));
+    assert_eq!(identified(preset, verifying, &classic), identified(preset, verifying, &new));
+    assert_eq!(
+        identified(preset, verifying, &new).entity.as_deref(),
+        Some("sample.myshopify.com:820982911946154508")
+    );
+}
+
+#[test]
+fn gitlab_does_not_use_the_ids_that_change() {
+    let preset = preset("gitlab");
+    let (signing, verifying) = key_pairs("gitlab")[0];
+    let sent = genuine(preset, signing, NOW)
+        .without("idempotency-key")
+        .with("x-gitlab-webhook-uuid", "per-attempt")
+        .with("x-gitlab-event-uuid", "shared");
+    let item = identified(preset, verifying, &sent);
+    assert_eq!(item.key, EventKey::of_digest(&item.digest));
+}
+
+#[test]
+fn stripe_ignores_the_counter_of_pending_webhooks() {
+    let preset = preset("stripe");
+    let (signing, verifying) = key_pairs("stripe")[0];
+    let of = |count: &str| {
+        let body = format!("{{\"id\":\"evt_1\",\"pending_webhooks\":{count}}}");
+        identified(preset, verifying, &Sent::new(body.as_bytes()).signed(&preset.verify, signing, "", NOW))
+            .digest
+    };
+    assert_eq!(of("1"), of("12"));
+}
+
+#[test]
+fn discord_events_without_an_id_are_known_by_their_content() {
+    let preset = preset("discord");
+    let (signing, verifying) = key_pairs("discord")[0];
+    let body = br#"{"version":1,"application_id":"9","type":1,"event":{"type":"ENTITLEMENT_CREATE","timestamp":"2023-11-14T22:13:20.5Z","data":{"id":"e1"}}}"#;
+    let item = identified(preset, verifying, &Sent::new(body).signed(&preset.verify, signing, "", NOW));
+    assert_eq!(item.key, EventKey::of_digest(&item.digest));
+    assert_eq!(item.kind.as_deref(), Some("ENTITLEMENT_CREATE"));
+    assert_eq!(item.entity.as_deref(), Some("9:e1"));
+    assert_eq!(item.occurred_at, Some(UnixMicros(1_700_000_000_500_000)));
+    let interaction = br#"{"id":"55","application_id":"9","type":2,"data":{"id":"cmd"}}"#;
+    let item =
+        identified(preset, verifying, &Sent::new(interaction).signed(&preset.verify, signing, "", NOW));
+    assert_eq!((item.key.as_bytes(), item.kind.as_deref()), (&b"55"[..], Some("2")));
+}
+
+#[test]
+fn a_signer_wants_the_private_half_and_a_plain_id() {
+    let scheme = &preset("standard-webhooks").verify;
+    let public = secret("whpk_11qYAYKxCrfVS/7TyWQHOg7hcvPapiMlrwIaaPcHURo=");
+    assert!(Signer::new(scheme, &public).unwrap_err().to_string().contains("private half"));
+    let signer = Signer::new(scheme, &secret("whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw")).unwrap();
+    let sent = Sent::new(b"{}");
+    for id in ["a.b", "", "a\nb"] {
+        assert!(signer.sign(&sent.request(), id, NOW).is_err(), "{id:?}");
+    }
+}
+
+#[test]
+fn mistakes_in_an_own_identification_do_not_load() {
+    for text in [
+        "key = \"id\"",
+        "key = []",
+        "key = [\"digest\", \"/id\"]",
+        "key = \"/id?\"",
+        "key = \"header:a b\"",
+        "key = \"\"",
+        "key = \"json:\"",
+        "items = \"events\"",
+        "volatile = [\"\"]",
+        "time = { from = \"/t\", unit = \"min\" }",
+        "ky = \"/id\"",
+        "key = \"/a|id\"",
+    ] {
+        assert!(toml::from_str::<oncehook_verify::Identify>(text).is_err(), "{text}");
+    }
+    for text in
+        ["key = \"json:/id\"", "key = \"header:a|b|/c\"", "key = [\"/a\", \"header:b\"]", "", "items = \"\""]
+    {
+        assert!(toml::from_str::<oncehook_verify::Identify>(text).is_ok(), "{text}");
+    }
+}

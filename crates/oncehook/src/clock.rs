@@ -1,0 +1,60 @@
+//! The one door through which time enters.
+//!
+//! Everything that needs the wall clock is given a [`Clock`] or a value read from one. Tests hand in a clock that they
+//! move themselves. Durations are measured with `tokio::time` or `std::time::Instant`, never with this clock, because
+//! the wall clock may jump.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering};
+
+use oncehook_verify::UnixMicros;
+
+/// A source of wall-clock time. Cheap to clone; clones share the same time.
+#[derive(Debug, Clone)]
+pub struct Clock(Source);
+
+#[derive(Debug, Clone)]
+enum Source {
+    System,
+    Manual(Arc<AtomicI64>),
+}
+
+impl Clock {
+    /// The machine's clock.
+    #[must_use]
+    pub fn system() -> Self {
+        Self(Source::System)
+    }
+
+    /// A clock that stands still until it is [`set`](Self::set).
+    #[must_use]
+    pub fn manual(start: UnixMicros) -> Self {
+        Self(Source::Manual(Arc::new(AtomicI64::new(start.0))))
+    }
+
+    /// The time now.
+    #[must_use]
+    pub fn now(&self) -> UnixMicros {
+        match &self.0 {
+            Source::System => system_now(),
+            Source::Manual(micros) => UnixMicros(micros.load(Ordering::Relaxed)),
+        }
+    }
+
+    /// Moves a manual clock, backwards too. Does nothing to the system clock.
+    pub fn set(&self, now: UnixMicros) {
+        if let Source::Manual(micros) = &self.0 {
+            micros.store(now.0, Ordering::Relaxed);
+        }
+    }
+}
+
+#[expect(clippy::disallowed_methods, reason = "this is the door")]
+fn system_now() -> UnixMicros {
+    match std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH) {
+        Ok(since) => UnixMicros(i64::try_from(since.as_micros()).unwrap_or(i64::MAX)),
+        // A clock before 1970 is a broken clock. Zero makes every signed timestamp look far ahead, so nothing is
+        // accepted until it is mended.
+        Err(_) => UnixMicros(0),
+    }
+}

@@ -1,0 +1,186 @@
+//! The journal: where an accepted event becomes durable, and where duplicates are decided.
+//!
+//! Promises of every backend, checked by one suite (`oncehook-testkit`, `journal.rs`):
+//!
+//! - An answer `Ok` from an append means the events are durable at the level that [`Journal::state`] names.
+//! - Of all appends of one (source, key), exactly one is [`Verdict::New`] (or `Quarantined`), whatever races, and the
+//!   unique key decides it inside the append. There is no "exists" to ask first.
+//! - The events of one request become durable together or not at all.
+//! - Any error means "not stored, or unknown": the sender must try again, and the retry is settled by the key.
+//!
+//! Two traits, two readers: [`Journal`] is what the front door uses, [`JournalReader`] is for people (lists, one
+//! event's story, counts). Neither can do the other's work.
+
+pub mod memory;
+mod read;
+#[cfg(feature = "sqlite")]
+pub mod sqlite;
+mod tally;
+
+use std::future::Future;
+use std::pin::Pin;
+
+use oncehook_verify::EventKey;
+use smallvec::SmallVec;
+use tokio::sync::oneshot;
+
+use crate::event::{EventId, NewEvents};
+
+pub use read::{
+    Conflict, Delivery, DuplicateSeen, EventDetail, EventPage, EventQuery, EventStatus, EventSummary, Flag,
+    ReadError, SourceCounts, Stats, StoredBody,
+};
+
+/// A future that a trait object can return. Only calls off the hot path use it.
+pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
+
+/// What the append decided about one event.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Verdict {
+    /// First of its key: stored, and on its way to its handlers.
+    New,
+    /// First of its key: stored, but held until an operator releases it.
+    Quarantined,
+    /// The key is known and the body is the same.
+    Duplicate,
+    /// The key is known and the body differs. The first event goes on untouched; this body was kept beside it.
+    Conflict,
+}
+
+impl Verdict {
+    /// The word that the sender is answered.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::New => "accepted",
+            Self::Quarantined => "quarantined",
+            Self::Duplicate => "duplicate",
+            Self::Conflict => "conflict",
+        }
+    }
+}
+
+/// The fate of one appended event. For a duplicate or a conflict the id is the first event's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Appended {
+    /// The event that holds the key.
+    pub id: EventId,
+    /// What was decided.
+    pub verdict: Verdict,
+}
+
+/// One [`Appended`] per event of the request, in the request's order.
+pub type Receipt = SmallVec<[Appended; 1]>;
+
+/// Why an append gave no receipt. In every case the sender may, and should, try again.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum AppendError {
+    /// The queue to the journal is full. Nothing was stored.
+    #[error("the journal's queue is full")]
+    Full,
+    /// The journal cannot store now, or the outcome of its commit is unknown.
+    #[error("the journal is unavailable: {0}")]
+    Unavailable(String),
+    /// The journal is shutting down. Nothing was stored.
+    #[error("the journal is closed")]
+    Closed,
+}
+
+/// Listens for the outcome of an append. Dropping it cancels nothing: the append belongs to the journal from the moment
+/// it was submitted, so a sender that hangs up can neither lose nor half-store an event.
+pub type Ticket = oneshot::Receiver<Result<Receipt, AppendError>>;
+
+/// Which crashes an acknowledged event survives.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Durability {
+    /// Nothing: the data is in this process' memory. Tests only.
+    None,
+    /// A crash of the process, but not of the machine (a memory file system).
+    ProcessCrashOnly,
+    /// A crash of the machine and power loss: synced to this machine's disk.
+    DurableFsync,
+}
+
+impl Durability {
+    /// The word used in `/readyz`, logs and metrics.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::ProcessCrashOnly => "process-crash-only",
+            Self::DurableFsync => "durable-fsync",
+        }
+    }
+}
+
+/// How a journal is doing. Read for `/readyz`, `/metrics` and `/api/stats`; never decides anything about an event.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct JournalState {
+    /// The kind of journal, for people: `sqlite`, `memory`.
+    pub kind: &'static str,
+    /// The level in force, read back from the engine.
+    pub durability: Durability,
+    /// Why the journal cannot store at the moment, or `None` if it can.
+    pub failing: Option<String>,
+    /// Appends waiting in memory.
+    pub queued: usize,
+    /// The most appends that may wait.
+    pub queue_limit: usize,
+    /// Events not yet in the search index.
+    pub index_lag: u64,
+    /// Pages in the write-ahead log, where there is one.
+    pub wal_pages: u64,
+}
+
+/// Why the self-test failed: the memory of keys does not do what it must.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("dedup self-test failed: {0}")]
+pub struct SelfTestError(pub String);
+
+/// Where events become durable. Cheap to share behind an `Arc`.
+pub trait Journal: Send + Sync + 'static {
+    /// Hands the events of one request over. Returns at once: the ticket tells the outcome.
+    ///
+    /// `Err` means that nothing was taken over.
+    fn submit(&self, events: NewEvents) -> Result<Ticket, AppendError>;
+
+    /// How the journal is doing.
+    fn state(&self) -> JournalState;
+
+    /// Proves, in a transaction that leaves nothing behind, that a key is refused the second time, that keys are
+    /// compared byte by byte, and that the schema is the one this program expects.
+    fn self_test(&self) -> BoxFuture<'_, Result<(), SelfTestError>>;
+
+    /// Stores what is queued and counted, then stops. Later appends are refused.
+    fn close(&self) -> BoxFuture<'_, ()>;
+}
+
+/// What people ask of a journal.
+pub trait JournalReader: Send + Sync + 'static {
+    /// Events that match, newest first.
+    fn list(&self, query: EventQuery) -> BoxFuture<'_, Result<EventPage, ReadError>>;
+
+    /// One event with its whole story.
+    fn show(&self, id: EventId) -> BoxFuture<'_, Result<Option<EventDetail>, ReadError>>;
+
+    /// One event's body, with the headers that were kept.
+    fn body(&self, id: EventId) -> BoxFuture<'_, Result<Option<StoredBody>, ReadError>>;
+
+    /// Counts since the journal was made.
+    fn stats(&self) -> BoxFuture<'_, Result<Stats, ReadError>>;
+}
+
+/// At most this many different bodies are kept per key; further ones are only counted.
+pub const CONFLICTS_KEPT: usize = 8;
+
+/// At most this many of the latest duplicates of an event are remembered one by one.
+pub const DUPLICATES_REMEMBERED: usize = 8;
+
+/// The source of the self-test's probe keys. Not a valid [`crate::event::SourceName`], so it can never meet a real one.
+pub(crate) const PROBE_SOURCE: &str = "~self-test";
+
+/// A key made for probing, and the same key in another case, which must count as another key.
+pub(crate) fn probe_keys(nonce: u64) -> (EventKey, EventKey) {
+    let lower = format!("probe-{nonce:016x}");
+    (EventKey::from_parts(&[lower.as_bytes()]), EventKey::from_parts(&[lower.to_uppercase().as_bytes()]))
+}

@@ -1,0 +1,268 @@
+//! What people see of a journal: queries and answers of [`JournalReader`](super::JournalReader).
+//!
+//! These are plain data. How they look as JSON is the server's matter.
+
+use std::net::IpAddr;
+
+use bytes::Bytes;
+use oncehook_verify::{EventKey, UnixMicros};
+
+use crate::event::EventId;
+
+/// Which events to list. All conditions must hold.
+#[derive(Debug, Clone, Default)]
+pub struct EventQuery {
+    /// Only this source.
+    pub source: Option<String>,
+    /// Only this type, exactly.
+    pub kind: Option<String>,
+    /// Only this status.
+    pub status: Option<EventStatus>,
+    /// Only this key, byte by byte.
+    pub key: Option<EventKey>,
+    /// Only this entity.
+    pub entity: Option<String>,
+    /// Received at or after.
+    pub since: Option<UnixMicros>,
+    /// Received before.
+    pub until: Option<UnixMicros>,
+    /// Go on after this event (the last one of the page before).
+    pub after: Option<EventId>,
+    /// At most this many.
+    pub limit: usize,
+}
+
+/// A page of events, newest first.
+#[derive(Debug, Clone, Default)]
+pub struct EventPage {
+    /// The events.
+    pub events: Vec<EventSummary>,
+    /// Where the next page starts, if there may be more.
+    pub next: Option<EventId>,
+}
+
+/// An event without its bytes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct EventSummary {
+    /// The event's id.
+    pub id: EventId,
+    /// The source it came through.
+    pub source: String,
+    /// Its key.
+    pub key: EventKey,
+    /// Its type.
+    pub kind: Option<String>,
+    /// What it is about.
+    pub entity: Option<String>,
+    /// Derived from its deliveries.
+    pub status: EventStatus,
+    /// What is odd about it.
+    pub flags: Vec<Flag>,
+    /// `body`, `fields` or `none`: how much the signature covered.
+    pub integrity: String,
+    /// When it happened, as the provider says.
+    pub occurred_at: Option<UnixMicros>,
+    /// When it arrived.
+    pub received_at: UnixMicros,
+    /// Bytes of its body.
+    pub size: u64,
+    /// How many more times it was delivered to us.
+    pub duplicates: u64,
+    /// Its deliveries to routes.
+    pub deliveries: Vec<Delivery>,
+}
+
+/// One event's whole story.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct EventDetail {
+    /// The event.
+    pub event: EventSummary,
+    /// SHA-256 of the body, volatile fields left out.
+    pub digest: [u8; 32],
+    /// First and last time a duplicate came.
+    pub duplicates_seen: Option<(UnixMicros, UnixMicros)>,
+    /// The latest duplicates, oldest first.
+    pub duplicates_latest: Vec<DuplicateSeen>,
+    /// Other bodies that came under this key.
+    pub conflicts: Vec<Conflict>,
+}
+
+/// One delivery, as far as it exists.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Delivery {
+    /// The route it is for.
+    pub route: String,
+    /// 0, or the number of the forced replay.
+    pub epoch: u32,
+    /// Where it stands.
+    pub state: String,
+    /// Tries so far.
+    pub attempt: u32,
+    /// When it is due.
+    pub run_at: UnixMicros,
+    /// What the handler returned.
+    pub result: Option<String>,
+    /// Why the last try failed.
+    pub error: Option<String>,
+}
+
+/// When and from where a duplicate came.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DuplicateSeen {
+    /// When.
+    pub at: UnixMicros,
+    /// From where.
+    pub peer: IpAddr,
+}
+
+/// Another body under a known key.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Conflict {
+    /// Its digest; `None` sums up the bodies beyond the ones that are kept.
+    pub digest: Option<[u8; 32]>,
+    /// How often it came.
+    pub count: u64,
+    /// When it came first.
+    pub first_at: UnixMicros,
+    /// When it came last.
+    pub last_at: UnixMicros,
+    /// Bytes of its body.
+    pub size: u64,
+}
+
+/// A body as it was received.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StoredBody {
+    /// `name: value` lines.
+    pub headers: Bytes,
+    /// The bytes.
+    pub body: Bytes,
+}
+
+/// What is odd about an event.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Flag {
+    /// Another body came under the same key.
+    Conflict,
+    /// The same body was seen before under another key that the signature does not cover.
+    SuspectedReplay,
+    /// Held until an operator releases it.
+    Quarantined,
+}
+
+impl Flag {
+    /// The word in JSON and in the journal.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Conflict => "conflict",
+            Self::SuspectedReplay => "suspected_replay",
+            Self::Quarantined => "quarantined",
+        }
+    }
+
+    /// The flag of that word.
+    #[must_use]
+    pub fn parse(word: &str) -> Option<Self> {
+        [Self::Conflict, Self::SuspectedReplay, Self::Quarantined]
+            .into_iter()
+            .find(|flag| flag.as_str() == word)
+    }
+}
+
+/// Where an event stands, derived: quarantined, else unrouted (no delivery), else the worst of its deliveries.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum EventStatus {
+    /// Held until released.
+    Quarantined,
+    /// No route wanted it; it is kept.
+    Unrouted,
+    /// A delivery failed for good.
+    Dead,
+    /// A delivery waits for a prerequisite.
+    Parked,
+    /// A delivery failed and will be tried again.
+    Retrying,
+    /// A delivery is being handled.
+    Running,
+    /// A delivery is due.
+    Ready,
+    /// A newer event made it moot.
+    Superseded,
+    /// An operator skipped it.
+    Skipped,
+    /// All deliveries took effect.
+    Succeeded,
+}
+
+impl EventStatus {
+    /// Every status, the worst delivery state first.
+    pub const ALL: [Self; 10] = [
+        Self::Quarantined,
+        Self::Unrouted,
+        Self::Dead,
+        Self::Parked,
+        Self::Retrying,
+        Self::Running,
+        Self::Ready,
+        Self::Superseded,
+        Self::Skipped,
+        Self::Succeeded,
+    ];
+
+    /// The word in JSON.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Quarantined => "quarantined",
+            Self::Unrouted => "unrouted",
+            Self::Dead => "dead",
+            Self::Parked => "parked",
+            Self::Retrying => "retrying",
+            Self::Running => "running",
+            Self::Ready => "ready",
+            Self::Superseded => "superseded",
+            Self::Skipped => "skipped",
+            Self::Succeeded => "succeeded",
+        }
+    }
+
+    /// The status of that word.
+    #[must_use]
+    pub fn parse(word: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|status| status.as_str() == word)
+    }
+}
+
+/// Counts since the journal was made. Forgetting events does not lower them.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Stats {
+    /// One entry per source that ever stored an event, by name.
+    pub sources: Vec<SourceCounts>,
+}
+
+/// Counts of one source.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct SourceCounts {
+    /// The source.
+    pub source: String,
+    /// Events stored.
+    pub events: u64,
+    /// Further deliveries of stored events with the same body.
+    pub duplicates: u64,
+    /// Deliveries of another body under a known key.
+    pub conflicts: u64,
+    /// Events held at arrival.
+    pub quarantined: u64,
+}
+
+/// Why a journal could not be read.
+#[derive(Debug, thiserror::Error)]
+pub enum ReadError {
+    /// It took longer than a read may.
+    #[error("the query took too long")]
+    TooSlow,
+    /// The engine said no.
+    #[error("the journal could not be read: {0}")]
+    Engine(String),
+}

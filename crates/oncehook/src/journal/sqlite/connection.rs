@@ -1,0 +1,73 @@
+//! Connections whose settings are read back: what SQLite says is in force, not what we asked for.
+
+use std::path::Path;
+use std::time::Duration;
+
+use rusqlite::{Connection, OpenFlags};
+
+use super::OpenError;
+
+/// The oldest SQLite without the WAL-reset bug, which can corrupt a database that one connection writes while another
+/// checkpoints: exactly our shape.
+const OLDEST_SQLITE: i32 = 3_051_003;
+
+/// How long a transaction waits for another process that writes to the same file. Ingest answers 503 after that.
+const BUSY_WAIT: Duration = Duration::from_secs(2);
+
+pub(super) fn check_library() -> Result<(), OpenError> {
+    let found = rusqlite::version_number();
+    if found < OLDEST_SQLITE {
+        return Err(OpenError::Durability(format!(
+            "SQLite {} is linked, but 3.51.3 or newer is needed (older ones can corrupt a busy database)",
+            rusqlite::version()
+        )));
+    }
+    Ok(())
+}
+
+/// The connection that writes. There is one per process.
+pub(super) fn open_writer(path: &Path) -> Result<Connection, OpenError> {
+    let flags =
+        OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_CREATE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+    let connection = Connection::open_with_flags(path, flags)?;
+    connection.busy_timeout(BUSY_WAIT)?;
+    if connection.is_readonly(rusqlite::MAIN_DB)? {
+        return Err(OpenError::Place {
+            path: path.to_path_buf(),
+            reason: "the file is read-only".to_owned(),
+        });
+    }
+    let mode: String = connection.pragma_update_and_check(None, "journal_mode", "WAL", |row| row.get(0))?;
+    if !mode.eq_ignore_ascii_case("wal") {
+        return Err(OpenError::Durability(format!("journal_mode is {mode}, not WAL")));
+    }
+    connection.pragma_update(None, "synchronous", "FULL")?;
+    // The writer and its helper checkpoint; SQLite's own threshold would do it in the middle of a commit.
+    connection.pragma_update(None, "wal_autocheckpoint", 0)?;
+    connection.pragma_update(None, "cache_size", -65_536)?;
+    connection.pragma_update(None, "temp_store", "MEMORY")?;
+    connection.pragma_update(None, "foreign_keys", true)?;
+    connection.pragma_update(None, "mmap_size", 0)?;
+    expect(&connection, "synchronous", 2)?;
+    expect(&connection, "foreign_keys", 1)?;
+    Ok(connection)
+}
+
+/// A connection for people's queries. It cannot write.
+pub(super) fn open_reader(path: &Path) -> Result<Connection, rusqlite::Error> {
+    let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+    let connection = Connection::open_with_flags(path, flags)?;
+    connection.busy_timeout(BUSY_WAIT)?;
+    connection.pragma_update(None, "cache_size", -8_192)?;
+    connection.pragma_update(None, "query_only", true)?;
+    Ok(connection)
+}
+
+fn expect(connection: &Connection, pragma: &str, wanted: i64) -> Result<(), OpenError> {
+    let found: i64 = connection.pragma_query_value(None, pragma, |row| row.get(0))?;
+    if found == wanted {
+        Ok(())
+    } else {
+        Err(OpenError::Durability(format!("{pragma} is {found}, not {wanted}")))
+    }
+}

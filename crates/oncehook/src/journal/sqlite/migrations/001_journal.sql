@@ -1,0 +1,169 @@
+-- The journal. Whatever comes from outside is bytes (BLOB) or checked text; times are microseconds since 1970 (UTC).
+-- Accepting an event costs one row in oncehook_keys, one in oncehook_events and one narrow row in oncehook_deliveries
+-- per route. Everything else is written later, in batches, or only for odd events.
+
+-- Facts about this journal: its random id, and how far the search index has come.
+CREATE TABLE oncehook_meta (
+  name  TEXT PRIMARY KEY,
+  value ANY NOT NULL
+) STRICT, WITHOUT ROWID;
+
+-- Immutable. seq is the first 63 bits of the id (milliseconds and a counter), so new rows go to the end of the table and
+-- looking an id up needs no index.
+CREATE TABLE oncehook_events (
+  seq         INTEGER PRIMARY KEY,
+  id          BLOB    NOT NULL CHECK (length(id) = 16),
+  source      TEXT    NOT NULL,
+  key         BLOB    NOT NULL,
+  key_signed  INTEGER NOT NULL,
+  type        TEXT,
+  entity      TEXT,
+  occurred_at INTEGER,
+  received_at INTEGER NOT NULL,
+  integrity   TEXT    NOT NULL CHECK (integrity IN ('body', 'fields', 'none')),
+  digest      BLOB    NOT NULL CHECK (length(digest) = 32),
+  headers     BLOB    NOT NULL,
+  body        BLOB    NOT NULL
+) STRICT;
+
+-- The ledger: the one place where a duplicate is recognised. Both columns compare byte by byte. It outlives the event.
+CREATE TABLE oncehook_keys (
+  source     TEXT    NOT NULL COLLATE BINARY,
+  key        BLOB    NOT NULL CHECK (length(key) BETWEEN 1 AND 255),
+  event      BLOB    NOT NULL CHECK (length(event) = 16),
+  digest     BLOB    NOT NULL CHECK (length(digest) = 32),
+  first_seen INTEGER NOT NULL,
+  expires_at INTEGER NOT NULL,
+  CONSTRAINT oncehook_keys_once PRIMARY KEY (source, key)
+) STRICT, WITHOUT ROWID;
+
+-- Small and mutable: one event for one route in one epoch.
+CREATE TABLE oncehook_deliveries (
+  event       INTEGER NOT NULL,
+  route       TEXT    NOT NULL,
+  epoch       INTEGER NOT NULL DEFAULT 0,
+  state       TEXT    NOT NULL CHECK (state IN ('ready', 'running', 'retrying', 'parked',
+                                                'succeeded', 'dead', 'superseded', 'skipped')),
+  attempt     INTEGER NOT NULL DEFAULT 0,
+  run_at      INTEGER NOT NULL,
+  lease_until INTEGER,
+  result      TEXT,
+  error       TEXT,
+  PRIMARY KEY (event, route, epoch)
+) STRICT, WITHOUT ROWID;
+
+-- Append-only: the retry log.
+CREATE TABLE oncehook_attempts (
+  event       INTEGER NOT NULL,
+  route       TEXT    NOT NULL,
+  epoch       INTEGER NOT NULL,
+  attempt     INTEGER NOT NULL,
+  started_at  INTEGER NOT NULL,
+  finished_at INTEGER,
+  outcome     TEXT,
+  error       TEXT,
+  PRIMARY KEY (event, route, epoch, attempt)
+) STRICT, WITHOUT ROWID;
+
+-- Other bodies that came under a known key. An empty digest sums up those beyond the ones that are kept.
+CREATE TABLE oncehook_conflicts (
+  event    INTEGER NOT NULL,
+  digest   BLOB    NOT NULL CHECK (length(digest) IN (0, 32)),
+  count    INTEGER NOT NULL,
+  first_at INTEGER NOT NULL,
+  last_at  INTEGER NOT NULL,
+  headers  BLOB    NOT NULL,
+  body     BLOB    NOT NULL,
+  PRIMARY KEY (event, digest)
+) STRICT;
+
+-- Further deliveries of an event, added up in memory and stored about once a second.
+-- latest: the last few, JSON [[time, peer], …], oldest first.
+CREATE TABLE oncehook_duplicates (
+  event    INTEGER PRIMARY KEY,
+  journal  INTEGER NOT NULL DEFAULT 0,
+  memory   INTEGER NOT NULL DEFAULT 0,
+  redis    INTEGER NOT NULL DEFAULT 0,
+  first_at INTEGER NOT NULL,
+  last_at  INTEGER NOT NULL,
+  latest   TEXT    NOT NULL
+) STRICT;
+
+-- What is odd about an event: conflict, suspected_replay, quarantined.
+CREATE TABLE oncehook_flags (
+  event  INTEGER NOT NULL,
+  flag   TEXT    NOT NULL CHECK (flag IN ('conflict', 'suspected_replay', 'quarantined')),
+  at     INTEGER NOT NULL,
+  reason TEXT,
+  PRIMARY KEY (event, flag)
+) STRICT, WITHOUT ROWID;
+
+-- Per (route or machine, entity), only for those that need it.
+CREATE TABLE oncehook_entities (
+  scope   TEXT    NOT NULL,
+  entity  TEXT    NOT NULL,
+  version INTEGER NOT NULL DEFAULT 0,
+  last_at INTEGER,
+  state   TEXT,
+  PRIMARY KEY (scope, entity)
+) STRICT, WITHOUT ROWID;
+
+-- What operators did, and why.
+CREATE TABLE oncehook_audit (
+  id      INTEGER PRIMARY KEY,
+  at      INTEGER NOT NULL,
+  who     TEXT    NOT NULL,
+  action  TEXT    NOT NULL,
+  subject TEXT    NOT NULL,
+  reason  TEXT,
+  detail  TEXT
+) STRICT;
+
+-- Counts per source since the journal was made. Forgetting events does not lower them.
+CREATE TABLE oncehook_totals (
+  source      TEXT PRIMARY KEY,
+  events      INTEGER NOT NULL DEFAULT 0,
+  duplicates  INTEGER NOT NULL DEFAULT 0,
+  conflicts   INTEGER NOT NULL DEFAULT 0,
+  quarantined INTEGER NOT NULL DEFAULT 0
+) STRICT, WITHOUT ROWID;
+
+-- The search index for people: which events have this source, type, entity or (where the key is unsigned) body. Filled
+-- in batches behind the accepts; meta.indexed_to is the last event that is in it.
+CREATE TABLE oncehook_lookups (
+  field TEXT    NOT NULL CHECK (field IN ('source', 'type', 'entity', 'body')),
+  value BLOB    NOT NULL,
+  event INTEGER NOT NULL,
+  PRIMARY KEY (field, value, event)
+) STRICT, WITHOUT ROWID;
+
+-- An event's status, derived: quarantined, else unrouted, else the worst of its deliveries.
+CREATE VIEW oncehook_event_status AS
+SELECT e.seq AS event,
+       CASE
+         WHEN EXISTS (SELECT 1 FROM oncehook_flags f WHERE f.event = e.seq AND f.flag = 'quarantined') THEN 'quarantined'
+         ELSE coalesce((SELECT d.state FROM oncehook_deliveries d WHERE d.event = e.seq
+                         ORDER BY CASE d.state WHEN 'dead' THEN 0 WHEN 'parked' THEN 1 WHEN 'retrying' THEN 2
+                                               WHEN 'running' THEN 3 WHEN 'ready' THEN 4 WHEN 'superseded' THEN 5
+                                               WHEN 'skipped' THEN 6 ELSE 7 END
+                         LIMIT 1), 'unrouted')
+       END AS status
+  FROM oncehook_events e;
+
+-- The two tables people expect to find.
+CREATE VIEW oncehook_processed_events AS
+SELECT lower(printf('%s-%s-%s-%s-%s', substr(hex(e.id), 1, 8), substr(hex(e.id), 9, 4), substr(hex(e.id), 13, 4),
+                    substr(hex(e.id), 17, 4), substr(hex(e.id), 21))) AS event_id,
+       e.source, CAST(e.key AS TEXT) AS key, e.type, e.entity, s.status,
+       strftime('%Y-%m-%dT%H:%M:%fZ', e.received_at / 1000000.0, 'unixepoch') AS received_at,
+       coalesce(d.journal + d.memory + d.redis, 0) AS duplicates
+  FROM oncehook_events e
+  JOIN oncehook_event_status s ON s.event = e.seq
+  LEFT JOIN oncehook_duplicates d ON d.event = e.seq;
+
+CREATE VIEW oncehook_retry_logs AS
+SELECT e.source, CAST(e.key AS TEXT) AS key, a.route, a.epoch, a.attempt, a.outcome, a.error,
+       strftime('%Y-%m-%dT%H:%M:%fZ', a.started_at / 1000000.0, 'unixepoch') AS started_at,
+       strftime('%Y-%m-%dT%H:%M:%fZ', a.finished_at / 1000000.0, 'unixepoch') AS finished_at
+  FROM oncehook_attempts a
+  JOIN oncehook_events e ON e.seq = a.event;

@@ -1,0 +1,263 @@
+//! The embedded journal: one SQLite file, one writer thread, group commit.
+//!
+//! Promises: an answered append is in the write-ahead log and synced (`synchronous=FULL`, read back, not assumed); one
+//! process per file; a failed sync is never followed by a commit into the same log; the schema is the one this program
+//! expects, or it does not start.
+//!
+//! Does not: share the file with another oncehook (lock file), run on network disks, hold write locks while people read.
+//!
+//! The parts, in the order of an append: [`SqliteJournal::submit`] puts it on a bounded queue; `writer` takes what has
+//! gathered while the last commit ran, stores it in one transaction (`queries`) and answers; `follower` fills the search
+//! index behind it; `checkpoint` moves the log into the database file. `reader` serves people from read-only
+//! connections. `place`, `connection` and `schema` check the ground before anything is accepted.
+
+mod checkpoint;
+mod connection;
+mod follower;
+mod place;
+mod queries;
+mod reader;
+mod schema;
+mod self_test;
+mod writer;
+
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+
+use crossbeam_channel::{Sender, TrySendError};
+use tokio::sync::oneshot;
+
+use super::tally::Tally;
+use super::{
+    AppendError, BoxFuture, Durability, EventDetail, EventPage, EventQuery, Journal, JournalReader,
+    JournalState, ReadError, SelfTestError, Stats, StoredBody, Ticket,
+};
+use crate::clock::Clock;
+use crate::event::{EventId, NewEvents};
+use place::LockFile;
+use reader::Readers;
+use writer::{Command, Post, Work, Writer};
+
+/// How the embedded journal is set up.
+#[derive(Debug, Clone)]
+pub struct SqliteOptions {
+    /// The database file. It may hold the user's own tables too.
+    pub path: PathBuf,
+    /// How many appends may wait for the writer. Beyond that they are refused.
+    pub queue_limit: usize,
+    /// Where time comes from.
+    pub clock: Clock,
+}
+
+impl SqliteOptions {
+    /// The usual set-up for a file.
+    #[must_use]
+    pub fn new(path: impl Into<PathBuf>) -> Self {
+        Self { path: path.into(), queue_limit: 8_192, clock: Clock::system() }
+    }
+}
+
+/// Why the journal did not open.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// Another process has it.
+    #[error("{path} is in use by another oncehook process (its lock file {lock} is held)")]
+    InUse {
+        /// The database file.
+        path: PathBuf,
+        /// The lock file.
+        lock: PathBuf,
+    },
+    /// The file cannot be made or written where it is.
+    #[error("{path}: {reason}")]
+    Place {
+        /// The database file.
+        path: PathBuf,
+        /// What is wrong with the place.
+        reason: String,
+    },
+    /// The engine is not set up so that an acknowledged event is durable.
+    #[error("durability check failed: {0}")]
+    Durability(String),
+    /// The schema is not what this program expects.
+    #[error("schema check failed: {0}")]
+    Schema(String),
+    /// Keys are not remembered as they must be.
+    #[error(transparent)]
+    SelfTest(#[from] SelfTestError),
+    /// SQLite said no.
+    #[error("SQLite: {0}")]
+    Sqlite(#[from] rusqlite::Error),
+}
+
+/// The queue holds at most this many bytes of bodies, whoever still waits for them.
+const QUEUE_BYTES: usize = 64 << 20;
+
+/// The embedded journal. See the module's text.
+pub struct SqliteJournal {
+    queue: Sender<Command>,
+    queue_limit: usize,
+    durability: Durability,
+    readers: Arc<Readers>,
+    shared: Arc<Shared>,
+}
+
+/// What the writer thread and the rest look at together.
+#[derive(Default)]
+struct Shared {
+    /// Set once, under the write lock, when the writer ends. Appends are queued under the read lock, so none can slip
+    /// in behind the writer's back and wait for ever.
+    closed: RwLock<bool>,
+    tally: Mutex<Tally>,
+    failing: Mutex<Option<String>>,
+    wal_pages: AtomicU64,
+    index_lag: AtomicU64,
+    /// Bytes of bodies in the queue.
+    queued_bytes: AtomicUsize,
+}
+
+impl Shared {
+    fn close(&self) {
+        *self.closed.write().unwrap_or_else(PoisonError::into_inner) = true;
+    }
+
+    fn tally(&self) -> MutexGuard<'_, Tally> {
+        self.tally.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn failing(&self) -> MutexGuard<'_, Option<String>> {
+        self.failing.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl SqliteJournal {
+    /// Opens the file, making it if need be; migrates it, checks it and proves that it remembers keys. Blocking.
+    pub fn open(options: &SqliteOptions) -> Result<Self, OpenError> {
+        connection::check_library()?;
+        let place = place::check(&options.path)?;
+        let lock = LockFile::take(&options.path)?;
+        let mut connection = connection::open_writer(&options.path)?;
+        schema::migrate(&mut connection, options.clock.now())?;
+        schema::check(&connection)?;
+        place.sync_directory()?;
+        self_test::run(&mut connection, options.clock.now())?;
+
+        let shared = Arc::new(Shared::default());
+        let readers = Arc::new(Readers::new(&options.path, Arc::clone(&shared)));
+        let (queue, commands) = crossbeam_channel::bounded(options.queue_limit);
+        let writer = Writer::new(connection, options, lock, Arc::clone(&shared))?;
+        let post = Post { commands, shared: Arc::clone(&shared) };
+        std::thread::Builder::new()
+            .name("journal-writer".to_owned())
+            .spawn(move || writer.run(&post.commands))
+            .map_err(|error| OpenError::Place { path: options.path.clone(), reason: error.to_string() })?;
+        Ok(Self { queue, queue_limit: options.queue_limit, durability: place.durability, readers, shared })
+    }
+
+    /// Makes or upgrades the schema and stops. Safe to repeat, and safe to be killed at any moment. Blocking.
+    pub fn migrate(path: &Path, clock: &Clock) -> Result<Vec<String>, OpenError> {
+        connection::check_library()?;
+        let place = place::check(path)?;
+        let _lock = LockFile::take(path)?;
+        let mut connection = connection::open_writer(path)?;
+        let applied = schema::migrate(&mut connection, clock.now())?;
+        schema::check(&connection)?;
+        place.sync_directory()?;
+        self_test::run(&mut connection, clock.now())?;
+        Ok(applied)
+    }
+
+    fn read<T: Send + 'static>(
+        &self,
+        query: impl FnOnce(&Readers) -> Result<T, ReadError> + Send + 'static,
+    ) -> BoxFuture<'_, Result<T, ReadError>> {
+        let readers = Arc::clone(&self.readers);
+        Box::pin(async move {
+            match tokio::task::spawn_blocking(move || query(&readers)).await {
+                Ok(answer) => answer,
+                Err(error) => Err(ReadError::Engine(error.to_string())),
+            }
+        })
+    }
+}
+
+impl Journal for SqliteJournal {
+    fn submit(&self, events: NewEvents) -> Result<Ticket, AppendError> {
+        let closed = self.shared.closed.read().unwrap_or_else(PoisonError::into_inner);
+        if *closed {
+            return Err(AppendError::Closed);
+        }
+        let (answer, ticket) = oneshot::channel();
+        let work = Work { events, answer };
+        let bytes = work.bytes();
+        if self.shared.queued_bytes.fetch_add(bytes, Ordering::Relaxed) > QUEUE_BYTES {
+            self.shared.queued_bytes.fetch_sub(bytes, Ordering::Relaxed);
+            return Err(AppendError::Full);
+        }
+        self.queue.try_send(Command::Append(work)).map_err(|error| {
+            self.shared.queued_bytes.fetch_sub(bytes, Ordering::Relaxed);
+            match error {
+                TrySendError::Full(_) => AppendError::Full,
+                TrySendError::Disconnected(_) => AppendError::Closed,
+            }
+        })?;
+        Ok(ticket)
+    }
+
+    fn state(&self) -> JournalState {
+        JournalState {
+            kind: "sqlite",
+            durability: self.durability,
+            failing: self.shared.failing().clone(),
+            queued: self.queue.len(),
+            queue_limit: self.queue_limit,
+            index_lag: self.shared.index_lag.load(Ordering::Relaxed),
+            wal_pages: self.shared.wal_pages.load(Ordering::Relaxed),
+        }
+    }
+
+    fn self_test(&self) -> BoxFuture<'_, Result<(), SelfTestError>> {
+        let queue = self.queue.clone();
+        Box::pin(async move {
+            let gone = || SelfTestError("the journal's writer is gone".to_owned());
+            let (answer, verdict) = oneshot::channel();
+            // The queue may be full for a moment; wait off the async threads.
+            let sent = tokio::task::spawn_blocking(move || queue.send(Command::SelfTest(answer))).await;
+            match sent {
+                Ok(Ok(())) => verdict.await.unwrap_or_else(|_| Err(gone())),
+                _ => Err(gone()),
+            }
+        })
+    }
+
+    fn close(&self) -> BoxFuture<'_, ()> {
+        let queue = self.queue.clone();
+        Box::pin(async move {
+            let (done, closed) = oneshot::channel();
+            let sent = tokio::task::spawn_blocking(move || queue.send(Command::Close(done))).await;
+            if matches!(sent, Ok(Ok(()))) {
+                // An error means that the writer is gone already, which is what was asked for.
+                let _ = closed.await;
+            }
+        })
+    }
+}
+
+impl JournalReader for SqliteJournal {
+    fn list(&self, query: EventQuery) -> BoxFuture<'_, Result<EventPage, ReadError>> {
+        self.read(move |readers| readers.list(&query))
+    }
+
+    fn show(&self, id: EventId) -> BoxFuture<'_, Result<Option<EventDetail>, ReadError>> {
+        self.read(move |readers| readers.show(id))
+    }
+
+    fn body(&self, id: EventId) -> BoxFuture<'_, Result<Option<StoredBody>, ReadError>> {
+        self.read(move |readers| readers.body(id))
+    }
+
+    fn stats(&self) -> BoxFuture<'_, Result<Stats, ReadError>> {
+        self.read(Readers::stats)
+    }
+}

@@ -1,0 +1,223 @@
+//! Every statement of the embedded journal, one named function each. Other SQL backends have the same names in the same
+//! order, so that two of them can be read side by side.
+
+use oncehook_verify::UnixMicros;
+use rusqlite::{CachedStatement, Connection, OptionalExtension, Transaction, TransactionBehavior, params};
+use serde::{Deserialize, Serialize};
+use std::collections::VecDeque;
+use std::net::IpAddr;
+
+use crate::event::{EventId, EventIds, NewEvent};
+use crate::journal::tally::{Pending, Tally, remember};
+use crate::journal::{Appended, CONFLICTS_KEPT, DuplicateSeen, SourceCounts, Verdict};
+
+/// The statements of an append, prepared once per batch.
+pub(super) struct Statements<'t> {
+    transaction: &'t Transaction<'t>,
+    claim_key: CachedStatement<'t>,
+    first_event: CachedStatement<'t>,
+    insert_event: CachedStatement<'t>,
+}
+
+impl<'t> Statements<'t> {
+    pub(super) fn prepare(transaction: &'t Transaction<'t>) -> Result<Self, rusqlite::Error> {
+        Ok(Self {
+            transaction,
+            // The conflict target is named: a renamed column or a lost key is an error here, never silence.
+            claim_key: transaction.prepare_cached(
+                "INSERT INTO oncehook_keys (source, key, event, digest, first_seen, expires_at)
+                 VALUES (?1, ?2, ?3, ?4, ?5, ?6)
+                 ON CONFLICT (source, key) DO NOTHING",
+            )?,
+            first_event: transaction
+                .prepare_cached("SELECT event, digest FROM oncehook_keys WHERE source = ?1 AND key = ?2")?,
+            insert_event: transaction.prepare_cached(
+                "INSERT INTO oncehook_events (seq, id, source, key, key_signed, type, entity, occurred_at, received_at,
+                                              integrity, digest, headers, body)
+                 VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13)",
+            )?,
+        })
+    }
+
+    /// Decides New, Duplicate or Conflict by the unique key, and stores what follows from it.
+    pub(super) fn append(
+        &mut self,
+        ids: &mut EventIds,
+        event: &NewEvent,
+    ) -> Result<Appended, rusqlite::Error> {
+        let id = ids.next(event.received_at);
+        let claimed = self.claim_key.execute(params![
+            event.source.as_str(),
+            event.key.as_bytes(),
+            id.as_bytes(),
+            event.digest,
+            event.received_at.0,
+            event.expires_at.0,
+        ])?;
+        if claimed == 1 {
+            return self.insert_event(id, event);
+        }
+        let (first, digest) =
+            self.first_event.query_row(params![event.source.as_str(), event.key.as_bytes()], |row| {
+                Ok((EventId::from_bytes(row.get(0)?), row.get::<_, [u8; 32]>(1)?))
+            })?;
+        if digest == event.digest {
+            return Ok(Appended { id: first, verdict: Verdict::Duplicate });
+        }
+        keep_conflict(self.transaction, first, event)?;
+        flag(self.transaction, first, "conflict", event.received_at, None)?;
+        Ok(Appended { id: first, verdict: Verdict::Conflict })
+    }
+
+    fn insert_event(&mut self, id: EventId, event: &NewEvent) -> Result<Appended, rusqlite::Error> {
+        self.insert_event.execute(params![
+            id.sequence(),
+            id.as_bytes(),
+            event.source.as_str(),
+            event.key.as_bytes(),
+            event.key_signed,
+            event.kind,
+            event.entity,
+            event.occurred_at.map(|at| at.0),
+            event.received_at.0,
+            event.integrity.as_str(),
+            event.digest,
+            &event.headers[..],
+            &event.body[..],
+        ])?;
+        let Some(reason) = event.quarantine else { return Ok(Appended { id, verdict: Verdict::New }) };
+        flag(self.transaction, id, "quarantined", event.received_at, Some(reason.as_str()))?;
+        Ok(Appended { id, verdict: Verdict::Quarantined })
+    }
+}
+
+/// Keeps another body under a known key: one row per digest, at most [`CONFLICTS_KEPT`] of them, the rest counted in a
+/// row with an empty digest.
+fn keep_conflict(connection: &Connection, first: EventId, event: &NewEvent) -> Result<(), rusqlite::Error> {
+    let counted = connection
+        .prepare_cached(
+            "UPDATE oncehook_conflicts SET count = count + 1, last_at = ?3 WHERE event = ?1 AND digest = ?2",
+        )?
+        .execute(params![first.sequence(), event.digest, event.received_at.0])?;
+    if counted == 1 {
+        return Ok(());
+    }
+    let kept: i64 = connection
+        .prepare_cached("SELECT count(*) FROM oncehook_conflicts WHERE event = ?1 AND digest <> x''")?
+        .query_row([first.sequence()], |row| row.get(0))?;
+    let keep = usize::try_from(kept).is_ok_and(|kept| kept < CONFLICTS_KEPT);
+    let (digest, headers, body): (&[u8], &[u8], &[u8]) =
+        if keep { (&event.digest, &event.headers, &event.body) } else { (&[], &[], &[]) };
+    connection
+        .prepare_cached(
+            "INSERT INTO oncehook_conflicts (event, digest, count, first_at, last_at, headers, body)
+             VALUES (?1, ?2, 1, ?3, ?3, ?4, ?5)
+             ON CONFLICT (event, digest) DO UPDATE SET count = count + 1, last_at = excluded.last_at",
+        )?
+        .execute(params![first.sequence(), digest, event.received_at.0, headers, body])?;
+    Ok(())
+}
+
+/// Marks an event. The first mark of a kind stays.
+pub(super) fn flag(
+    connection: &Connection,
+    event: EventId,
+    flag: &str,
+    at: UnixMicros,
+    reason: Option<&str>,
+) -> Result<(), rusqlite::Error> {
+    connection
+        .prepare_cached(
+            "INSERT INTO oncehook_flags (event, flag, at, reason) VALUES (?1, ?2, ?3, ?4)
+             ON CONFLICT (event, flag) DO NOTHING",
+        )?
+        .execute(params![event.sequence(), flag, at.0, reason])?;
+    Ok(())
+}
+
+/// Adds to a source's counts.
+pub(super) fn add_totals(
+    connection: &Connection,
+    source: &str,
+    counts: &SourceCounts,
+) -> Result<(), rusqlite::Error> {
+    connection
+        .prepare_cached(
+            "INSERT INTO oncehook_totals (source, events, duplicates, conflicts, quarantined)
+             VALUES (?1, ?2, ?3, ?4, ?5)
+             ON CONFLICT (source) DO UPDATE SET
+               events      = events      + excluded.events,
+               duplicates  = duplicates  + excluded.duplicates,
+               conflicts   = conflicts   + excluded.conflicts,
+               quarantined = quarantined + excluded.quarantined",
+        )?
+        .execute(params![
+            source,
+            counts.events.cast_signed(),
+            counts.duplicates.cast_signed(),
+            counts.conflicts.cast_signed(),
+            counts.quarantined.cast_signed(),
+        ])?;
+    Ok(())
+}
+
+/// One remembered duplicate as it stands in `oncehook_duplicates.latest`: `[time, "peer"]`.
+#[derive(Serialize, Deserialize)]
+struct LatestRow(i64, IpAddr);
+
+/// Reads the `latest` column. Text that is not ours reads as empty: it is a hint for people, not a fact to rely on.
+pub(super) fn parse_latest(text: &str) -> VecDeque<DuplicateSeen> {
+    let rows: Vec<LatestRow> = serde_json::from_str(text).unwrap_or_default();
+    rows.into_iter().map(|LatestRow(at, peer)| DuplicateSeen { at: UnixMicros(at), peer }).collect()
+}
+
+/// Stores the pending counts of duplicates in one transaction.
+pub(super) fn store_duplicates(connection: &mut Connection, tally: &Tally) -> Result<(), rusqlite::Error> {
+    let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+    for (event, pending) in tally.iter() {
+        store_duplicates_of(&transaction, *event, pending)?;
+    }
+    transaction.commit()
+}
+
+fn store_duplicates_of(
+    connection: &Connection,
+    event: EventId,
+    pending: &Pending,
+) -> Result<(), rusqlite::Error> {
+    let stored: Option<String> = connection
+        .prepare_cached("SELECT latest FROM oncehook_duplicates WHERE event = ?1")?
+        .query_row([event.sequence()], |row| row.get(0))
+        .optional()?;
+    let mut latest = stored.map_or_else(VecDeque::new, |text| parse_latest(&text));
+    pending.latest.iter().for_each(|seen| remember(&mut latest, *seen));
+    let latest: Vec<LatestRow> = latest.into_iter().map(|seen| LatestRow(seen.at.0, seen.peer)).collect();
+    connection
+        .prepare_cached(
+            "INSERT INTO oncehook_duplicates (event, journal, first_at, last_at, latest) VALUES (?1, ?2, ?3, ?4, ?5)
+             ON CONFLICT (event) DO UPDATE SET
+               journal = journal + excluded.journal,
+               last_at = max(last_at, excluded.last_at),
+               latest  = excluded.latest",
+        )?
+        .execute(params![
+            event.sequence(),
+            pending.count.cast_signed(),
+            pending.first_at.0,
+            pending.last_at.0,
+            serde_json::to_string(&latest).unwrap_or_else(|_| "[]".to_owned()),
+        ])?;
+    let counts = SourceCounts { duplicates: pending.count, ..SourceCounts::default() };
+    add_totals(connection, pending.source.as_str(), &counts)
+}
+
+/// The highest sequence ever stored, so that new ids stay above it.
+pub(super) fn last_sequence(connection: &Connection) -> Result<i64, rusqlite::Error> {
+    // Events may have been forgotten while their keys live on; the index remembers how far it came.
+    connection.query_row(
+        "SELECT max(coalesce((SELECT max(seq) FROM oncehook_events), 0),
+                    coalesce((SELECT value FROM oncehook_meta WHERE name = 'indexed_to'), 0))",
+        [],
+        |row| row.get(0),
+    )
+}

@@ -1,0 +1,375 @@
+//! What people ask: lists, one event's story, counts. On read-only connections, time-boxed.
+//!
+//! A long read would keep the write-ahead log from starting over, so every query has a deadline. Nothing here can write.
+
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use oncehook_verify::{EventKey, UnixMicros};
+use rusqlite::types::ToSql;
+use rusqlite::{Connection, ErrorCode, OptionalExtension, Row, named_params, params};
+
+use super::queries::parse_latest;
+use super::{Shared, connection, follower};
+use crate::event::EventId;
+use crate::journal::tally::remember;
+use crate::journal::{
+    Conflict, Delivery, EventDetail, EventPage, EventQuery, EventStatus, EventSummary, Flag, ReadError,
+    SourceCounts, Stats, StoredBody,
+};
+
+/// The longest that a read may take.
+const DEADLINE: Duration = Duration::from_secs(5);
+
+/// How many idle connections are kept.
+const IDLE_KEPT: usize = 4;
+
+pub(super) struct Readers {
+    path: PathBuf,
+    idle: Mutex<Vec<Connection>>,
+    shared: Arc<Shared>,
+}
+
+impl Readers {
+    pub(super) fn new(path: &Path, shared: Arc<Shared>) -> Self {
+        Self { path: path.to_path_buf(), idle: Mutex::new(Vec::new()), shared }
+    }
+
+    pub(super) fn list(&self, query: &EventQuery) -> Result<EventPage, ReadError> {
+        self.read(|connection| {
+            let mut events = find(connection, query)?;
+            let more = events.len() > query.limit;
+            events.truncate(query.limit);
+            for event in &mut events {
+                self.complete(connection, event)?;
+            }
+            let next = events.last().filter(|_| more).map(|event| event.id);
+            Ok(EventPage { events, next })
+        })
+    }
+
+    pub(super) fn show(&self, id: EventId) -> Result<Option<EventDetail>, ReadError> {
+        self.read(|connection| {
+            let Some(mut event) = by_sequence(connection, id.sequence())?.filter(|event| event.id == id)
+            else {
+                return Ok(None);
+            };
+            self.complete(connection, &mut event)?;
+            let digest = connection
+                .prepare_cached("SELECT digest FROM oncehook_events WHERE seq = ?1")?
+                .query_row([id.sequence()], |row| row.get(0))?;
+            let (mut seen, mut latest) = match duplicates_seen(connection, id)? {
+                Some((first, last, latest)) => (Some((first, last)), parse_latest(&latest)),
+                None => (None, std::collections::VecDeque::new()),
+            };
+            if let Some(pending) = self.shared.tally().get(id) {
+                seen = Some(seen.map_or((pending.first_at, pending.last_at), |(first, last)| {
+                    (first, last.max(pending.last_at))
+                }));
+                pending.latest.iter().for_each(|duplicate| remember(&mut latest, *duplicate));
+            }
+            let conflicts = conflicts(connection, id)?;
+            Ok(Some(EventDetail {
+                event,
+                digest,
+                duplicates_seen: seen,
+                duplicates_latest: latest.into_iter().collect(),
+                conflicts,
+            }))
+        })
+    }
+
+    pub(super) fn body(&self, id: EventId) -> Result<Option<StoredBody>, ReadError> {
+        self.read(|connection| {
+            connection
+                .prepare_cached("SELECT headers, body FROM oncehook_events WHERE seq = ?1 AND id = ?2")?
+                .query_row(params![id.sequence(), id.as_bytes()], |row| {
+                    Ok(StoredBody {
+                        headers: Bytes::from(row.get::<_, Vec<u8>>(0)?),
+                        body: Bytes::from(row.get::<_, Vec<u8>>(1)?),
+                    })
+                })
+                .optional()
+        })
+    }
+
+    pub(super) fn stats(&self) -> Result<Stats, ReadError> {
+        self.read(|connection| {
+            let mut sources: Vec<SourceCounts> = connection
+                .prepare_cached(
+                    "SELECT source, events, duplicates, conflicts, quarantined FROM oncehook_totals ORDER BY source",
+                )?
+                .query_map([], |row| {
+                    Ok(SourceCounts {
+                        source: row.get(0)?,
+                        events: count(row, 1)?,
+                        duplicates: count(row, 2)?,
+                        conflicts: count(row, 3)?,
+                        quarantined: count(row, 4)?,
+                    })
+                })?
+                .collect::<Result<_, _>>()?;
+            for (_, pending) in self.shared.tally().iter() {
+                if let Some(counts) = sources.iter_mut().find(|counts| counts.source == pending.source.as_str()) {
+                    counts.duplicates += pending.count;
+                }
+            }
+            Ok(Stats { sources })
+        })
+    }
+
+    /// Adds what stands in other tables, or is still in memory.
+    fn complete(&self, connection: &Connection, event: &mut EventSummary) -> Result<(), rusqlite::Error> {
+        if let Some(pending) = self.shared.tally().get(event.id) {
+            event.duplicates += pending.count;
+        }
+        event.deliveries = deliveries(connection, event.id)?;
+        Ok(())
+    }
+
+    /// Runs a query in one read transaction, so that its parts agree with each other.
+    fn read<T>(&self, query: impl FnOnce(&Connection) -> Result<T, rusqlite::Error>) -> Result<T, ReadError> {
+        let mut connection = self.take().map_err(read_error)?;
+        let deadline = Instant::now() + DEADLINE;
+        connection.progress_handler(10_000, Some(move || Instant::now() >= deadline)).map_err(read_error)?;
+        let answer = connection.transaction().and_then(|transaction| {
+            let answer = query(&transaction)?;
+            transaction.commit()?;
+            Ok(answer)
+        });
+        if answer.is_ok() {
+            self.give_back(connection);
+        }
+        answer.map_err(read_error)
+    }
+
+    fn take(&self) -> Result<Connection, rusqlite::Error> {
+        let idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        idle.map_or_else(|| connection::open_reader(&self.path), Ok)
+    }
+
+    fn give_back(&self, connection: Connection) {
+        let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
+        if idle.len() < IDLE_KEPT {
+            idle.push(connection);
+        }
+    }
+}
+
+fn read_error(error: rusqlite::Error) -> ReadError {
+    match error.sqlite_error_code() {
+        Some(ErrorCode::OperationInterrupted) => ReadError::TooSlow,
+        _ => ReadError::Engine(error.to_string()),
+    }
+}
+
+/// The columns of a summary. `e` is the event.
+const SUMMARY: &str = "SELECT e.id, e.source, e.key, e.type, e.entity, s.status, e.integrity, e.occurred_at,
+       e.received_at, length(e.body), coalesce(d.journal + d.memory + d.redis, 0),
+       (SELECT group_concat(f.flag) FROM oncehook_flags f WHERE f.event = e.seq)";
+
+/// The tables beside the event, each by its key.
+const BESIDE: &str = "JOIN oncehook_event_status s ON s.event = e.seq
+  LEFT JOIN oncehook_duplicates d ON d.event = e.seq";
+
+/// The conditions that every way of finding events shares.
+const CONDITIONS: &str = "e.seq >= :from AND e.seq <= :to
+   AND (:source IS NULL OR e.source = :source)
+   AND (:type   IS NULL OR e.type   = :type)
+   AND (:entity IS NULL OR e.entity = :entity)
+   AND (:status IS NULL OR s.status = :status)
+   AND (:since  IS NULL OR e.received_at >= :since)
+   AND (:until  IS NULL OR e.received_at <  :until)";
+
+/// Finds one event more than the page holds, newest first. The choice of the way is here and nowhere else.
+fn find(connection: &Connection, query: &EventQuery) -> Result<Vec<EventSummary>, rusqlite::Error> {
+    if let Some(key) = &query.key {
+        return find_by_key(connection, query, key);
+    }
+    let lookup = [("entity", &query.entity), ("type", &query.kind), ("source", &query.source)]
+        .into_iter()
+        .find_map(|(field, value)| Some((field, value.as_ref()?)));
+    let Some((field, value)) = lookup else {
+        return scan(connection, query, i64::MIN, query.limit + 1);
+    };
+    // Newest first: what is behind the index, then what is in it.
+    let indexed_to = follower::indexed_to(connection)?;
+    let mut events = scan(connection, query, indexed_to + 1, query.limit + 1)?;
+    let wanted = query.limit + 1 - events.len();
+    if wanted > 0 {
+        events.extend(look_up(connection, query, field, value, indexed_to, wanted)?);
+    }
+    Ok(events)
+}
+
+/// Walks the events themselves.
+fn scan(
+    connection: &Connection,
+    query: &EventQuery,
+    from: i64,
+    limit: usize,
+) -> Result<Vec<EventSummary>, rusqlite::Error> {
+    let sql = format!(
+        "{SUMMARY} FROM oncehook_events e {BESIDE} WHERE {CONDITIONS} ORDER BY e.seq DESC LIMIT :limit"
+    );
+    run(connection, &sql, query, from, i64::MAX, limit, &[])
+}
+
+/// Walks the search index. CROSS JOIN keeps SQLite from turning the order around.
+fn look_up(
+    connection: &Connection,
+    query: &EventQuery,
+    field: &str,
+    value: &str,
+    to: i64,
+    limit: usize,
+) -> Result<Vec<EventSummary>, rusqlite::Error> {
+    let sql = format!(
+        "{SUMMARY} FROM oncehook_lookups l CROSS JOIN oncehook_events e ON e.seq = l.event {BESIDE}
+          WHERE l.field = :field AND l.value = :value AND l.event >= :from AND l.event <= :to AND {CONDITIONS}
+          ORDER BY l.event DESC LIMIT :limit"
+    );
+    run(connection, &sql, query, i64::MIN, to, limit, &[(":field", &field), (":value", &value.as_bytes())])
+}
+
+/// Asks the ledger. Keys are scoped to a source, so without one every source is asked.
+fn find_by_key(
+    connection: &Connection,
+    query: &EventQuery,
+    key: &EventKey,
+) -> Result<Vec<EventSummary>, rusqlite::Error> {
+    let mut events = connection
+        .prepare_cached(
+            "SELECT k.event FROM oncehook_totals t CROSS JOIN oncehook_keys k ON k.source = t.source AND k.key = ?1",
+        )?
+        .query_map([key.as_bytes()], |row| Ok(EventId::from_bytes(row.get(0)?)))?
+        .collect::<Result<Vec<_>, _>>()?;
+    events.sort_unstable_by(|a, b| b.cmp(a));
+    let sql = format!("{SUMMARY} FROM oncehook_events e {BESIDE} WHERE {CONDITIONS} LIMIT :limit");
+    let mut found = Vec::new();
+    for event in events {
+        found.extend(run(connection, &sql, query, event.sequence(), event.sequence(), 1, &[])?);
+    }
+    Ok(found)
+}
+
+fn by_sequence(connection: &Connection, sequence: i64) -> Result<Option<EventSummary>, rusqlite::Error> {
+    let sql = format!("{SUMMARY} FROM oncehook_events e {BESIDE} WHERE e.seq = ?1");
+    connection.prepare_cached(&sql)?.query_row([sequence], summary).optional()
+}
+
+fn run(
+    connection: &Connection,
+    sql: &str,
+    query: &EventQuery,
+    from: i64,
+    to: i64,
+    limit: usize,
+    more: &[(&str, &dyn ToSql)],
+) -> Result<Vec<EventSummary>, rusqlite::Error> {
+    let after = query.after.map_or(i64::MAX, |after| after.sequence() - 1);
+    // A sequence is never below the millisecond of receipt, so this bound loses nothing. There is no such bound for
+    // `until`: after the clock was set back, sequences run ahead of it. A day of slack keeps old pages cheap.
+    let since = query.since.map_or(i64::MIN, |since| first_sequence(since.0 / 1_000));
+    let until = query.until.map_or(i64::MAX, |until| first_sequence(until.0 / 1_000 + 86_400_000));
+    let (from, to) = (from.max(since), to.min(after).min(until));
+    let status = query.status.map(EventStatus::as_str);
+    let (since, until) = (query.since.map(|at| at.0), query.until.map(|at| at.0));
+    let limit = i64::try_from(limit).unwrap_or(i64::MAX);
+    let mut parameters: Vec<(&str, &dyn ToSql)> = named_params! {
+        ":from": from, ":to": to, ":source": query.source, ":type": query.kind, ":entity": query.entity,
+        ":status": status, ":since": since, ":until": until, ":limit": limit,
+    }
+    .to_vec();
+    parameters.extend_from_slice(more);
+    connection.prepare_cached(sql)?.query_map(&parameters[..], summary)?.collect()
+}
+
+fn first_sequence(millis: i64) -> i64 {
+    millis.clamp(0, (1 << 48) - 1) << 15
+}
+
+fn summary(row: &Row<'_>) -> Result<EventSummary, rusqlite::Error> {
+    let status: String = row.get(5)?;
+    let flags: Option<String> = row.get(11)?;
+    let mut flags: Vec<Flag> =
+        flags.iter().flat_map(|flags| flags.split(',')).filter_map(Flag::parse).collect();
+    flags.sort_unstable();
+    Ok(EventSummary {
+        id: EventId::from_bytes(row.get(0)?),
+        source: row.get(1)?,
+        key: key(row, 2)?,
+        kind: row.get(3)?,
+        entity: row.get(4)?,
+        status: EventStatus::parse(&status).unwrap_or(EventStatus::Unrouted),
+        flags,
+        integrity: row.get(6)?,
+        occurred_at: row.get::<_, Option<i64>>(7)?.map(UnixMicros),
+        received_at: UnixMicros(row.get(8)?),
+        size: count(row, 9)?,
+        duplicates: count(row, 10)?,
+        deliveries: Vec::new(),
+    })
+}
+
+/// A key as it was stored. Anything else in that column is damage.
+fn key(row: &Row<'_>, column: usize) -> Result<EventKey, rusqlite::Error> {
+    let bytes = row.get::<_, Vec<u8>>(column)?;
+    EventKey::from_bytes(&bytes).ok_or(rusqlite::Error::IntegralValueOutOfRange(column, bytes.len() as i64))
+}
+
+fn count(row: &Row<'_>, column: usize) -> Result<u64, rusqlite::Error> {
+    Ok(row.get::<_, i64>(column)?.unsigned_abs())
+}
+
+fn deliveries(connection: &Connection, event: EventId) -> Result<Vec<Delivery>, rusqlite::Error> {
+    connection
+        .prepare_cached(
+            "SELECT route, epoch, state, attempt, run_at, result, error FROM oncehook_deliveries
+              WHERE event = ?1 ORDER BY route, epoch",
+        )?
+        .query_map([event.sequence()], |row| {
+            Ok(Delivery {
+                route: row.get(0)?,
+                epoch: row.get(1)?,
+                state: row.get(2)?,
+                attempt: row.get(3)?,
+                run_at: UnixMicros(row.get(4)?),
+                result: row.get(5)?,
+                error: row.get(6)?,
+            })
+        })?
+        .collect()
+}
+
+fn duplicates_seen(
+    connection: &Connection,
+    event: EventId,
+) -> Result<Option<(UnixMicros, UnixMicros, String)>, rusqlite::Error> {
+    connection
+        .prepare_cached("SELECT first_at, last_at, latest FROM oncehook_duplicates WHERE event = ?1")?
+        .query_row([event.sequence()], |row| {
+            Ok((UnixMicros(row.get(0)?), UnixMicros(row.get(1)?), row.get(2)?))
+        })
+        .optional()
+}
+
+fn conflicts(connection: &Connection, event: EventId) -> Result<Vec<Conflict>, rusqlite::Error> {
+    connection
+        .prepare_cached(
+            "SELECT digest, count, first_at, last_at, length(body) FROM oncehook_conflicts
+              WHERE event = ?1 ORDER BY first_at, digest",
+        )?
+        .query_map([event.sequence()], |row| {
+            Ok(Conflict {
+                digest: row.get::<_, Vec<u8>>(0)?.try_into().ok(),
+                count: count(row, 1)?,
+                first_at: UnixMicros(row.get(2)?),
+                last_at: UnixMicros(row.get(3)?),
+                size: count(row, 4)?,
+            })
+        })?
+        .collect()
+}

@@ -1,0 +1,412 @@
+//! The one thread that writes.
+//!
+//! Group commit without a timer: while one commit runs, the next batch gathers in the queue. A batch is one transaction;
+//! its answers are sent after its commit has returned. If a row spoils the batch, the requests are stored one by one, so
+//! that a bad one costs only itself.
+//!
+//! After a failed write or sync the connection is thrown away. The kernel may have marked pages of the log as clean that
+//! never reached the disk, so a later commit into the same log would prove nothing: the log is emptied into the database
+//! file (a full checkpoint, which writes and syncs everything anew) before anything is accepted again. Until then
+//! appends are refused at once.
+
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::{Receiver, RecvTimeoutError};
+use oncehook_verify::UnixMicros;
+use rusqlite::{Connection, ErrorCode, TransactionBehavior};
+use tokio::sync::oneshot;
+
+use super::checkpoint::Checkpointer;
+use super::place::LockFile;
+use super::queries::{self, Statements};
+use super::{OpenError, Shared, SqliteOptions, connection, follower, self_test};
+use crate::clock::Clock;
+use crate::event::{EventId, EventIds, NewEvents, SourceName};
+use crate::journal::{AppendError, Appended, Receipt, SelfTestError, SourceCounts, Verdict};
+
+/// What the thread can be told.
+pub(super) enum Command {
+    Append(Work),
+    SelfTest(oneshot::Sender<Result<(), SelfTestError>>),
+    Close(oneshot::Sender<()>),
+}
+
+/// The writer's end of the queue. However the writer ends, by a panic too, nobody is left waiting for it.
+pub(super) struct Post {
+    pub(super) commands: Receiver<Command>,
+    pub(super) shared: Arc<Shared>,
+}
+
+impl Drop for Post {
+    fn drop(&mut self) {
+        self.shared.close();
+        // Dropping a command tells whoever waits for it.
+        while self.commands.try_recv().is_ok() {}
+    }
+}
+
+/// The events of one request, and where to send the outcome.
+pub(super) struct Work {
+    pub(super) events: NewEvents,
+    pub(super) answer: oneshot::Sender<Result<Receipt, AppendError>>,
+}
+
+impl Work {
+    /// What the events weigh in memory, roughly.
+    pub(super) fn bytes(&self) -> usize {
+        self.events.iter().map(|event| event.body.len() + event.headers.len()).sum()
+    }
+}
+
+/// A batch ends at this many events or bytes, whichever comes first.
+const BATCH_EVENTS: usize = 512;
+const BATCH_BYTES: usize = 8 << 20;
+
+/// How often the thread wakes without work, and how old counts and search index may become.
+const TICK: Duration = Duration::from_millis(100);
+const FLUSH_EVERY: Duration = Duration::from_millis(500);
+const FOLLOW_EVERY: Duration = Duration::from_millis(200);
+
+/// How long to wait before a failed journal is tried again.
+const REOPEN_EVERY: Duration = Duration::from_millis(250);
+
+pub(super) struct Writer {
+    path: PathBuf,
+    clock: Clock,
+    shared: Arc<Shared>,
+    /// `None` while the journal is failing.
+    connection: Option<Connection>,
+    ids: EventIds,
+    checkpointer: Checkpointer,
+    /// Events stored but not in the search index.
+    unindexed: u64,
+    followed: Instant,
+    flushed: Instant,
+    tried: Instant,
+    _lock: LockFile,
+}
+
+impl Writer {
+    pub(super) fn new(
+        connection: Connection,
+        options: &SqliteOptions,
+        lock: LockFile,
+        shared: Arc<Shared>,
+    ) -> Result<Self, OpenError> {
+        let last = queries::last_sequence(&connection)?;
+        let checkpointer = Checkpointer::start(&options.path)?;
+        let mut writer = Self {
+            path: options.path.clone(),
+            clock: options.clock.clone(),
+            shared,
+            connection: None,
+            ids: EventIds::above(last, random_tail()),
+            checkpointer,
+            unindexed: follower::behind(&connection)?,
+            followed: Instant::now(),
+            flushed: Instant::now(),
+            tried: Instant::now(),
+            _lock: lock,
+        };
+        writer.adopt(connection)?;
+        Ok(writer)
+    }
+
+    /// Runs until told to close, or until the last handle to the journal is gone.
+    pub(super) fn run(mut self, commands: &Receiver<Command>) {
+        let mut batch = Vec::new();
+        loop {
+            match commands.recv_timeout(TICK) {
+                Ok(Command::Append(work)) => {
+                    let interruption = gather(work, commands, &self.shared.queued_bytes, &mut batch);
+                    self.store(&mut batch);
+                    match interruption {
+                        Some(Command::SelfTest(answer)) => self.self_test(answer),
+                        Some(Command::Close(done)) => return self.close(commands, done),
+                        Some(Command::Append(_)) | None => {}
+                    }
+                }
+                Ok(Command::SelfTest(answer)) => self.self_test(answer),
+                Ok(Command::Close(done)) => return self.close(commands, done),
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => return self.flush(),
+            }
+            self.keep_house();
+        }
+    }
+
+    /// Stores a batch and answers it. All branching about what can go wrong is here.
+    fn store(&mut self, batch: &mut Vec<Work>) {
+        let Some(connection) = self.connection.as_mut() else {
+            let reason = self.shared.failing().clone().unwrap_or_default();
+            return refuse(batch, &reason);
+        };
+        match commit(connection, &mut self.ids, batch) {
+            Ok(outcome) => self.answer(batch, outcome),
+            // Another process holds the write lock. Nothing was stored and the connection is sound.
+            Err(error) if is_busy(&error) => refuse(batch, "another process is writing to the database file"),
+            Err(error) if batch.len() > 1 && blames_a_row(&error) => {
+                for work in std::mem::take(batch) {
+                    self.store(&mut vec![work]);
+                }
+            }
+            Err(error) if blames_a_row(&error) => {
+                tracing::error!(%error, "an event could not be stored");
+                refuse(batch, "the event could not be stored");
+            }
+            Err(error) => {
+                refuse(batch, "the database could not be written");
+                self.fail(&error.to_string());
+            }
+        }
+    }
+
+    fn answer(&mut self, batch: &mut Vec<Work>, outcome: Outcome) {
+        self.unindexed += outcome.stored;
+        if !outcome.duplicates.is_empty() {
+            let mut tally = self.shared.tally();
+            for duplicate in outcome.duplicates {
+                tally.add(duplicate.event, &duplicate.source, duplicate.at, duplicate.peer);
+            }
+        }
+        for (work, receipt) in batch.drain(..).zip(outcome.receipts) {
+            // The sender may have hung up. The event is stored all the same.
+            let _ = work.answer.send(Ok(receipt));
+        }
+    }
+
+    fn fail(&mut self, reason: &str) {
+        tracing::error!(reason, "the journal cannot store; refusing events until it can");
+        *self.shared.failing() = Some(reason.to_owned());
+        self.connection = None;
+        self.tried = Instant::now();
+    }
+
+    /// Takes a sound connection into use.
+    fn adopt(&mut self, mut connection: Connection) -> Result<(), OpenError> {
+        connection.set_prepared_statement_cache_capacity(64);
+        let shared = Arc::clone(&self.shared);
+        connection.wal_hook(Some(move |_: &mut rusqlite::hooks::Wal, pages: std::ffi::c_int| {
+            shared.wal_pages.store(u64::try_from(pages).unwrap_or(0), Ordering::Relaxed);
+            Ok(())
+        }))?;
+        self.connection = Some(connection);
+        Ok(())
+    }
+
+    fn reopen(&mut self) {
+        self.tried = Instant::now();
+        let opened = connection::open_writer(&self.path).and_then(|mut connection| {
+            // See the module's text: never commit into a log whose sync has failed.
+            super::checkpoint::empty_the_log(&connection)?;
+            self_test::run(&mut connection, self.clock.now())?;
+            self.adopt(connection)
+        });
+        match opened {
+            Ok(()) => {
+                *self.shared.failing() = None;
+                tracing::info!("the journal stores again");
+            }
+            Err(error) => *self.shared.failing() = Some(error.to_string()),
+        }
+    }
+
+    /// What has to happen now and then.
+    fn keep_house(&mut self) {
+        if self.connection.is_none() {
+            if self.tried.elapsed() >= REOPEN_EVERY {
+                self.reopen();
+            }
+            return;
+        }
+        if self.unindexed >= follower::BATCH || self.followed.elapsed() >= FOLLOW_EVERY {
+            self.follow();
+        }
+        if self.flushed.elapsed() >= FLUSH_EVERY || self.shared.tally().is_full() {
+            self.flush();
+        }
+        let pages = self.shared.wal_pages.load(Ordering::Relaxed);
+        if let Some(connection) = &self.connection {
+            self.checkpointer.tend(connection, pages);
+        }
+    }
+
+    /// Stores the counts of duplicates.
+    fn flush(&mut self) {
+        self.flushed = Instant::now();
+        let Some(connection) = self.connection.as_mut() else { return };
+        let mut tally = self.shared.tally();
+        if tally.is_empty() {
+            return;
+        }
+        match queries::store_duplicates(connection, &tally) {
+            Ok(()) => tally.clear(),
+            Err(error) if is_busy(&error) => {}
+            Err(error) => {
+                drop(tally);
+                self.fail(&error.to_string());
+            }
+        }
+    }
+
+    /// Brings the search index up to date, one batch at a time.
+    fn follow(&mut self) {
+        self.followed = Instant::now();
+        if self.unindexed > 0
+            && let Some(connection) = self.connection.as_mut()
+        {
+            match follower::follow(connection, self.clock.now()) {
+                Ok(indexed) => self.unindexed = self.unindexed.saturating_sub(indexed),
+                Err(error) if is_busy(&error) => {}
+                Err(error) => self.fail(&error.to_string()),
+            }
+        }
+        self.shared.index_lag.store(self.unindexed, Ordering::Relaxed);
+    }
+
+    fn self_test(&mut self, answer: oneshot::Sender<Result<(), SelfTestError>>) {
+        let verdict = match self.connection.as_mut() {
+            Some(connection) => self_test::run(connection, self.clock.now()),
+            None => Err(SelfTestError(self.shared.failing().clone().unwrap_or_default())),
+        };
+        // Whoever asked may be gone; the verdict is theirs to use.
+        let _ = answer.send(verdict);
+    }
+
+    fn close(mut self, commands: &Receiver<Command>, done: oneshot::Sender<()>) {
+        self.shared.close();
+        let mut batch = Vec::new();
+        while let Ok(command) = commands.try_recv() {
+            if let Command::Append(work) = command {
+                gather(work, commands, &self.shared.queued_bytes, &mut batch);
+                self.store(&mut batch);
+            }
+        }
+        self.flush();
+        self.checkpointer.stop();
+        drop(self);
+        // Whoever asked may be gone.
+        let _ = done.send(());
+    }
+}
+
+/// Fills the batch from the queue. Returns the first command that is not an append, if one was met.
+fn gather(
+    first: Work,
+    commands: &Receiver<Command>,
+    queued_bytes: &AtomicUsize,
+    batch: &mut Vec<Work>,
+) -> Option<Command> {
+    let mut events = first.events.len();
+    let mut bytes = first.bytes();
+    batch.push(first);
+    let mut interruption = None;
+    while events < BATCH_EVENTS && bytes < BATCH_BYTES && interruption.is_none() {
+        match commands.try_recv() {
+            Ok(Command::Append(work)) => {
+                events += work.events.len();
+                bytes += work.bytes();
+                batch.push(work);
+            }
+            Ok(other) => interruption = Some(other),
+            Err(_) => break,
+        }
+    }
+    queued_bytes.fetch_sub(bytes, Ordering::Relaxed);
+    interruption
+}
+
+fn refuse(batch: &mut Vec<Work>, reason: &str) {
+    for work in batch.drain(..) {
+        // The sender may have hung up.
+        let _ = work.answer.send(Err(AppendError::Unavailable(reason.to_owned())));
+    }
+}
+
+/// What a committed batch decided.
+struct Outcome {
+    receipts: Vec<Receipt>,
+    /// How many events are new.
+    stored: u64,
+    duplicates: Vec<DuplicateOf>,
+}
+
+struct DuplicateOf {
+    event: EventId,
+    source: SourceName,
+    at: UnixMicros,
+    peer: std::net::IpAddr,
+}
+
+/// One batch, one transaction.
+fn commit(
+    connection: &mut Connection,
+    ids: &mut EventIds,
+    batch: &[Work],
+) -> Result<Outcome, rusqlite::Error> {
+    let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+    let mut outcome =
+        Outcome { receipts: Vec::with_capacity(batch.len()), stored: 0, duplicates: Vec::new() };
+    let mut counts: HashMap<SourceName, SourceCounts> = HashMap::new();
+    {
+        let mut statements = Statements::prepare(&transaction)?;
+        for work in batch {
+            let mut receipt = Receipt::with_capacity(work.events.len());
+            for event in &work.events {
+                let appended: Appended = statements.append(ids, event)?;
+                match appended.verdict {
+                    Verdict::Duplicate => outcome.duplicates.push(DuplicateOf {
+                        event: appended.id,
+                        source: event.source.clone(),
+                        at: event.received_at,
+                        peer: event.peer,
+                    }),
+                    verdict => {
+                        let counts = counts.entry(event.source.clone()).or_default();
+                        match verdict {
+                            Verdict::Conflict => counts.conflicts += 1,
+                            Verdict::Quarantined => {
+                                counts.events += 1;
+                                counts.quarantined += 1;
+                            }
+                            Verdict::New | Verdict::Duplicate => counts.events += 1,
+                        }
+                    }
+                }
+                receipt.push(appended);
+            }
+            outcome.receipts.push(receipt);
+        }
+        for (source, counts) in &counts {
+            outcome.stored += counts.events;
+            queries::add_totals(&transaction, source.as_str(), counts)?;
+        }
+    }
+    transaction.commit()?;
+    Ok(outcome)
+}
+
+fn is_busy(error: &rusqlite::Error) -> bool {
+    matches!(error.sqlite_error_code(), Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked))
+}
+
+/// Errors that one row causes and that leave the connection sound.
+fn blames_a_row(error: &rusqlite::Error) -> bool {
+    matches!(
+        error.sqlite_error_code(),
+        Some(ErrorCode::ConstraintViolation | ErrorCode::TooBig | ErrorCode::TypeMismatch)
+    )
+}
+
+fn random_tail() -> u64 {
+    let mut bytes = [0; 8];
+    match aws_lc_rs::rand::fill(&mut bytes) {
+        Ok(()) => u64::from_ne_bytes(bytes),
+        // Ids stay unique within this journal by their sequence alone.
+        Err(_) => 0,
+    }
+}

@@ -1,0 +1,77 @@
+//! Duplicates counted in memory between two flushes.
+//!
+//! A retry storm must not cost a write per copy, so duplicates are added up here and stored in batches, at least once a
+//! second and at shutdown. A crash forgets at most that second's worth of counts; it never forgets an event. Readers add
+//! what is pending to what is stored, so people always see the exact number.
+
+use std::collections::{HashMap, VecDeque};
+use std::net::IpAddr;
+
+use oncehook_verify::UnixMicros;
+
+use super::{DUPLICATES_REMEMBERED, DuplicateSeen};
+use crate::event::{EventId, SourceName};
+
+/// What is pending for one event.
+#[derive(Debug, Clone)]
+pub(crate) struct Pending {
+    pub(crate) source: SourceName,
+    pub(crate) count: u64,
+    pub(crate) first_at: UnixMicros,
+    pub(crate) last_at: UnixMicros,
+    /// The latest few, oldest first.
+    pub(crate) latest: VecDeque<DuplicateSeen>,
+}
+
+/// All pending counts. Bounded: the owner flushes once [`is_full`](Self::is_full).
+#[derive(Debug, Default)]
+pub(crate) struct Tally {
+    // Ids are made by us, never by senders, but the default hasher is keyed anyway.
+    events: HashMap<EventId, Pending>,
+}
+
+const EVENTS_HELD: usize = 16_384;
+
+impl Tally {
+    pub(crate) fn add(&mut self, event: EventId, source: &SourceName, at: UnixMicros, peer: IpAddr) {
+        let pending = self.events.entry(event).or_insert_with(|| Pending {
+            source: source.clone(),
+            count: 0,
+            first_at: at,
+            last_at: at,
+            latest: VecDeque::new(),
+        });
+        pending.count += 1;
+        pending.last_at = pending.last_at.max(at);
+        remember(&mut pending.latest, DuplicateSeen { at, peer });
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.events.is_empty()
+    }
+
+    pub(crate) fn is_full(&self) -> bool {
+        self.events.len() >= EVENTS_HELD
+    }
+
+    pub(crate) fn get(&self, event: EventId) -> Option<&Pending> {
+        self.events.get(&event)
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (&EventId, &Pending)> {
+        self.events.iter()
+    }
+
+    /// Forgets everything; called after a flush has committed.
+    pub(crate) fn clear(&mut self) {
+        self.events.clear();
+    }
+}
+
+/// Appends to a list of the latest few.
+pub(crate) fn remember(latest: &mut VecDeque<DuplicateSeen>, seen: DuplicateSeen) {
+    if latest.len() == DUPLICATES_REMEMBERED {
+        latest.pop_front();
+    }
+    latest.push_back(seen);
+}

@@ -1,0 +1,4 @@
+//! The one test binary of the library.
+
+mod memory;
+mod sqlite;

@@ -1,0 +1,164 @@
+//! The embedded journal: the suite, random histories, and what only a file can go through.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use oncehook::clock::Clock;
+use oncehook::journal::sqlite::{OpenError, SqliteJournal, SqliteOptions};
+use oncehook::journal::{AppendError, Durability, EventQuery, Journal, JournalReader, Verdict};
+use oncehook_testkit::journal::{Subject, append, event, exercise, try_append};
+use oncehook_testkit::model::compare;
+use rusqlite::Connection;
+
+fn open_in(directory: &Path) -> Result<SqliteJournal, OpenError> {
+    SqliteJournal::open(&SqliteOptions::new(directory.join("journal.db")))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn r12_the_embedded_journal_behaves_like_a_journal() {
+    let open = |directory: &Path, clock: Clock| {
+        let options = SqliteOptions { clock, ..SqliteOptions::new(directory.join("journal.db")) };
+        Arc::new(SqliteJournal::open(&options).unwrap())
+    };
+    exercise(&Subject { open: Box::new(open), survives: true }).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn r12_random_histories_end_as_in_the_reference() {
+    for seed in 1..=20 {
+        let directory = tempfile::tempdir().unwrap();
+        let journal = open_in(directory.path()).unwrap();
+        compare(&journal, seed, 300).await;
+        journal.close().await;
+    }
+}
+
+#[tokio::test]
+async fn r3_durability_is_read_back() {
+    let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let journal = open_in(directory.path()).unwrap();
+    let state = journal.state();
+    assert_eq!((state.kind, state.durability, state.failing), ("sqlite", Durability::DurableFsync, None));
+}
+
+#[tokio::test]
+async fn fault_8_a_second_process_is_refused() {
+    let directory = tempfile::tempdir().unwrap();
+    let first = open_in(directory.path()).unwrap();
+    assert!(matches!(open_in(directory.path()), Err(OpenError::InUse { .. })));
+    first.close().await;
+    open_in(directory.path()).unwrap();
+}
+
+#[tokio::test]
+async fn fault_10_a_missing_or_read_only_place_is_refused() {
+    let directory = tempfile::tempdir().unwrap();
+    assert!(matches!(open_in(&directory.path().join("nowhere")), Err(OpenError::Place { .. })));
+    let file = directory.path().join("journal.db");
+    std::fs::create_dir(&file).unwrap();
+    assert!(SqliteJournal::open(&SqliteOptions::new(&file)).is_err());
+}
+
+/// Another program changes the file while it is closed: the journal must not open.
+#[tokio::test]
+async fn fault_105_r44_a_changed_ledger_is_found_before_the_first_request() {
+    for change in [
+        "ALTER TABLE oncehook_keys RENAME COLUMN key TO idempotency_key",
+        "DROP TABLE oncehook_keys",
+        "ALTER TABLE oncehook_keys RENAME TO k; CREATE TABLE oncehook_keys AS SELECT * FROM k; DROP TABLE k",
+        "CREATE TABLE k (source TEXT NOT NULL, key TEXT NOT NULL COLLATE NOCASE, event BLOB, digest BLOB, first_seen INTEGER, expires_at INTEGER, PRIMARY KEY (source, key)) WITHOUT ROWID; DROP TABLE oncehook_keys; ALTER TABLE k RENAME TO oncehook_keys",
+        "CREATE TRIGGER oncehook_trick AFTER INSERT ON oncehook_keys BEGIN DELETE FROM oncehook_keys; END",
+    ] {
+        let directory = tempfile::tempdir().unwrap();
+        let journal = open_in(directory.path()).unwrap();
+        append(&journal, [event("evt_1", "{}")]).await;
+        journal.close().await;
+        drop(journal);
+        let other = Connection::open(directory.path().join("journal.db")).unwrap();
+        other.execute_batch(change).unwrap();
+        drop(other);
+        let refused = open_in(directory.path()).err().map(|error| error.to_string());
+        assert!(refused.as_ref().is_some_and(|error| error.contains("oncehook_")), "{change}: {refused:?}");
+    }
+}
+
+/// Another program changes the file while it is open: appends fail, and the self-test says why.
+#[tokio::test]
+async fn fault_105_r44_a_running_journal_notices_a_changed_ledger() {
+    let directory = tempfile::tempdir().unwrap();
+    let journal = open_in(directory.path()).unwrap();
+    append(&journal, [event("evt_1", "{}")]).await;
+    let other = Connection::open(directory.path().join("journal.db")).unwrap();
+    other.execute_batch("ALTER TABLE oncehook_keys RENAME COLUMN key TO idempotency_key").unwrap();
+    assert!(matches!(try_append(&journal, [event("evt_1", "{}")]).await, Err(AppendError::Unavailable(_))));
+    assert!(journal.self_test().await.is_err());
+    other.execute_batch("ALTER TABLE oncehook_keys RENAME COLUMN idempotency_key TO key").unwrap();
+    drop(other);
+    // It mends itself, and still knows the key.
+    let mut verdict = None;
+    for _ in 0..100 {
+        if let Ok(receipt) = try_append(&journal, [event("evt_1", "{}")]).await {
+            verdict = Some(receipt[0].verdict);
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    assert_eq!(verdict, Some(Verdict::Duplicate));
+    assert!(journal.self_test().await.is_ok());
+    journal.close().await;
+}
+
+/// Another program holds the write lock: the answer is a refusal within seconds, then all goes on.
+#[tokio::test]
+async fn a_locked_file_refuses_and_recovers() {
+    let directory = tempfile::tempdir().unwrap();
+    let journal = open_in(directory.path()).unwrap();
+    let other = Connection::open(directory.path().join("journal.db")).unwrap();
+    other
+        .execute_batch("CREATE TABLE orders (id INTEGER); BEGIN IMMEDIATE; INSERT INTO orders VALUES (1)")
+        .unwrap();
+    assert!(matches!(try_append(&journal, [event("evt_1", "{}")]).await, Err(AppendError::Unavailable(_))));
+    other.execute_batch("COMMIT").unwrap();
+    assert_eq!(append(&journal, [event("evt_1", "{}")]).await[0].verdict, Verdict::New);
+    journal.close().await;
+}
+
+/// The log starts over under constant load instead of growing.
+#[tokio::test(flavor = "multi_thread")]
+async fn fault_7_the_log_stays_bounded_while_people_read() {
+    let directory = tempfile::tempdir().unwrap();
+    let journal = Arc::new(open_in(directory.path()).unwrap());
+    let body = "x".repeat(4_000);
+    let mut number = 0;
+    for _ in 0..60 {
+        let request = (0..500).map(|_| {
+            number += 1;
+            event(&format!("evt_{number}"), &body)
+        });
+        append(&*journal, request.collect::<Vec<_>>()).await;
+        journal.list(EventQuery { limit: 10, ..Default::default() }).await.unwrap();
+    }
+    let log = std::fs::metadata(directory.path().join("journal.db-wal")).unwrap().len();
+    assert!(log < 160 << 20, "the log has {log} bytes");
+    assert_eq!(journal.stats().await.unwrap().sources[0].events, 30_000);
+    journal.close().await;
+}
+
+#[tokio::test]
+async fn the_views_people_expect_are_there() {
+    let directory = tempfile::tempdir().unwrap();
+    let journal = open_in(directory.path()).unwrap();
+    let id = append(&journal, [event("evt_1", "{}"), event("evt_1", "{}")]).await[0].id;
+    journal.close().await;
+    let reader = Connection::open(directory.path().join("journal.db")).unwrap();
+    let row: (String, String, String, i64) = reader
+        .query_row("SELECT event_id, key, status, duplicates FROM oncehook_processed_events", [], |row| {
+            Ok((row.get(0)?, row.get(1)?, row.get(2)?, row.get(3)?))
+        })
+        .unwrap();
+    assert_eq!(row, (id.to_string(), "evt_1".to_owned(), "unrouted".to_owned(), 1));
+    let retries: i64 =
+        reader.query_row("SELECT count(*) FROM oncehook_retry_logs", [], |row| row.get(0)).unwrap();
+    assert_eq!(retries, 0);
+}
