@@ -110,9 +110,19 @@ impl Gateway {
 
     /// Asks it to stop and waits.
     pub fn stop(&mut self) -> ExitStatus {
-        let pid = self.child.id().to_string();
-        assert!(Command::new("kill").args(["-TERM", &pid]).status().unwrap().success());
-        let deadline = Instant::now() + Duration::from_secs(30);
+        self.signal("TERM");
+        self.wait(Duration::from_secs(30))
+    }
+
+    /// Sends a signal by its name, such as `TERM`.
+    pub fn signal(&self, name: &str) {
+        let (option, pid) = (format!("-{name}"), self.pid().to_string());
+        assert!(Command::new("kill").args([option, pid]).status().unwrap().success());
+    }
+
+    /// Waits for its end; a longer wait than `limit` is a panic.
+    pub fn wait(&mut self, limit: Duration) -> ExitStatus {
+        let deadline = Instant::now() + limit;
         loop {
             if let Some(status) = self.child.try_wait().unwrap() {
                 return status;
@@ -152,6 +162,16 @@ impl Gateway {
         let answer = self.get(path).await;
         assert_eq!(answer.status, 200, "{path}: {}", String::from_utf8_lossy(&answer.body));
         answer.json()
+    }
+
+    /// The sum of a metric over all its labels.
+    pub async fn metric(&self, name: &str) -> f64 {
+        let text = String::from_utf8(self.get("/metrics").await.body).unwrap();
+        let values = text.lines().filter_map(|line| {
+            let (labelled, value) = line.rsplit_once(' ')?;
+            (labelled.split('{').next()? == name).then(|| value.parse::<f64>().unwrap())
+        });
+        values.reduce(|sum, value| sum + value).unwrap_or_else(|| panic!("there is no metric {name}"))
     }
 
     /// All events, newest first, over as many pages as it takes.

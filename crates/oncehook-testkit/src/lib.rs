@@ -1,14 +1,18 @@
 //! Suites, fault tools and load for oncehook. Nothing here is part of a production build.
 //!
+//! - [`ceiling`]: the gateway without storage, for benchmarks.
 //! - [`journal`]: the behaviour of every journal, one call per backend.
 //! - [`model`]: random histories against the reference journal, with a printed seed.
 //! - [`gateway`]: the real binary on free ports, to start, kill and ask.
+//! - [`promises`]: every 2xx that a sender got, to be checked against what is stored.
 //! - [`sender`]: signed requests and a small HTTP client that can misbehave.
 //! - [`workload`]: load with latency figures, shared by tests and benchmarks.
 
+pub mod ceiling;
 pub mod gateway;
 pub mod journal;
 pub mod model;
+pub mod promises;
 pub mod random;
 pub mod sender;
 pub mod workload;

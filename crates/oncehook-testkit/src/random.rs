@@ -11,7 +11,18 @@ impl Random {
         Self(seed)
     }
 
+    /// A new sequence each time. Prints its seed, which `ONCEHOOK_TEST_SEED` brings back.
+    #[must_use]
+    #[expect(clippy::disallowed_methods, reason = "a test's seed is no configuration of the gateway")]
+    pub fn from_environment() -> Self {
+        let given = std::env::var("ONCEHOOK_TEST_SEED").ok().map(|seed| seed.parse().unwrap());
+        let seed = given.unwrap_or_else(|| crate::gateway::now().0.unsigned_abs());
+        eprintln!("seed {seed} (repeat with ONCEHOOK_TEST_SEED={seed})");
+        Self(seed)
+    }
+
     /// The next number.
+    #[expect(clippy::should_implement_trait, reason = "it never ends, so an Option would only be in the way")]
     pub fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;

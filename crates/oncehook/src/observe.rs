@@ -244,7 +244,7 @@ impl EncodeMetric for Latency {
         for (index, count) in self.0.counts.iter().enumerate() {
             let count = count.load(Ordering::Relaxed);
             total += count;
-            buckets.push((BOUNDS_MICROS.get(index).map_or(f64::MAX, |bound| seconds(*bound)), count));
+            buckets.push((BOUNDS_MICROS.get(index).map_or(f64::INFINITY, |bound| seconds(*bound)), count));
         }
         let sum = seconds(self.0.sum_micros.load(Ordering::Relaxed));
         encoder.encode_histogram::<prometheus_client::encoding::NoLabelSet>(sum, total, &buckets, None)

@@ -80,16 +80,29 @@ fn welcome(
         state.durability.as_str()
     ));
     if let Some(source) = config.sources.first() {
-        let program = std::env::args_os().next().unwrap_or_else(|| "oncehook".into());
-        let config = if shared.config.as_os_str() == "oncehook.toml" {
-            String::new()
-        } else {
-            format!(" --config {}", shared.config.display())
-        };
         lines.push("Send a signed webhook from another terminal:".to_owned());
-        lines.push(format!("  {}{config} send --source {}", program.to_string_lossy(), source.name));
+        lines.push(format!("  {} send --source {}", this_program(shared), source.name));
     }
     say(&lines.join("\n"));
+}
+
+/// How to call this program from any directory with the same configuration. (Its paths are relative to where it runs.)
+fn this_program(shared: &Shared) -> String {
+    let program = std::env::current_exe().map_or_else(|_| "oncehook".to_owned(), |path| quoted(&path));
+    let directory = std::env::current_dir().map_or_else(|_| ".".to_owned(), |path| quoted(&path));
+    let config = if shared.config.as_os_str() == "oncehook.toml" {
+        String::new()
+    } else {
+        format!(" --config {}", quoted(&shared.config))
+    };
+    format!("cd {directory} && {program}{config}")
+}
+
+/// A path as a shell takes it.
+fn quoted(path: &std::path::Path) -> String {
+    let text = path.display().to_string();
+    let plain = |c: char| c.is_ascii_alphanumeric() || "/._-+@".contains(c);
+    if text.chars().all(plain) { text } else { format!("'{}'", text.replace('\'', "'\\''")) }
 }
 
 /// Many connections need many file descriptors; the usual soft limit is meant for other programs.

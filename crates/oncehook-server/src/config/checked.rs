@@ -108,6 +108,9 @@ impl std::fmt::Debug for SourceConfig {
 
 const DAY: u64 = 86_400;
 
+/// Keys of a source that a coming version knows.
+const LATER_SOURCE_KEYS: &[&str] = &["rate_limit", "on_outage", "wait", "url"];
+
 impl Default for Limits {
     fn default() -> Self {
         Self {
@@ -178,8 +181,9 @@ fn read(file: &File<'_>) -> Option<Config> {
         );
     }
     let mut complete = true;
+    let mut names = Vec::new();
     for table in tables {
-        match read_source(table, window, &window_span, &sources) {
+        match read_source(table, window, &window_span, &mut names) {
             Some(source) => sources.push(source),
             None => complete = false,
         }
@@ -286,14 +290,15 @@ fn read_source(
     mut table: Table<'_, '_>,
     window: u64,
     window_span: &Range<usize>,
-    others: &[SourceConfig],
+    names: &mut Vec<SourceName>,
 ) -> Option<SourceConfig> {
     let span = table.span();
     let name = table.take_parsed("name", |name| SourceName::new(name).map_err(|error| error.to_string()));
-    if let Some(name) = &name
-        && others.iter().any(|other| other.name == *name.get_ref())
-    {
-        table.problem(name.span(), format!("there are two sources named `{}`", name.get_ref()));
+    if let Some(name) = &name {
+        if names.contains(name.get_ref()) {
+            table.problem(name.span(), format!("there are two sources named `{}`", name.get_ref()));
+        }
+        names.push(name.get_ref().clone());
     }
     let provider = table.take_string("provider");
     let secrets = read_secrets(&mut table);
@@ -312,6 +317,7 @@ fn read_source(
             "a [[source]] needs a `provider`",
             "a preset's name (`oncehook providers` lists them) or \"custom\" with a [source.verify] table",
         );
+        table.finish(LATER_SOURCE_KEYS);
         return None;
     };
     if name.is_none() {
@@ -376,7 +382,7 @@ fn read_source(
         .and_then(|scheme| Verifier::new(scheme, &secrets, tolerance).map_err(note).ok());
     let identifier =
         scheme.as_ref().and_then(|scheme| Identifier::new(&identify, scheme, missing_key).map_err(note).ok());
-    table.finish(&["rate_limit", "on_outage", "wait", "url"]);
+    table.finish(LATER_SOURCE_KEYS);
     Some(SourceConfig {
         name: name?.into_inner(),
         provider: provider.into_inner(),

@@ -35,6 +35,13 @@ pub struct Admin {
     pub(crate) self_test: watch::Sender<Result<(), SelfTestError>>,
 }
 
+impl Admin {
+    /// Whether events are accepted. The gate follows the journal a moment later; this is how things are now.
+    pub(crate) fn is_ready(&self) -> bool {
+        self.gate.is_open() && self.self_test.borrow().is_ok() && self.journal.state().failing.is_none()
+    }
+}
+
 /// Who may ask.
 pub struct Access {
     token: Option<Secret>,
@@ -52,6 +59,10 @@ impl Access {
         let (Some(host), None) = (hosts.next(), hosts.next()) else { return false };
         let Ok(host) = host.to_str() else { return false };
         let Ok(authority) = host.parse::<http::uri::Authority>() else { return false };
+        // A host has no user; what parses as one was put together by somebody.
+        if host.contains('@') {
+            return false;
+        }
         let name = authority.host().to_ascii_lowercase();
         let bare = name.trim_start_matches('[').trim_end_matches(']');
         name == "localhost" || bare.parse::<std::net::IpAddr>().is_ok() || self.hosts.contains(&name)
@@ -82,7 +93,7 @@ pub fn router(admin: Arc<Admin>) -> Router {
         .route("/api/openapi.json", get(api::openapi::document))
         .fallback(|| async { HttpError::not_found() })
         .method_not_allowed_fallback(|| async {
-            HttpError::new(StatusCode::METHOD_NOT_ALLOWED, "method", "this route does not take that method")
+            HttpError::method_not_allowed("GET, HEAD", "this route does not take that method")
         })
         .layer(middleware::from_fn_with_state(Arc::clone(&admin), guard))
         .with_state(admin)

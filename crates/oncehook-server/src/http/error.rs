@@ -8,48 +8,54 @@ use http_body_util::Full;
 
 /// A refusal.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct HttpError {
-    pub status: StatusCode,
-    pub code: &'static str,
-    pub message: String,
+pub(super) struct HttpError {
+    pub(super) status: StatusCode,
+    pub(super) code: &'static str,
+    pub(super) message: String,
     /// Seconds after which to try again.
-    pub retry_after: Option<u32>,
+    pub(super) retry_after: Option<u32>,
+    /// The methods that would be taken, for 405.
+    pub(super) allow: Option<&'static str>,
     /// Whether the connection must not be used further.
-    pub close: bool,
+    pub(super) close: bool,
 }
 
 impl HttpError {
-    pub fn new(status: StatusCode, code: &'static str, message: impl Into<String>) -> Self {
-        Self { status, code, message: message.into(), retry_after: None, close: false }
+    pub(super) fn new(status: StatusCode, code: &'static str, message: impl Into<String>) -> Self {
+        Self { status, code, message: message.into(), retry_after: None, allow: None, close: false }
     }
 
-    pub fn not_found() -> Self {
+    pub(super) fn not_found() -> Self {
         Self::new(StatusCode::NOT_FOUND, "not_found", "there is nothing here")
     }
 
-    pub fn bad_request(code: &'static str, message: impl Into<String>) -> Self {
+    pub(super) fn method_not_allowed(allow: &'static str, message: &'static str) -> Self {
+        Self { allow: Some(allow), ..Self::new(StatusCode::METHOD_NOT_ALLOWED, "method", message) }
+    }
+
+    pub(super) fn bad_request(code: &'static str, message: impl Into<String>) -> Self {
         Self::new(StatusCode::BAD_REQUEST, code, message)
     }
 
     /// Not stored, or unknown whether stored: the sender must try again.
-    pub fn unavailable(code: &'static str) -> Self {
+    pub(super) fn unavailable(code: &'static str) -> Self {
         let message = "the event could not be stored now; send it again";
         Self { retry_after: Some(2), ..Self::new(StatusCode::SERVICE_UNAVAILABLE, code, message) }
     }
 
     /// The journal could not be asked. Reading changes nothing, so trying again is always safe.
-    pub fn unavailable_read(code: &'static str, message: &'static str) -> Self {
+    pub(super) fn unavailable_read(code: &'static str, message: &'static str) -> Self {
         Self { retry_after: Some(2), ..Self::new(StatusCode::SERVICE_UNAVAILABLE, code, message) }
     }
 
     #[must_use]
-    pub fn closing(self) -> Self {
+    pub(super) fn closing(self) -> Self {
         Self { close: true, ..self }
     }
 
     /// The answer on the wire.
     #[must_use]
-    pub fn into_response(self) -> Response<Full<Bytes>> {
+    pub(super) fn into_response(self) -> Response<Full<Bytes>> {
         let body = serde_json::json!({ "error": { "code": self.code, "message": self.message } }).to_string();
         let mut response = Response::new(Full::new(Bytes::from(body)));
         *response.status_mut() = self.status;
@@ -58,8 +64,8 @@ impl HttpError {
         if let Some(seconds) = self.retry_after {
             headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds));
         }
-        if self.status == StatusCode::METHOD_NOT_ALLOWED {
-            headers.insert(header::ALLOW, HeaderValue::from_static("POST"));
+        if let Some(allow) = self.allow {
+            headers.insert(header::ALLOW, HeaderValue::from_static(allow));
         }
         if self.close {
             headers.insert(header::CONNECTION, HeaderValue::from_static("close"));

@@ -18,6 +18,7 @@ use hyper::body::{Body, Incoming};
 use oncehook::event::{NewEvent, NewEvents};
 use oncehook::journal::{AppendError, Receipt};
 use oncehook_verify::{Ack, Identified, Item, Reply, UnixMicros};
+use prometheus_client::metrics::gauge::Gauge;
 
 use super::address;
 use super::error::HttpError;
@@ -29,14 +30,30 @@ type Answer = Response<Full<Bytes>>;
 /// Answers one request to the front door, whatever it is.
 pub(super) async fn answer(gate: &Gate, peer: SocketAddr, tap: &Tap, request: Request<Incoming>) -> Answer {
     let started = Instant::now();
-    gate.metrics.in_flight.inc();
+    let in_flight = InFlight::enter(&gate.metrics.in_flight);
     let answer = receive(gate, peer, tap, request).await.unwrap_or_else(HttpError::into_response);
-    gate.metrics.in_flight.dec();
+    drop(in_flight);
     if answer.status().is_success() {
         gate.metrics.ack.observe(started.elapsed());
     }
     tap.reset();
     answer
+}
+
+/// A request that is counted until it is answered, or until its sender hangs up and the future is dropped.
+struct InFlight<'g>(&'g Gauge);
+
+impl<'g> InFlight<'g> {
+    fn enter(gauge: &'g Gauge) -> Self {
+        gauge.inc();
+        Self(gauge)
+    }
+}
+
+impl Drop for InFlight<'_> {
+    fn drop(&mut self) {
+        self.0.dec();
+    }
 }
 
 /// One request from its head to its answer. All branching of the front door is here.
@@ -109,8 +126,7 @@ fn find_source<'g>(gate: &'g Gate, head: &Parts) -> Result<&'g Source, HttpError
         .filter(|_| head.uri.authority().is_none())
         .ok_or_else(HttpError::not_found)?;
     if head.method != Method::POST {
-        let message = "webhooks are delivered with POST";
-        return Err(HttpError::new(StatusCode::METHOD_NOT_ALLOWED, "method", message));
+        return Err(HttpError::method_not_allowed("POST", "webhooks are delivered with POST"));
     }
     Ok(source)
 }
@@ -120,7 +136,7 @@ fn check_framing(head: &Parts, tap: &Tap) -> Result<(), HttpError> {
     if let Some(first) = head.headers.get(header::TRANSFER_ENCODING) {
         let only = head.headers.get_all(header::TRANSFER_ENCODING).iter().count() == 1;
         let chunked = first.as_bytes().eq_ignore_ascii_case(b"chunked");
-        if !only || !chunked || !tap.is_plainly_chunked(head.method.as_str()) {
+        if !only || !chunked || !tap.is_plainly_chunked(head.method.as_str(), head.headers.len()) {
             let message = "the request's length is ambiguous";
             return Err(HttpError::bad_request("framing", message).closing());
         }

@@ -133,7 +133,7 @@ pub(crate) async fn ended(end: &mut watch::Receiver<bool>) {
 /// Says 503 to a connection beyond the cap, without reading it.
 async fn turn_away(mut stream: TcpStream) {
     const ANSWER: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 2\r\nconnection: close\r\n\
-        content-type: application/json\r\ncontent-length: 81\r\n\r\n\
+        content-type: application/json\r\ncontent-length: 82\r\n\r\n\
         {\"error\":{\"code\":\"connections\",\"message\":\"too many connections; try again later\"}}";
     let farewell = async {
         // The peer may be gone already, which is as good.

@@ -17,7 +17,7 @@ const KEPT: usize = 32 << 10;
 
 /// The bytes read since the last [`reset`](Self::reset), up to a limit.
 #[derive(Debug, Default)]
-pub struct Tap(Mutex<Vec<u8>>);
+pub(super) struct Tap(Mutex<Vec<u8>>);
 
 impl Tap {
     fn record(&self, bytes: &[u8]) {
@@ -27,18 +27,23 @@ impl Tap {
     }
 
     /// Called when a request has been answered: what comes now belongs to the next one.
-    pub fn reset(&self) {
+    pub(super) fn reset(&self) {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).clear();
     }
 
     /// Whether the current request is plainly chunked: its head is here from its first byte and names no length. A
     /// request that was sent before the last one was answered is not here in full, and counts as not plain.
-    pub fn is_plainly_chunked(&self, method: &str) -> bool {
+    ///
+    /// `headers` is how many headers hyper has found. Of a head whose beginning is not here at least one more was found
+    /// than stands here, however the rest is made to look.
+    pub(super) fn is_plainly_chunked(&self, method: &str, headers: usize) -> bool {
         let kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let head = kept.trim_ascii_start();
         let Some(end) = head.windows(4).position(|window| window == b"\r\n\r\n") else { return false };
         let head = head.get(..end).unwrap_or_default();
+        let lines = head.split(|byte| *byte == b'\n').count();
         head.starts_with(method.as_bytes())
+            && lines == headers + 1
             && !head.split(|byte| *byte == b'\n').any(|line| {
                 let name = line.split(|byte| *byte == b':').next().unwrap_or_default();
                 name.trim_ascii().eq_ignore_ascii_case(b"content-length")
@@ -47,13 +52,13 @@ impl Tap {
 }
 
 /// A stream whose reads are copied to a [`Tap`].
-pub struct Tapped<S> {
+pub(super) struct Tapped<S> {
     inner: S,
     tap: Arc<Tap>,
 }
 
 impl<S> Tapped<S> {
-    pub fn new(inner: S, tap: Arc<Tap>) -> Self {
+    pub(super) fn new(inner: S, tap: Arc<Tap>) -> Self {
         Self { inner, tap }
     }
 }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use oncehook::clock::Clock;
+use oncehook::event::{NewEvent, SourceName};
 use oncehook::journal::sqlite::{OpenError, SqliteJournal, SqliteOptions};
 use oncehook::journal::{AppendError, Durability, EventQuery, Journal, JournalReader, Verdict};
 use oncehook_testkit::journal::{Subject, append, event, exercise, try_append};
@@ -143,6 +144,47 @@ async fn fault_7_the_log_stays_bounded_while_people_read() {
     assert!(log < 160 << 20, "the log has {log} bytes");
     assert_eq!(journal.stats().await.unwrap().sources[0].events, 30_000);
     journal.close().await;
+}
+
+/// Enough events for several blocks of the search index, with rare values among them.
+#[tokio::test(flavor = "multi_thread")]
+async fn r34_rare_events_are_found_in_a_long_history() {
+    let directory = tempfile::tempdir().unwrap();
+    let journal = open_in(directory.path()).unwrap();
+    let mut rare = Vec::new();
+    for chunk in 0..35 {
+        let events = (0..100).map(|number| NewEvent {
+            source: SourceName::new(if chunk == 7 && number == 3 { "seldom" } else { "shop" }).unwrap(),
+            kind: Some(if chunk % 10 == 2 && number == 5 { "odd".to_owned() } else { format!("type-{}", number % 3) }),
+            entity: Some(format!("entity-{}", (chunk * 100 + number) / 2)),
+            ..event(&format!("evt_{chunk}_{number}"), "{}")
+        });
+        let receipt = append(&journal, events.collect::<Vec<_>>()).await;
+        if chunk % 10 == 2 {
+            rare.push(receipt[5].id);
+        }
+    }
+    while journal.state().index_lag >= 1_000 {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    let find = async |query: EventQuery| {
+        let page = journal.list(EventQuery { limit: 1_000, ..query }).await.unwrap();
+        page.events.into_iter().map(|event| event.id).collect::<Vec<_>>()
+    };
+    rare.reverse();
+    assert_eq!(find(EventQuery { kind: Some("odd".to_owned()), ..Default::default() }).await, rare);
+    assert_eq!(find(EventQuery { source: Some("seldom".to_owned()), ..Default::default() }).await.len(), 1);
+    for entity in [0, 1, 499, 500, 999, 1_749] {
+        let query = EventQuery { entity: Some(format!("entity-{entity}")), ..Default::default() };
+        assert_eq!(find(query).await.len(), 2, "entity-{entity}");
+    }
+    assert!(find(EventQuery { entity: Some("nobody".to_owned()), ..Default::default() }).await.is_empty());
+    journal.close().await;
+    let blocks: i64 = Connection::open(directory.path().join("journal.db"))
+        .unwrap()
+        .query_row("SELECT count(*) FROM oncehook_blocks", [], |row| row.get(0))
+        .unwrap();
+    assert_eq!(blocks, 3);
 }
 
 #[tokio::test]

@@ -46,7 +46,7 @@ pub(crate) async fn healthz() -> Json<Health> {
 pub(crate) async fn readyz(State(admin): State<Arc<Admin>>) -> impl IntoResponse {
     let state = admin.journal.state();
     let self_test = admin.self_test.borrow().clone();
-    let ready = admin.gate.is_open() && self_test.is_ok() && state.failing.is_none();
+    let ready = admin.is_ready();
     let readiness = Readiness {
         ready,
         status: if ready { "ready" } else { "not_ready" },
@@ -61,6 +61,6 @@ pub(crate) async fn readyz(State(admin): State<Arc<Admin>>) -> impl IntoResponse
 
 #[utoipa::path(get, path = "/metrics", responses((status = 200, description = "OpenMetrics text", body = String)))]
 pub(crate) async fn metrics(State(admin): State<Arc<Admin>>) -> impl IntoResponse {
-    let text = admin.metrics.render(&admin.journal.state(), admin.gate.is_open());
+    let text = admin.metrics.render(&admin.journal.state(), admin.is_ready());
     ([(header::CONTENT_TYPE, "application/openmetrics-text; version=1.0.0; charset=utf-8")], text)
 }

@@ -1,122 +1,127 @@
-//! The search index for people, filled behind the accepts.
+//! What is written behind the accepts: the search index for people, and the hunt for suspected replays.
 //!
-//! Index rows on the accept path would cost it a third of its speed, so they are added in batches, in key order, at most
-//! about a second later. Readers look at the index and at the events behind it, so nobody sees the lag.
+//! Index rows per event on the accept path would cost it a third of its speed. Instead every thousand events get one row
+//! that says what may be found among them ([`seal`]); readers skip the blocks that cannot match and look at the events of
+//! the others, and at those behind the last block, so nobody sees a lag.
 //!
-//! On the way it finds suspected replays: the same body under a new key that the signature does not cover.
+//! A suspected replay is the same body under a new key that the signature does not cover ([`find_replays`]).
+
+use std::collections::BTreeSet;
 
 use oncehook_verify::UnixMicros;
-use rusqlite::{Connection, OptionalExtension, Transaction, TransactionBehavior, params};
+use rusqlite::{Connection, OptionalExtension, TransactionBehavior, params};
 
+use super::bloom::Bloom;
 use super::queries::flag;
 use crate::event::EventId;
 
-/// Events per batch: enough to share pages of the index, few enough that waiting acknowledgements do not notice.
-pub(super) const BATCH: u64 = 1_000;
+/// Events per block: few enough to look through in a moment, enough to make the index small.
+pub(super) const BLOCK: u64 = 1_000;
 
-struct Row {
-    id: EventId,
-    source: String,
-    kind: Option<String>,
-    entity: Option<String>,
-    /// Set only if the key is unsigned.
-    digest: Option<[u8; 32]>,
-}
+/// Events looked at for replays at once.
+const REPLAY_BATCH: i64 = 1_000;
 
-/// Indexes the next batch. Returns how many events that were.
-pub(super) fn follow(connection: &mut Connection, now: UnixMicros) -> Result<u64, rusqlite::Error> {
-    let indexed_to = indexed_to(connection)?;
-    let rows = next_rows(connection, indexed_to)?;
-    let Some(last) = rows.last() else { return Ok(0) };
+/// A block with more types than this does not list them.
+const TYPES_LISTED: usize = 100;
+
+/// Seals the next block, if there are enough events behind the last one.
+pub(super) fn seal(connection: &mut Connection) -> Result<bool, rusqlite::Error> {
     let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
-    insert_lookups(&transaction, &rows)?;
-    for row in &rows {
-        flag_replay(&transaction, row, now)?;
+    let mut sources = BTreeSet::new();
+    let mut types = BTreeSet::new();
+    let mut entities = Bloom::for_items(BLOCK as usize);
+    let (mut first, mut last, mut count) = (0_i64, 0_i64, 0);
+    {
+        let mut statement = transaction.prepare_cached(
+            "SELECT seq, source, type, entity FROM oncehook_events WHERE seq > ?1 ORDER BY seq LIMIT ?2",
+        )?;
+        let mut rows = statement.query([sealed_to(&transaction)?, BLOCK.cast_signed()])?;
+        while let Some(row) = rows.next()? {
+            last = row.get(0)?;
+            first = if count == 0 { last } else { first };
+            count += 1;
+            insert_new(&mut sources, row.get_ref(1)?.as_str()?);
+            if let Some(kind) = row.get_ref(2)?.as_str_or_null()? {
+                insert_new(&mut types, kind);
+            }
+            if let Some(entity) = row.get_ref(3)?.as_str_or_null()? {
+                entities.insert(entity.as_bytes());
+            }
+        }
     }
+    if count < BLOCK {
+        return Ok(false);
+    }
+    let list = |names: &BTreeSet<String>| serde_json::to_string(names).unwrap_or_else(|_| "[]".to_owned());
+    let types = (types.len() <= TYPES_LISTED).then(|| list(&types));
     transaction
         .prepare_cached(
-            "INSERT INTO oncehook_meta (name, value) VALUES ('indexed_to', ?1)
-             ON CONFLICT (name) DO UPDATE SET value = excluded.value",
+            "INSERT INTO oncehook_blocks (last, first, sources, types, entities) VALUES (?1, ?2, ?3, ?4, ?5)",
         )?
-        .execute([last.id.sequence()])?;
+        .execute(params![last, first, list(&sources), types, entities.as_bytes()])?;
     transaction.commit()?;
-    Ok(rows.len() as u64)
+    Ok(true)
 }
 
-/// How many events are not in the index yet. Counts rows: for start-up only.
-pub(super) fn behind(connection: &Connection) -> Result<u64, rusqlite::Error> {
-    let indexed_to = indexed_to(connection)?;
-    let behind: i64 = connection
+fn insert_new(names: &mut BTreeSet<String>, name: &str) {
+    if !names.contains(name) {
+        names.insert(name.to_owned());
+    }
+}
+
+/// The last event that is in a block.
+pub(super) fn sealed_to(connection: &Connection) -> Result<i64, rusqlite::Error> {
+    connection
+        .prepare_cached("SELECT coalesce(max(last), 0) FROM oncehook_blocks")?
+        .query_row([], |row| row.get(0))
+}
+
+/// How many events are behind the last block. Counts rows: for start-up only.
+pub(super) fn unsealed(connection: &Connection) -> Result<u64, rusqlite::Error> {
+    let count: i64 = connection
         .prepare("SELECT count(*) FROM oncehook_events WHERE seq > ?1")?
-        .query_row([indexed_to], |row| row.get(0))?;
-    Ok(behind.unsigned_abs())
+        .query_row([sealed_to(connection)?], |row| row.get(0))?;
+    Ok(count.unsigned_abs())
 }
 
-/// The last event that is in the index.
-pub(super) fn indexed_to(connection: &Connection) -> Result<i64, rusqlite::Error> {
-    let found = connection
-        .prepare_cached("SELECT value FROM oncehook_meta WHERE name = 'indexed_to'")?
+/// Looks at the next events whose keys are unsigned. Returns whether there may be more.
+pub(super) fn find_replays(connection: &mut Connection, now: UnixMicros) -> Result<bool, rusqlite::Error> {
+    let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+    let checked: Option<i64> = transaction
+        .prepare_cached("SELECT value FROM oncehook_meta WHERE name = 'replays_to'")?
         .query_row([], |row| row.get(0))
         .optional()?;
-    Ok(found.unwrap_or(0))
-}
-
-fn next_rows(connection: &Connection, indexed_to: i64) -> Result<Vec<Row>, rusqlite::Error> {
-    connection
-        .prepare_cached(
-            "SELECT id, source, type, entity, iif(key_signed, NULL, digest) FROM oncehook_events
-              WHERE seq > ?1 ORDER BY seq LIMIT ?2",
-        )?
-        .query_map([indexed_to, BATCH.cast_signed()], |row| {
-            Ok(Row {
-                id: EventId::from_bytes(row.get(0)?),
-                source: row.get(1)?,
-                kind: row.get(2)?,
-                entity: row.get(3)?,
-                digest: row.get(4)?,
-            })
-        })?
-        .collect()
-}
-
-fn insert_lookups(transaction: &Transaction<'_>, rows: &[Row]) -> Result<(), rusqlite::Error> {
-    let mut lookups = Vec::with_capacity(rows.len() * 3);
-    for row in rows {
-        let event = row.id.sequence();
-        lookups.push(("source", row.source.clone().into_bytes(), event));
-        lookups.extend(row.kind.iter().map(|kind| ("type", kind.clone().into_bytes(), event)));
-        lookups.extend(row.entity.iter().map(|entity| ("entity", entity.clone().into_bytes(), event)));
-        lookups.extend(row.digest.iter().map(|digest| ("body", body_value(&row.source, digest), event)));
+    let mut reached = None;
+    let mut count = 0;
+    {
+        let mut next = transaction.prepare_cached(
+            "SELECT id, source, digest, key_signed FROM oncehook_events WHERE seq > ?1 ORDER BY seq LIMIT ?2",
+        )?;
+        // The first event with a body owns the row; the conflict target is named.
+        let mut claim = transaction.prepare_cached(
+            "INSERT INTO oncehook_bodies (source, digest, event) VALUES (?1, ?2, ?3)
+             ON CONFLICT (source, digest) DO NOTHING",
+        )?;
+        let mut rows = next.query([checked.unwrap_or(0), REPLAY_BATCH])?;
+        while let Some(row) = rows.next()? {
+            let event = EventId::from_bytes(row.get(0)?);
+            reached = Some(event.sequence());
+            count += 1;
+            let (source, digest) = (row.get_ref(1)?.as_str()?, row.get_ref(2)?.as_blob()?);
+            let signed: bool = row.get(3)?;
+            if !signed && claim.execute(params![source, digest, event.sequence()])? == 0 {
+                flag(&transaction, event, "suspected_replay", now, None)?;
+            }
+        }
     }
-    // Neighbours in the index are written together.
-    lookups.sort_unstable();
-    let mut insert = transaction.prepare_cached(
-        "INSERT INTO oncehook_lookups (field, value, event) VALUES (?1, ?2, ?3)
-         ON CONFLICT (field, value, event) DO NOTHING",
-    )?;
-    for lookup in lookups {
-        insert.execute(lookup)?;
+    if let Some(reached) = reached {
+        transaction
+            .prepare_cached(
+                "INSERT INTO oncehook_meta (name, value) VALUES ('replays_to', ?1)
+                 ON CONFLICT (name) DO UPDATE SET value = excluded.value",
+            )?
+            .execute([reached])?;
     }
-    Ok(())
-}
-
-/// Bodies are compared within a source only.
-fn body_value(source: &str, digest: &[u8; 32]) -> Vec<u8> {
-    let mut value = digest.to_vec();
-    value.extend_from_slice(source.as_bytes());
-    value
-}
-
-/// Flags an event whose body came before. Runs after the batch is in the index, so neighbours see each other.
-fn flag_replay(transaction: &Transaction<'_>, row: &Row, now: UnixMicros) -> Result<(), rusqlite::Error> {
-    let Some(digest) = &row.digest else { return Ok(()) };
-    let seen: bool = transaction
-        .prepare_cached(
-            "SELECT EXISTS (SELECT 1 FROM oncehook_lookups WHERE field = 'body' AND value = ?1 AND event < ?2)",
-        )?
-        .query_row(params![body_value(&row.source, digest), row.id.sequence()], |row| row.get(0))?;
-    if seen {
-        flag(transaction, row.id, "suspected_replay", now, None)?;
-    }
-    Ok(())
+    transaction.commit()?;
+    Ok(count == REPLAY_BATCH)
 }

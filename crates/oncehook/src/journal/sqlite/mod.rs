@@ -11,6 +11,7 @@
 //! index behind it; `checkpoint` moves the log into the database file. `reader` serves people from read-only
 //! connections. `place`, `connection` and `schema` check the ground before anything is accepted.
 
+mod bloom;
 mod checkpoint;
 mod connection;
 mod follower;
@@ -110,6 +111,8 @@ struct Shared {
     /// in behind the writer's back and wait for ever.
     closed: RwLock<bool>,
     tally: Mutex<Tally>,
+    /// How often the tally has moved into the tables. Grows while the tally is locked.
+    flushes: AtomicU64,
     failing: Mutex<Option<String>>,
     wal_pages: AtomicU64,
     index_lag: AtomicU64,

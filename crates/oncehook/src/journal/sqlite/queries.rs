@@ -213,10 +213,10 @@ fn store_duplicates_of(
 
 /// The highest sequence ever stored, so that new ids stay above it.
 pub(super) fn last_sequence(connection: &Connection) -> Result<i64, rusqlite::Error> {
-    // Events may have been forgotten while their keys live on; the index remembers how far it came.
+    // Events may have been forgotten while their keys live on; the blocks remember how far it went.
     connection.query_row(
         "SELECT max(coalesce((SELECT max(seq) FROM oncehook_events), 0),
-                    coalesce((SELECT value FROM oncehook_meta WHERE name = 'indexed_to'), 0))",
+                    coalesce((SELECT max(last) FROM oncehook_blocks), 0))",
         [],
         |row| row.get(0),
     )

@@ -3,14 +3,15 @@
 //! A long read would keep the write-ahead log from starting over, so every query has a deadline. Nothing here can write.
 
 use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use oncehook_verify::{EventKey, UnixMicros};
-use rusqlite::types::ToSql;
 use rusqlite::{Connection, ErrorCode, OptionalExtension, Row, named_params, params};
 
+use super::bloom::Bloom;
 use super::queries::parse_latest;
 use super::{Shared, connection, follower};
 use crate::event::EventId;
@@ -22,6 +23,9 @@ use crate::journal::{
 
 /// The longest that a read may take.
 const DEADLINE: Duration = Duration::from_secs(5);
+
+/// How often a read is done over because counts moved from memory into the tables while it ran.
+const RETRIES: u32 = 2;
 
 /// How many idle connections are kept.
 const IDLE_KEPT: usize = 4;
@@ -130,15 +134,27 @@ impl Readers {
     }
 
     /// Runs a query in one read transaction, so that its parts agree with each other.
-    fn read<T>(&self, query: impl FnOnce(&Connection) -> Result<T, rusqlite::Error>) -> Result<T, ReadError> {
+    ///
+    /// Counts stand in the tables or in memory. A query that began before a flush was committed and looked into memory
+    /// after it finds them in neither place, so it runs again. A query that is slower than the flushes is not worth more.
+    fn read<T>(&self, query: impl Fn(&Connection) -> Result<T, rusqlite::Error>) -> Result<T, ReadError> {
         let mut connection = self.take().map_err(read_error)?;
         let deadline = Instant::now() + DEADLINE;
         connection.progress_handler(10_000, Some(move || Instant::now() >= deadline)).map_err(read_error)?;
-        let answer = connection.transaction().and_then(|transaction| {
-            let answer = query(&transaction)?;
-            transaction.commit()?;
-            Ok(answer)
-        });
+        let mut retries = 0;
+        let answer = loop {
+            let flushes = self.shared.flushes.load(Ordering::Acquire);
+            let answer = connection.transaction().and_then(|transaction| {
+                let answer = query(&transaction)?;
+                transaction.commit()?;
+                Ok(answer)
+            });
+            let settled = self.shared.flushes.load(Ordering::Acquire) == flushes;
+            if settled || answer.is_err() || retries == RETRIES {
+                break answer;
+            }
+            retries += 1;
+        };
         if answer.is_ok() {
             self.give_back(connection);
         }
@@ -174,64 +190,104 @@ const SUMMARY: &str = "SELECT e.id, e.source, e.key, e.type, e.entity, s.status,
 const BESIDE: &str = "JOIN oncehook_event_status s ON s.event = e.seq
   LEFT JOIN oncehook_duplicates d ON d.event = e.seq";
 
-/// The conditions that every way of finding events shares.
-const CONDITIONS: &str = "e.seq >= :from AND e.seq <= :to
-   AND (:source IS NULL OR e.source = :source)
-   AND (:type   IS NULL OR e.type   = :type)
-   AND (:entity IS NULL OR e.entity = :entity)
-   AND (:status IS NULL OR s.status = :status)
-   AND (:since  IS NULL OR e.received_at >= :since)
-   AND (:until  IS NULL OR e.received_at <  :until)";
-
 /// Finds one event more than the page holds, newest first. The choice of the way is here and nowhere else.
 fn find(connection: &Connection, query: &EventQuery) -> Result<Vec<EventSummary>, rusqlite::Error> {
+    let wanted = query.limit + 1;
     if let Some(key) = &query.key {
         return find_by_key(connection, query, key);
     }
-    let lookup = [("entity", &query.entity), ("type", &query.kind), ("source", &query.source)]
-        .into_iter()
-        .find_map(|(field, value)| Some((field, value.as_ref()?)));
-    let Some((field, value)) = lookup else {
-        return scan(connection, query, i64::MIN, query.limit + 1);
-    };
-    // Newest first: what is behind the index, then what is in it.
-    let indexed_to = follower::indexed_to(connection)?;
-    let mut events = scan(connection, query, indexed_to + 1, query.limit + 1)?;
-    let wanted = query.limit + 1 - events.len();
-    if wanted > 0 {
-        events.extend(look_up(connection, query, field, value, indexed_to, wanted)?);
+    if query.source.is_none() && query.kind.is_none() && query.entity.is_none() {
+        return scan(connection, query, Span { from: i64::MIN, to: i64::MAX }, wanted);
+    }
+    // Newest first: what is behind the last block, then the blocks that may hold a match.
+    let sealed_to = follower::sealed_to(connection)?;
+    let mut events = scan(connection, query, Span { from: sealed_to + 1, to: i64::MAX }, wanted)?;
+    let mut statement = connection.prepare_cached(
+        "SELECT first, last, sources, types, entities FROM oncehook_blocks
+          WHERE last >= ?1 AND first <= ?2 ORDER BY last DESC",
+    )?;
+    let bounds = bounds(query);
+    let mut blocks = statement.query([bounds.from, bounds.to])?;
+    while events.len() < wanted
+        && let Some(block) = blocks.next()?
+    {
+        if may_match(block, query)? {
+            let span = Span { from: block.get(0)?, to: block.get(1)? };
+            events.extend(scan(connection, query, span, wanted - events.len())?);
+        }
     }
     Ok(events)
 }
 
-/// Walks the events themselves.
+/// Whether a block may hold a match.
+fn may_match(block: &Row<'_>, query: &EventQuery) -> Result<bool, rusqlite::Error> {
+    let lists = |column: usize, name: &Option<String>| -> Result<bool, rusqlite::Error> {
+        let Some(name) = name else { return Ok(true) };
+        // No list, or one that cannot be read, means that anything may be there.
+        let listed = block.get_ref(column)?.as_str_or_null()?;
+        let listed: Option<Vec<String>> = listed.and_then(|listed| serde_json::from_str(listed).ok());
+        Ok(listed.is_none_or(|listed| listed.contains(name)))
+    };
+    let entity = match &query.entity {
+        Some(entity) => Bloom::from_bytes(block.get(4)?).may_contain(entity.as_bytes()),
+        None => true,
+    };
+    Ok(entity && lists(2, &query.source)? && lists(3, &query.kind)?)
+}
+
+/// A range of sequences, both ends included.
+#[derive(Clone, Copy)]
+struct Span {
+    from: i64,
+    to: i64,
+}
+
+/// The sequences that a query can match.
+fn bounds(query: &EventQuery) -> Span {
+    // A sequence is never below the millisecond of receipt, so this bound loses nothing. There is no such bound for
+    // `until`: after the clock was set back, sequences run ahead of it. A day of slack keeps old pages cheap.
+    let since = query.since.map_or(i64::MIN, |since| first_sequence(since.0 / 1_000));
+    let until = query.until.map_or(i64::MAX, |until| first_sequence(until.0 / 1_000 + 86_400_000));
+    let after = query.after.map_or(i64::MAX, |after| after.sequence() - 1);
+    Span { from: since, to: after.min(until) }
+}
+
+/// Walks the events of a span.
 fn scan(
     connection: &Connection,
     query: &EventQuery,
-    from: i64,
+    span: Span,
     limit: usize,
 ) -> Result<Vec<EventSummary>, rusqlite::Error> {
     let sql = format!(
-        "{SUMMARY} FROM oncehook_events e {BESIDE} WHERE {CONDITIONS} ORDER BY e.seq DESC LIMIT :limit"
+        "{SUMMARY} FROM oncehook_events e {BESIDE}
+          WHERE e.seq >= :from AND e.seq <= :to
+            AND (:source IS NULL OR e.source = :source)
+            AND (:type   IS NULL OR e.type   = :type)
+            AND (:entity IS NULL OR e.entity = :entity)
+            AND (:status IS NULL OR s.status = :status)
+            AND (:since  IS NULL OR e.received_at >= :since)
+            AND (:until  IS NULL OR e.received_at <  :until)
+          ORDER BY e.seq DESC LIMIT :limit"
     );
-    run(connection, &sql, query, from, i64::MAX, limit, &[])
-}
-
-/// Walks the search index. CROSS JOIN keeps SQLite from turning the order around.
-fn look_up(
-    connection: &Connection,
-    query: &EventQuery,
-    field: &str,
-    value: &str,
-    to: i64,
-    limit: usize,
-) -> Result<Vec<EventSummary>, rusqlite::Error> {
-    let sql = format!(
-        "{SUMMARY} FROM oncehook_lookups l CROSS JOIN oncehook_events e ON e.seq = l.event {BESIDE}
-          WHERE l.field = :field AND l.value = :value AND l.event >= :from AND l.event <= :to AND {CONDITIONS}
-          ORDER BY l.event DESC LIMIT :limit"
-    );
-    run(connection, &sql, query, i64::MIN, to, limit, &[(":field", &field), (":value", &value.as_bytes())])
+    let bounds = bounds(query);
+    connection
+        .prepare_cached(&sql)?
+        .query_map(
+            named_params! {
+                ":from": span.from.max(bounds.from),
+                ":to": span.to.min(bounds.to),
+                ":source": query.source,
+                ":type": query.kind,
+                ":entity": query.entity,
+                ":status": query.status.map(EventStatus::as_str),
+                ":since": query.since.map(|at| at.0),
+                ":until": query.until.map(|at| at.0),
+                ":limit": i64::try_from(limit).unwrap_or(i64::MAX),
+            },
+            summary,
+        )?
+        .collect()
 }
 
 /// Asks the ledger. Keys are scoped to a source, so without one every source is asked.
@@ -247,10 +303,9 @@ fn find_by_key(
         .query_map([key.as_bytes()], |row| Ok(EventId::from_bytes(row.get(0)?)))?
         .collect::<Result<Vec<_>, _>>()?;
     events.sort_unstable_by(|a, b| b.cmp(a));
-    let sql = format!("{SUMMARY} FROM oncehook_events e {BESIDE} WHERE {CONDITIONS} LIMIT :limit");
     let mut found = Vec::new();
     for event in events {
-        found.extend(run(connection, &sql, query, event.sequence(), event.sequence(), 1, &[])?);
+        found.extend(scan(connection, query, Span { from: event.sequence(), to: event.sequence() }, 1)?);
     }
     Ok(found)
 }
@@ -258,33 +313,6 @@ fn find_by_key(
 fn by_sequence(connection: &Connection, sequence: i64) -> Result<Option<EventSummary>, rusqlite::Error> {
     let sql = format!("{SUMMARY} FROM oncehook_events e {BESIDE} WHERE e.seq = ?1");
     connection.prepare_cached(&sql)?.query_row([sequence], summary).optional()
-}
-
-fn run(
-    connection: &Connection,
-    sql: &str,
-    query: &EventQuery,
-    from: i64,
-    to: i64,
-    limit: usize,
-    more: &[(&str, &dyn ToSql)],
-) -> Result<Vec<EventSummary>, rusqlite::Error> {
-    let after = query.after.map_or(i64::MAX, |after| after.sequence() - 1);
-    // A sequence is never below the millisecond of receipt, so this bound loses nothing. There is no such bound for
-    // `until`: after the clock was set back, sequences run ahead of it. A day of slack keeps old pages cheap.
-    let since = query.since.map_or(i64::MIN, |since| first_sequence(since.0 / 1_000));
-    let until = query.until.map_or(i64::MAX, |until| first_sequence(until.0 / 1_000 + 86_400_000));
-    let (from, to) = (from.max(since), to.min(after).min(until));
-    let status = query.status.map(EventStatus::as_str);
-    let (since, until) = (query.since.map(|at| at.0), query.until.map(|at| at.0));
-    let limit = i64::try_from(limit).unwrap_or(i64::MAX);
-    let mut parameters: Vec<(&str, &dyn ToSql)> = named_params! {
-        ":from": from, ":to": to, ":source": query.source, ":type": query.kind, ":entity": query.entity,
-        ":status": status, ":since": since, ":until": until, ":limit": limit,
-    }
-    .to_vec();
-    parameters.extend_from_slice(more);
-    connection.prepare_cached(sql)?.query_map(&parameters[..], summary)?.collect()
 }
 
 fn first_sequence(millis: i64) -> i64 {

@@ -69,7 +69,7 @@ const BATCH_BYTES: usize = 8 << 20;
 /// How often the thread wakes without work, and how old counts and search index may become.
 const TICK: Duration = Duration::from_millis(100);
 const FLUSH_EVERY: Duration = Duration::from_millis(500);
-const FOLLOW_EVERY: Duration = Duration::from_millis(200);
+const REPLAYS_EVERY: Duration = Duration::from_millis(200);
 
 /// How long to wait before a failed journal is tried again.
 const REOPEN_EVERY: Duration = Duration::from_millis(250);
@@ -82,9 +82,11 @@ pub(super) struct Writer {
     connection: Option<Connection>,
     ids: EventIds,
     checkpointer: Checkpointer,
-    /// Events stored but not in the search index.
-    unindexed: u64,
-    followed: Instant,
+    /// Events behind the last block of the search index.
+    unsealed: u64,
+    /// Whether there are events that were not looked at for replays.
+    replays_pending: bool,
+    replays_sought: Instant,
     flushed: Instant,
     tried: Instant,
     _lock: LockFile,
@@ -106,8 +108,9 @@ impl Writer {
             connection: None,
             ids: EventIds::above(last, random_tail()),
             checkpointer,
-            unindexed: follower::behind(&connection)?,
-            followed: Instant::now(),
+            unsealed: follower::unsealed(&connection)?,
+            replays_pending: true,
+            replays_sought: Instant::now(),
             flushed: Instant::now(),
             tried: Instant::now(),
             _lock: lock,
@@ -166,7 +169,8 @@ impl Writer {
     }
 
     fn answer(&mut self, batch: &mut Vec<Work>, outcome: Outcome) {
-        self.unindexed += outcome.stored;
+        self.unsealed += outcome.stored;
+        self.replays_pending |= outcome.unsigned;
         if !outcome.duplicates.is_empty() {
             let mut tally = self.shared.tally();
             for duplicate in outcome.duplicates {
@@ -223,8 +227,11 @@ impl Writer {
             }
             return;
         }
-        if self.unindexed >= follower::BATCH || self.followed.elapsed() >= FOLLOW_EVERY {
-            self.follow();
+        if self.unsealed >= follower::BLOCK {
+            self.seal();
+        }
+        if self.replays_pending && self.replays_sought.elapsed() >= REPLAYS_EVERY {
+            self.find_replays();
         }
         if self.flushed.elapsed() >= FLUSH_EVERY || self.shared.tally().is_full() {
             self.flush();
@@ -244,7 +251,10 @@ impl Writer {
             return;
         }
         match queries::store_duplicates(connection, &tally) {
-            Ok(()) => tally.clear(),
+            Ok(()) => {
+                tally.clear();
+                self.shared.flushes.fetch_add(1, Ordering::Release);
+            }
             Err(error) if is_busy(&error) => {}
             Err(error) => {
                 drop(tally);
@@ -253,19 +263,48 @@ impl Writer {
         }
     }
 
-    /// Brings the search index up to date, one batch at a time.
-    fn follow(&mut self) {
-        self.followed = Instant::now();
-        if self.unindexed > 0
-            && let Some(connection) = self.connection.as_mut()
-        {
-            match follower::follow(connection, self.clock.now()) {
-                Ok(indexed) => self.unindexed = self.unindexed.saturating_sub(indexed),
-                Err(error) if is_busy(&error) => {}
-                Err(error) => self.fail(&error.to_string()),
+    /// Adds a block to the search index.
+    fn seal(&mut self) {
+        let Some(connection) = self.connection.as_mut() else { return };
+        match follower::seal(connection) {
+            Ok(true) => self.unsealed = self.unsealed.saturating_sub(follower::BLOCK),
+            Ok(false) => self.unsealed = 0,
+            Err(error) => {
+                // Readers look at unsealed events one by one, so trying again after the next thousand is soon enough.
+                self.unsealed = 0;
+                self.fail_behind(&error);
             }
         }
-        self.shared.index_lag.store(self.unindexed, Ordering::Relaxed);
+        self.shared.index_lag.store(self.unsealed, Ordering::Relaxed);
+    }
+
+    fn find_replays(&mut self) {
+        let Some(connection) = self.connection.as_mut() else { return };
+        match follower::find_replays(connection, self.clock.now()) {
+            // A full batch: the rest comes after the next commit.
+            Ok(more) => {
+                self.replays_pending = more;
+                if !more {
+                    self.replays_sought = Instant::now();
+                }
+            }
+            Err(error) => {
+                self.replays_sought = Instant::now();
+                self.fail_behind(&error);
+            }
+        }
+    }
+
+    /// Something written behind the accepts failed. Accepting goes on unless the disk is the trouble.
+    fn fail_behind(&mut self, error: &rusqlite::Error) {
+        if is_busy(error) {
+            return;
+        }
+        if blames_the_disk(error) {
+            self.fail(&error.to_string());
+        } else {
+            tracing::error!(%error, "the search index could not be brought up to date");
+        }
     }
 
     fn self_test(&mut self, answer: oneshot::Sender<Result<(), SelfTestError>>) {
@@ -332,6 +371,8 @@ struct Outcome {
     receipts: Vec<Receipt>,
     /// How many events are new.
     stored: u64,
+    /// Whether one of them has an unsigned key.
+    unsigned: bool,
     duplicates: Vec<DuplicateOf>,
 }
 
@@ -350,7 +391,7 @@ fn commit(
 ) -> Result<Outcome, rusqlite::Error> {
     let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
     let mut outcome =
-        Outcome { receipts: Vec::with_capacity(batch.len()), stored: 0, duplicates: Vec::new() };
+        Outcome { receipts: Vec::with_capacity(batch.len()), stored: 0, unsigned: false, duplicates: Vec::new() };
     let mut counts: HashMap<SourceName, SourceCounts> = HashMap::new();
     {
         let mut statements = Statements::prepare(&transaction)?;
@@ -358,6 +399,7 @@ fn commit(
             let mut receipt = Receipt::with_capacity(work.events.len());
             for event in &work.events {
                 let appended: Appended = statements.append(ids, event)?;
+                outcome.unsigned |= !event.key_signed;
                 match appended.verdict {
                     Verdict::Duplicate => outcome.duplicates.push(DuplicateOf {
                         event: appended.id,
@@ -399,6 +441,21 @@ fn blames_a_row(error: &rusqlite::Error) -> bool {
     matches!(
         error.sqlite_error_code(),
         Some(ErrorCode::ConstraintViolation | ErrorCode::TooBig | ErrorCode::TypeMismatch)
+    )
+}
+
+/// Errors after which nothing that this connection says can be trusted.
+fn blames_the_disk(error: &rusqlite::Error) -> bool {
+    matches!(
+        error.sqlite_error_code(),
+        Some(
+            ErrorCode::SystemIoFailure
+                | ErrorCode::DiskFull
+                | ErrorCode::DatabaseCorrupt
+                | ErrorCode::NotADatabase
+                | ErrorCode::CannotOpen
+                | ErrorCode::ReadOnly
+        )
     )
 }
 

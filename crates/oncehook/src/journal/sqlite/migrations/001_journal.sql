@@ -2,7 +2,7 @@
 -- Accepting an event costs one row in oncehook_keys, one in oncehook_events and one narrow row in oncehook_deliveries
 -- per route. Everything else is written later, in batches, or only for odd events.
 
--- Facts about this journal: its random id, and how far the search index has come.
+-- Facts about this journal: how far what is written behind the accepts has come.
 CREATE TABLE oncehook_meta (
   name  TEXT PRIMARY KEY,
   value ANY NOT NULL
@@ -128,13 +128,24 @@ CREATE TABLE oncehook_totals (
   quarantined INTEGER NOT NULL DEFAULT 0
 ) STRICT, WITHOUT ROWID;
 
--- The search index for people: which events have this source, type, entity or (where the key is unsigned) body. Filled
--- in batches behind the accepts; meta.indexed_to is the last event that is in it.
-CREATE TABLE oncehook_lookups (
-  field TEXT    NOT NULL CHECK (field IN ('source', 'type', 'entity', 'body')),
-  value BLOB    NOT NULL,
-  event INTEGER NOT NULL,
-  PRIMARY KEY (field, value, event)
+-- The search index for people: one row per block of consecutive events, saying what may be found in it. Written once per
+-- block behind the accepts, so it costs an accept next to nothing. The events behind the last block are few; they are
+-- looked at one by one.
+CREATE TABLE oncehook_blocks (
+  last     INTEGER PRIMARY KEY,
+  first    INTEGER NOT NULL,
+  sources  TEXT    NOT NULL, -- JSON list
+  types    TEXT,             -- JSON list; NULL if there are too many
+  entities BLOB    NOT NULL  -- Bloom filter
+) STRICT;
+
+-- The first event with a body, for sources whose keys are unsigned: the same body under another key is a suspected
+-- replay. Filled behind the accepts up to meta.replays_to.
+CREATE TABLE oncehook_bodies (
+  source TEXT    NOT NULL,
+  digest BLOB    NOT NULL,
+  event  INTEGER NOT NULL,
+  PRIMARY KEY (source, digest)
 ) STRICT, WITHOUT ROWID;
 
 -- An event's status, derived: quarantined, else unrouted, else the worst of its deliveries.

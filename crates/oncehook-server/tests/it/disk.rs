@@ -1,0 +1,131 @@
+//! A disk that is full, and memory that stays bounded under a flood.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use oncehook_testkit::gateway::{CONFIG, Gateway, prepare};
+use oncehook_testkit::promises::{Answers, Senders, assert_is_unavailable};
+use oncehook_testkit::random::Random;
+use oncehook_testkit::sender::{Wire, ask};
+use tokio::time::sleep;
+
+const BINARY: &str = env!("CARGO_BIN_EXE_oncehook");
+
+/// A file system of a few megabytes in memory. Unmounted when dropped.
+struct SmallDisk(PathBuf);
+
+impl SmallDisk {
+    fn mount(at: PathBuf, size: &str) -> Self {
+        std::fs::create_dir(&at).unwrap();
+        let disk = Self(at);
+        disk.run(&["-t", "tmpfs", "-o", &format!("size={size}"), "tmpfs"]);
+        disk
+    }
+
+    fn resize(&self, size: &str) {
+        self.run(&["-o", &format!("remount,size={size}")]);
+    }
+
+    fn run(&self, arguments: &[&str]) {
+        let done = Command::new("mount").args(arguments).arg(&self.0).output().unwrap();
+        let said = String::from_utf8_lossy(&done.stderr);
+        assert!(done.status.success(), "this test must be able to mount a tmpfs (run it as root): {said}");
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        // Lazily: whoever still has a file open there is about to be killed by its own guard.
+        let _ = Command::new("umount").arg("--lazy").arg(&self.0).status();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn fault_5_r4_a_full_disk_is_503_until_there_is_room_again() {
+    let mut random = Random::from_environment();
+    let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let disk = SmallDisk::mount(directory.path().join("small"), "4m");
+    prepare(directory.path(), &CONFIG.replace("sqlite://journal.db", "sqlite://small/journal.db"));
+    let mut gateway = Gateway::start(Path::new(BINARY), directory.path());
+    assert_eq!(gateway.json("/readyz").await["durability"], "process-crash-only");
+
+    // Until it is full, and then until it stays full: the last room may go bit by bit.
+    let senders = Senders::new(1_000, 0);
+    let mut wire = Wire::connect(gateway.ingress).await.unwrap();
+    let (mut refused, mut in_a_row, mut red) = (0, 0, 0);
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while in_a_row < 100 {
+        assert!(Instant::now() < deadline, "{} accepted on 4 MB, {refused} refused", senders.promises.len());
+        let key = senders.key(&mut random);
+        let answer = wire.ask(&senders.request(&key)).await.unwrap();
+        if senders.promises.record(&key, &answer) {
+            in_a_row = 0;
+            continue;
+        }
+        assert_is_unavailable(&answer);
+        refused += 1;
+        in_a_row += 1;
+        let ready = gateway.get("/readyz").await;
+        if ready.status == 503 {
+            red += 1;
+            assert!(ready.json()["failing"].is_string() || ready.json()["ready"] == false, "{ready:?}");
+        }
+        sleep(Duration::from_millis(10)).await;
+    }
+    assert!(senders.promises.len() > 100, "it was full from the start");
+    assert!(red > 50, "/readyz was red only {red} times of {refused}");
+    let kept = senders.promises.check(&gateway).await;
+    eprintln!("full: {kept:?}, refused {refused}, /readyz red {red} times");
+
+    // Room comes back, and nobody has to do anything else.
+    disk.resize("64m");
+    let started = Instant::now();
+    loop {
+        let key = senders.key(&mut random);
+        let answer = ask(gateway.ingress, &senders.request(&key)).await.unwrap();
+        if senders.promises.record(&key, &answer) {
+            break;
+        }
+        assert_is_unavailable(&answer);
+        assert!(started.elapsed() < Duration::from_secs(5), "it does not resume:\n{}", gateway.log());
+        sleep(Duration::from_millis(20)).await;
+    }
+    eprintln!("resumed {:?} after there was room", started.elapsed());
+    let sending = senders.start(gateway.ingress, 8, &mut random);
+    sleep(Duration::from_millis(500)).await;
+    let heard = sending.finish().await;
+    assert_eq!(heard.of(200), heard.statuses.values().sum::<u64>(), "{heard:?}");
+    assert_eq!(gateway.get("/readyz").await.status, 200);
+
+    gateway.kill();
+    let mut gateway = Gateway::start(Path::new(BINARY), directory.path());
+    senders.promises.check(&gateway).await;
+    assert!(gateway.stop().success());
+    let kept = senders.promises.check_file(&disk.0.join("journal.db"), |key| senders.body_of(key));
+    eprintln!("after a crash: {kept:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn r5_memory_stays_bounded_while_64_connections_push_5_kb_bodies() {
+    const LIMIT: u64 = 256 << 20;
+    let mut random = Random::from_environment();
+    let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    prepare(directory.path(), CONFIG);
+    let mut gateway = Gateway::start(Path::new(BINARY), directory.path());
+    let senders = Senders::new(5_000, 0);
+    let sending = senders.start(gateway.ingress, 64, &mut random);
+    let started = Instant::now();
+    while started.elapsed() < Duration::from_secs(10) {
+        sleep(Duration::from_millis(500)).await;
+        let now = gateway.memory("VmRSS");
+        assert!(now > 0 && now < LIMIT, "{} MB", now >> 20);
+    }
+    let heard: Answers = sending.finish().await;
+    let most = gateway.memory("VmHWM");
+    eprintln!("{heard:?}; at most {} MB", most >> 20);
+    assert!(heard.of(200) > 5_000, "there was no load to speak of: {heard:?}");
+    assert!(most > 0 && most < LIMIT, "{} MB", most >> 20);
+    senders.promises.check(&gateway).await;
+    assert!(gateway.stop().success());
+}

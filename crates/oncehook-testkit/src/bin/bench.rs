@@ -1,0 +1,229 @@
+//! `make bench`: how much of the ceiling durable accepts reach, in one run on one machine.
+//!
+//! Every row is a gateway of its own in a fresh directory, loaded by this process over loopback with signed requests made
+//! beforehand. Rounds are interleaved and the median is reported, so a slow moment of the machine hits all rows alike.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::HeaderMap;
+use oncehook_testkit::gateway::{CONFIG, Gateway, SECRET, now, prepare};
+use oncehook_testkit::random::Random;
+use oncehook_testkit::sender::Provider;
+use oncehook_testkit::workload::{Pace, Report, run};
+
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
+const CONNECTIONS: usize = 64;
+
+/// How long each measurement takes, and how many rounds there are.
+struct Plan {
+    seconds: u64,
+    rounds: usize,
+    body: usize,
+    memory_seconds: u64,
+    directory: PathBuf,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Row {
+    Ceiling,
+    RandomKeys,
+    OrderedKeys,
+    Duplicates,
+}
+
+const ROWS: [Row; 4] = [Row::Ceiling, Row::RandomKeys, Row::OrderedKeys, Row::Duplicates];
+
+struct Measured {
+    rate: f64,
+    p50: f64,
+    p99: f64,
+    memory: u64,
+    cpu_micros: f64,
+    refused: u64,
+}
+
+fn main() -> anyhow::Result<()> {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    if arguments.first().is_some_and(|word| word == "ceiling") {
+        return oncehook_testkit::ceiling::serve();
+    }
+    let number = |name: &str, usual: usize| {
+        let at = arguments.iter().position(|word| word == name);
+        at.and_then(|at| arguments.get(at + 1)?.parse().ok()).unwrap_or(usual)
+    };
+    let plan = Plan {
+        seconds: number("--seconds", 8) as u64,
+        rounds: number("--rounds", 3),
+        body: number("--body", 1_024),
+        memory_seconds: number("--memory-seconds", 60) as u64,
+        directory: std::env::current_dir()?.join("target").join("bench"),
+    };
+    std::fs::create_dir_all(&plan.directory)?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(bench(&plan))
+}
+
+async fn bench(plan: &Plan) -> anyhow::Result<()> {
+    println!(
+        "{CONNECTIONS} connections, {} byte bodies, {} s per row, median of {} rounds",
+        plan.body, plan.seconds, plan.rounds
+    );
+    println!("load generator on the same machine ({} cores)\n", std::thread::available_parallelism()?);
+    let mut results: Vec<Vec<Measured>> = ROWS.iter().map(|_| Vec::new()).collect();
+    for round in 1..=plan.rounds {
+        for (row, results) in ROWS.iter().zip(&mut results) {
+            let measured = measure(plan, *row, Pace::Closed, plan.seconds).await?;
+            eprintln!("round {round}: {row:?} {:.0}/s, p99 {:.1} ms", measured.rate, measured.p99);
+            results.push(measured);
+        }
+    }
+    let medians: Vec<&Measured> = results.iter_mut().map(|row| median(row)).collect();
+    let ceiling = medians[0].rate;
+    println!(
+        "{:<28} {:>10} {:>8} {:>9} {:>9} {:>10} {:>9}",
+        "closed loop", "accepts/s", "ratio", "p50 ms", "p99 ms", "CPU µs/req", "RSS MB"
+    );
+    for (row, measured) in ROWS.iter().zip(&medians) {
+        println!(
+            "{:<28} {:>10.0} {:>8.2} {:>9.2} {:>9.2} {:>10.1} {:>9.0}",
+            name(*row),
+            measured.rate,
+            measured.rate / ceiling,
+            measured.p50,
+            measured.p99,
+            measured.cpu_micros,
+            measured.memory as f64 / 1e6
+        );
+        anyhow::ensure!(measured.refused == 0, "{} requests were refused", measured.refused);
+    }
+    println!(
+        "\n{:<28} {:>10} {:>9} {:>9} {:>9}",
+        "open loop, a third of it", "offered/s", "p50 ms", "p99 ms", "RSS MB"
+    );
+    for (row, closed) in ROWS.iter().zip(&medians) {
+        let offered = closed.rate / 3.0;
+        let measured = measure(plan, *row, Pace::Open(offered), plan.seconds).await?;
+        println!(
+            "{:<28} {:>10.0} {:>9.2} {:>9.2} {:>9.0}",
+            name(*row),
+            offered,
+            measured.p50,
+            measured.p99,
+            measured.memory as f64 / 1e6
+        );
+    }
+    if plan.memory_seconds > 0 {
+        let heavy = Plan { body: 5_120, directory: plan.directory.clone(), ..*plan };
+        let measured = measure(&heavy, Row::OrderedKeys, Pace::Closed, plan.memory_seconds).await?;
+        println!(
+            "\nmemory: {CONNECTIONS} connections pushed 5 KB bodies for {} s at {:.0}/s: peak RSS {:.0} MB (limit 256)",
+            plan.memory_seconds,
+            measured.rate,
+            measured.memory as f64 / 1e6
+        );
+    }
+    Ok(())
+}
+
+async fn measure(plan: &Plan, row: Row, pace: Pace, seconds: u64) -> anyhow::Result<Measured> {
+    let directory = tempfile::tempdir_in(&plan.directory)?;
+    prepare(directory.path(), CONFIG);
+    let gateway = start(row, directory.path())?;
+    let provider = Provider::new("stripe", SECRET, "stripe");
+    // Enough for the fastest machine; a row that runs out ends early, which the rate allows for.
+    let (count, again) = match (row, pace) {
+        (Row::Duplicates, _) => (1_000, true),
+        (Row::Ceiling, _) => (20_000, true),
+        (_, Pace::Closed) => (60_000 * seconds as usize * 1_024 / plan.body.max(1_024), false),
+        (_, Pace::Open(rate)) => ((rate * (seconds + 1) as f64) as usize, false),
+    };
+    let requests =
+        Arc::new((0..count).map(|number| request(&provider, row, number, plan.body)).collect::<Vec<_>>());
+    if row == Row::Duplicates {
+        run(
+            gateway.ingress,
+            CONNECTIONS,
+            Arc::clone(&requests),
+            false,
+            Pace::Closed,
+            Duration::from_secs(60),
+        )
+        .await;
+    }
+    let before = cpu_micros(gateway.pid());
+    let report = run(gateway.ingress, CONNECTIONS, requests, again, pace, Duration::from_secs(seconds)).await;
+    Ok(summary(&gateway, &report, cpu_micros(gateway.pid()) - before))
+}
+
+fn start(row: Row, directory: &Path) -> anyhow::Result<Gateway> {
+    let own = std::env::current_exe()?;
+    if row == Row::Ceiling {
+        let mut command = Command::new(own);
+        command.arg("ceiling");
+        return Ok(Gateway::start_command(command, directory));
+    }
+    Ok(Gateway::start(&own.with_file_name("oncehook"), directory))
+}
+
+/// A signed Stripe event of about the wanted size. Random keys scatter over the ledger; ordered ones go to its end.
+fn request(provider: &Provider, row: Row, number: usize, size: usize) -> Vec<u8> {
+    let scattered = Random::new(number as u64).next();
+    let id = match row {
+        Row::OrderedKeys => format!("evt_1PxZ{number:012}{:08x}", scattered as u32),
+        _ => format!("evt_{scattered:016x}{:08x}", number as u32),
+    };
+    let head = format!(
+        "{{\"id\":\"{id}\",\"object\":\"event\",\"type\":\"payment_intent.succeeded\",\"created\":{},\"data\":{{\"object\":{{\"id\":\"pi_{number}\",\"amount\":1999,\"note\":\"",
+        now().as_secs()
+    );
+    let tail = "\"}},\"livemode\":true,\"pending_webhooks\":1}";
+    let padding = "x".repeat(size.saturating_sub(head.len() + tail.len()));
+    let mut headers = HeaderMap::new();
+    headers.insert("content-type", http::HeaderValue::from_static("application/json; charset=utf-8"));
+    headers.insert(
+        "user-agent",
+        http::HeaderValue::from_static("Stripe/1.0 (+https://stripe.com/docs/webhooks)"),
+    );
+    provider.request(&headers, format!("{head}{padding}{tail}").as_bytes(), &id, now())
+}
+
+fn summary(gateway: &Gateway, report: &Report, cpu: f64) -> Measured {
+    let answered: u64 = report.statuses.values().sum();
+    Measured {
+        rate: report.rate(),
+        p50: report.millis(0.5),
+        p99: report.millis(0.99),
+        memory: gateway.memory("VmHWM"),
+        cpu_micros: cpu / answered.max(1) as f64,
+        refused: answered - report.statuses.get(&200).copied().unwrap_or(0) + report.errors,
+    }
+}
+
+/// CPU time of a process so far, in microseconds.
+fn cpu_micros(pid: u32) -> f64 {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    let after_name = stat.rsplit(')').next().unwrap_or_default();
+    let ticks: f64 =
+        after_name.split_whitespace().skip(11).take(2).filter_map(|ticks| ticks.parse::<f64>().ok()).sum();
+    // The kernel counts in hundredths of a second.
+    ticks * 10_000.0
+}
+
+fn median(row: &mut [Measured]) -> &Measured {
+    row.sort_by(|a, b| a.rate.total_cmp(&b.rate));
+    &row[row.len() / 2]
+}
+
+fn name(row: Row) -> &'static str {
+    match row {
+        Row::Ceiling => "ceiling, no storage",
+        Row::RandomKeys => "SQLite, random keys",
+        Row::OrderedKeys => "SQLite, time-ordered keys",
+        Row::Duplicates => "SQLite, duplicates",
+    }
+}

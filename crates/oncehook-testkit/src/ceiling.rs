@@ -1,0 +1,92 @@
+//! The ceiling for benchmarks: a gateway whose journal answers at once and keeps nothing.
+//!
+//! Accept loop, verification, identification and digest are the real ones; only the append is missing. What the real
+//! gateway reaches of this rate is what durability costs.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::Mutex;
+
+use oncehook::clock::Clock;
+use oncehook::event::{EventId, EventIds, NewEvents};
+use oncehook::journal::{
+    AppendError, Appended, BoxFuture, Durability, EventDetail, EventPage, EventQuery, Journal, JournalReader,
+    JournalState, ReadError, Receipt, SelfTestError, Stats, StoredBody, Ticket, Verdict,
+};
+use oncehook_server::app::App;
+use oncehook_server::config::Config;
+use tokio::net::TcpListener;
+use tokio::sync::oneshot;
+
+/// Keeps nothing. Benchmarks only.
+struct NoJournal(Mutex<EventIds>);
+
+impl Journal for NoJournal {
+    fn submit(&self, events: NewEvents) -> Result<Ticket, AppendError> {
+        let mut ids = self.0.lock().unwrap();
+        let receipt: Receipt = events
+            .iter()
+            .map(|event| Appended { id: ids.next(event.received_at), verdict: Verdict::New })
+            .collect();
+        let (answer, ticket) = oneshot::channel();
+        let _ = answer.send(Ok(receipt));
+        Ok(ticket)
+    }
+
+    fn state(&self) -> JournalState {
+        JournalState {
+            kind: "none",
+            durability: Durability::None,
+            failing: None,
+            queued: 0,
+            queue_limit: 0,
+            index_lag: 0,
+            wal_pages: 0,
+        }
+    }
+
+    fn self_test(&self) -> BoxFuture<'_, Result<(), SelfTestError>> {
+        Box::pin(async { Ok(()) })
+    }
+
+    fn close(&self) -> BoxFuture<'_, ()> {
+        Box::pin(async {})
+    }
+}
+
+impl JournalReader for NoJournal {
+    fn list(&self, _: EventQuery) -> BoxFuture<'_, Result<EventPage, ReadError>> {
+        Box::pin(async { Ok(EventPage::default()) })
+    }
+
+    fn show(&self, _: EventId) -> BoxFuture<'_, Result<Option<EventDetail>, ReadError>> {
+        Box::pin(async { Ok(None) })
+    }
+
+    fn body(&self, _: EventId) -> BoxFuture<'_, Result<Option<StoredBody>, ReadError>> {
+        Box::pin(async { Ok(None) })
+    }
+
+    fn stats(&self) -> BoxFuture<'_, Result<Stats, ReadError>> {
+        Box::pin(async { Ok(Stats::default()) })
+    }
+}
+
+/// Runs the ceiling with the configuration in the working directory until the process is killed.
+pub fn serve() -> anyhow::Result<()> {
+    let config = Config::load("oncehook.toml".as_ref())?;
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    runtime.block_on(async {
+        let ingress = TcpListener::bind(config.server.ingress).await?;
+        let admin = TcpListener::bind(config.server.admin).await?;
+        welcome(ingress.local_addr()?, admin.local_addr()?);
+        let journal = Arc::new(NoJournal(Mutex::new(EventIds::above(0, 0))));
+        App::new(config, journal, Clock::system()).run(ingress, admin, std::future::pending()).await;
+        Ok(())
+    })
+}
+
+/// The lines that the harness waits for, as the gateway prints them.
+fn welcome(ingress: SocketAddr, admin: SocketAddr) {
+    eprintln!("webhooks  http://{ingress}/webhooks/stripe\nadmin     http://{admin}/\nSend a signed webhook");
+}
