@@ -17,10 +17,13 @@ use oncehook_verify::{EventKey, Integrity, Quarantine, UnixMicros, digest};
 /// A time to start from.
 pub const NOW: UnixMicros = UnixMicros(1_790_000_000_000_000);
 
+/// Opens a journal in a directory, again if it is there already, with the time from a clock.
+pub type Open<J> = Box<dyn Fn(&Path, Clock) -> Arc<J>>;
+
 /// A backend under test.
 pub struct Subject<J> {
-    /// Opens the journal in a directory, again if it is there already, with the time from this clock.
-    pub open: Box<dyn Fn(&Path, Clock) -> Arc<J>>,
+    /// How to open it.
+    pub open: Open<J>,
     /// Whether what was stored is there after closing and opening again.
     pub survives: bool,
 }

@@ -233,6 +233,7 @@ async fn pages_follow_each_other_without_gaps_or_repeats() {
             let mut keys = Vec::new();
             let mut cursor = String::new();
             loop {
+                assert!(keys.len() <= total, "limit={limit}{filter}: the pages do not end");
                 let page = rig.gateway.json(&format!("/api/events?limit={limit}{filter}{cursor}")).await;
                 let events = page["events"].as_array().unwrap();
                 assert!(events.len() <= limit);

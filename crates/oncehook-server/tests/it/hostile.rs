@@ -115,7 +115,7 @@ async fn fault_27_ids_that_look_alike_are_different_events() {
         let found = rig.gateway.json(&format!("/api/events?key={escaped}")).await;
         let found: Vec<_> =
             found["events"].as_array().unwrap().iter().map(|event| text(&event["id"])).collect();
-        assert_eq!(found, [event.clone()], "{id:?}");
+        assert_eq!(found, std::slice::from_ref(event), "{id:?}");
     }
 }
 
@@ -519,7 +519,7 @@ async fn fault_79_monstrous_json_is_stored_byte_for_byte() {
         format!(r#"{{"id":"number","other":{}}}"#, "7".repeat(1_000_000)),
         format!(r#"{{"id":{},"data":1}}"#, "7".repeat(1_000_000)),
         format!(r#"{{"created":{},"id":"time"}}"#, "9".repeat(1_000)),
-        format!(r#"{{"created":1e999999999,"id":"exponent"}}"#),
+        r#"{"created":1e999999999,"id":"exponent"}"#.to_owned(),
         format!(r#"{{{keys}"id":"wide"}}"#),
         format!(r#"{{"id":"nul","data":"a{}b"}}"#, "\\u0000"),
         r#"{"id":"surrogate","other":"\ud800"}"#.to_owned(),

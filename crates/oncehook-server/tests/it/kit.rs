@@ -265,7 +265,9 @@ pub(crate) fn text(value: &serde_json::Value) -> String {
 
 /// Runs the binary to its end in a directory: exit code, stdout, stderr.
 pub(crate) fn run(directory: &Path, arguments: &[&str]) -> (i32, String, String) {
-    let output = Command::new(BINARY)
+    // A command that should have ended and did not is a failure with exit code 124, not a test that hangs.
+    let output = Command::new("timeout")
+        .args(["60", BINARY])
         .args(arguments)
         .current_dir(directory)
         .stdin(std::process::Stdio::null())

@@ -15,10 +15,10 @@ use rusqlite::Connection;
 use super::{OpenError, connection};
 
 /// The helper starts copying when this many pages have been logged since it last did.
-const COPY_EVERY_PAGES: u64 = 2_000;
+const COPY_EVERY_PAGES: u64 = 16_000;
 
-/// The log starts over once it has this many pages (32 MB) …
-const RESTART_AT_PAGES: u64 = 8_000;
+/// The log starts over once it has this many pages (64 MB) …
+const RESTART_AT_PAGES: u64 = 16_000;
 
 /// … and at most this many of them are left for the writer to copy.
 const RESTART_LEFT_PAGES: u64 = 400;

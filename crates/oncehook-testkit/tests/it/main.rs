@@ -1,0 +1,80 @@
+//! What a person would forget: the documents name tests that exist, metrics are named in one place, and the tree holds no
+//! traces of the machine it was made on.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+/// Every file below a directory with one of the endings.
+fn files(directory: &Path, endings: &[&str], found: &mut Vec<PathBuf>) {
+    for entry in std::fs::read_dir(directory).unwrap() {
+        let path = entry.unwrap().path();
+        let name = path.file_name().unwrap().to_string_lossy().into_owned();
+        if path.is_dir() {
+            if name != "target" && !name.starts_with('.') {
+                files(&path, endings, found);
+            }
+        } else if endings.iter().any(|ending| name.ends_with(ending)) {
+            found.push(path);
+        }
+    }
+}
+
+fn sources() -> Vec<(PathBuf, String)> {
+    let mut found = Vec::new();
+    files(&root().join("crates"), &[".rs"], &mut found);
+    found.into_iter().map(|path| (path.clone(), std::fs::read_to_string(path).unwrap())).collect()
+}
+
+#[test]
+fn every_test_that_the_documents_name_exists() {
+    let code: BTreeSet<String> = sources()
+        .iter()
+        .flat_map(|(_, text)| text.lines())
+        .filter_map(|line| line.split("fn ").nth(1))
+        .filter_map(|rest| rest.split(['(', '<']).next())
+        .map(str::to_owned)
+        .collect();
+    let document = std::fs::read_to_string(root().join("docs/REQUIREMENTS.md")).unwrap();
+    let named: Vec<&str> = document
+        .lines()
+        .filter(|line| line.starts_with("| R"))
+        .flat_map(|line| line.split('`').skip(1).step_by(2))
+        .filter(|name| !name.contains(' '))
+        .collect();
+    assert!(named.len() > 30, "the table was not read");
+    let missing: Vec<&&str> = named.iter().filter(|name| !code.contains(**name)).collect();
+    assert!(missing.is_empty(), "{missing:?}");
+}
+
+#[test]
+fn every_requirement_is_in_the_table() {
+    let document = std::fs::read_to_string(root().join("docs/REQUIREMENTS.md")).unwrap();
+    let mut listed = BTreeSet::new();
+    for line in document.lines().filter(|line| line.starts_with("| R")) {
+        let ids = line.split('|').nth(1).unwrap().trim();
+        let numbers: Vec<u32> = ids.split('–').map(|id| id.trim_start_matches('R').parse().unwrap()).collect();
+        listed.extend(*numbers.first().unwrap()..=*numbers.last().unwrap());
+    }
+    assert_eq!(listed, (1..=48).collect());
+}
+
+#[test]
+fn metrics_are_named_in_one_place() {
+    for (path, text) in sources() {
+        let product = path.components().any(|part| part.as_os_str() == "src");
+        if product && !path.ends_with("oncehook/src/observe.rs") {
+            assert!(!text.contains("registry.register"), "{}", path.display());
+        }
+    }
+}
+
+#[test]
+fn every_module_says_what_it_is_for() {
+    for (path, text) in sources() {
+        assert!(text.starts_with("//!"), "{} does not open with //!", path.display());
+    }
+}
