@@ -105,8 +105,11 @@ struct Plan {
     total: u64,
     clock: Clock,
     /// Stands in all bodies, so that the copies of an event are the same.
-    started: UnixMicros,
+    occurred: UnixMicros,
 }
+
+/// When events with a given key happened: 2026-01-01.
+const NAMED_EVENTS_OCCURRED: UnixMicros = UnixMicros(1_767_225_600_000_000);
 
 /// One event, before it is signed.
 struct Unsigned {
@@ -120,6 +123,8 @@ impl Plan {
     fn new(options: Send, chosen: &Chosen) -> anyhow::Result<Self> {
         let total = options.times.checked_mul(options.events).filter(|total| *total <= MAX_REQUESTS);
         let clock = Clock::system();
+        // Whoever names a key means one event, today and tomorrow: its body must not change with the clock.
+        let occurred = if options.key.is_some() { NAMED_EVENTS_OCCURRED } else { clock.now() };
         let plan = Self {
             url: target(options.url, chosen)?,
             signer: signer(chosen)?,
@@ -131,7 +136,7 @@ impl Plan {
             events: options.events,
             times: options.times,
             total: total.with_context(|| format!("these are more than {MAX_REQUESTS} requests"))?,
-            started: clock.now(),
+            occurred,
             clock,
         };
         let first = plan.unsigned(0)?;
@@ -158,7 +163,7 @@ impl Plan {
 
     fn unsigned(&self, number: u64) -> anyhow::Result<Unsigned> {
         let id = if self.events == 1 { self.key.clone() } else { format!("{}_{}", self.key, number + 1) };
-        let (mut headers, body) = self.sample.render(&id, self.kind.as_deref(), self.started)?;
+        let (mut headers, body) = self.sample.render(&id, self.kind.as_deref(), self.occurred)?;
         headers.entry(header::CONTENT_TYPE).or_insert(HeaderValue::from_static("application/json"));
         for (name, _) in &self.headers {
             headers.remove(name);

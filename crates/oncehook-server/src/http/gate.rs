@@ -109,17 +109,16 @@ impl Gate {
         self.rejections.log();
     }
 
-    /// A place for one more request, or `None` if there are too many.
-    pub(super) fn enter(&self) -> Option<Visit<'_>> {
-        let before = self.in_flight.fetch_add(1, Ordering::Relaxed);
-        let visit = Visit { gate: self, bytes: 0 };
-        (before < self.limits.in_flight).then_some(visit)
+    /// A request on its way in. It holds no place yet.
+    pub(super) fn visit(&self) -> Visit<'_> {
+        Visit { gate: self, inside: false, bytes: 0 }
     }
 }
 
 /// A request on its way through the gate. Gives its place and its bytes back when dropped, however that comes about.
 pub(super) struct Visit<'g> {
     gate: &'g Gate,
+    inside: bool,
     bytes: usize,
 }
 
@@ -130,11 +129,20 @@ impl Visit<'_> {
         self.bytes += bytes;
         before + bytes <= self.gate.limits.in_flight_bytes
     }
+
+    /// Takes one of the places for requests being answered; `false` if there is none. Called when the body is there: a
+    /// sender that dawdles holds a connection, not a place that an honest one needs.
+    pub(super) fn enter(&mut self) -> bool {
+        self.inside = true;
+        self.gate.in_flight.fetch_add(1, Ordering::Relaxed) < self.gate.limits.in_flight
+    }
 }
 
 impl Drop for Visit<'_> {
     fn drop(&mut self) {
-        self.gate.in_flight.fetch_sub(1, Ordering::Relaxed);
+        if self.inside {
+            self.gate.in_flight.fetch_sub(1, Ordering::Relaxed);
+        }
         self.gate.bytes.fetch_sub(self.bytes, Ordering::Relaxed);
     }
 }

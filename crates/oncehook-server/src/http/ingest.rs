@@ -65,10 +65,6 @@ async fn receive(
 ) -> Result<Answer, HttpError> {
     let (head, body) = request.into_parts();
     let source = find_source(gate, &head)?;
-    let Some(mut visit) = gate.enter() else {
-        source.metrics.count_unavailable("in_flight");
-        return Err(HttpError::unavailable("overloaded"));
-    };
     if !gate.is_open() {
         source.metrics.count_unavailable("not_ready");
         return Err(HttpError::unavailable("not_ready"));
@@ -80,7 +76,12 @@ async fn receive(
         return Err(HttpError::new(StatusCode::FORBIDDEN, "address", "this address may not deliver here"));
     }
 
+    let mut visit = gate.visit();
     let body = read_body(gate, source, &mut visit, body).await?;
+    if !visit.enter() {
+        source.metrics.count_unavailable("in_flight");
+        return Err(HttpError::unavailable("overloaded"));
+    }
     let now = gate.clock.now();
     let request = oncehook_verify::Request {
         method: head.method.as_str(),

@@ -222,6 +222,20 @@ async fn send_once() {
 }
 
 #[tokio::test]
+async fn send_with_a_key_means_one_event_whenever_it_is_sent() {
+    let rig = rig();
+    let mut verdicts = Vec::new();
+    for _ in 0..2 {
+        let (code, out, _) = client(&rig, &["send", "--source", "stripe", "--key", "evt_named"]);
+        assert_eq!(code, 0, "{out}");
+        verdicts.push(["accepted", "duplicate", "conflict"].into_iter().find(|word| out.contains(word)));
+        // The next second would show in a body that held the time of sending.
+        tokio::time::sleep(std::time::Duration::from_millis(1_100)).await;
+    }
+    assert_eq!(verdicts, [Some("accepted"), Some("duplicate")]);
+}
+
+#[tokio::test]
 async fn send_many_at_once_and_one_is_accepted() {
     let rig = rig();
     let (code, out, err) =

@@ -320,6 +320,46 @@ impl Syncs {
     }
 }
 
+/// A crash cannot show a missing sync, because the kernel keeps what was written. The order of the system calls can:
+/// between the last write to the log and the answer there must be a sync of the log.
+#[tokio::test(flavor = "multi_thread")]
+async fn r3_nothing_is_answered_before_its_log_is_synced() {
+    let directory = prepared();
+    let gateway = start(&directory);
+    let senders = Senders::new(600, 0);
+    let mut random = Random::from_environment();
+    let trace = directory.path().join("trace");
+    let mut command = Command::new("strace");
+    command.args(["-f", "-y", "-s", "16", "-e", "trace=pwrite64,fdatasync,fsync,writev,sendto,write", "-o"]);
+    command.arg(&trace).args(["-p", &gateway.pid().to_string()]).stderr(Stdio::piped()).stdin(Stdio::null());
+    let mut strace = Guarded(command.spawn().expect("this test needs strace (apt-get install strace)"));
+    let mut attached = BufReader::new(strace.0.stderr.take().unwrap());
+    attached.read_line(&mut String::new()).unwrap();
+    sleep(Duration::from_millis(500)).await;
+    for _ in 0..50 {
+        let key = senders.key(&mut random);
+        let answer = ask(gateway.ingress, &senders.request(&key)).await.unwrap();
+        assert!(senders.promises.record(&key, &answer));
+    }
+    assert!(Command::new("kill").args(["-INT", &strace.0.id().to_string()]).status().unwrap().success());
+    strace.0.wait().unwrap();
+
+    let text = std::fs::read_to_string(trace).unwrap();
+    let (mut unsynced, mut writes, mut answers) = (false, 0, 0);
+    for line in text.lines() {
+        if line.contains("pwrite64(") && line.contains("journal.db-wal") {
+            unsynced = true;
+            writes += 1;
+        } else if (line.contains("fdatasync") || line.contains("fsync")) && line.trim_end().ends_with("= 0") {
+            unsynced = false;
+        } else if line.contains("\"HTTP/1.1 200") {
+            answers += 1;
+            assert!(!unsynced, "answered before the sync: {line}");
+        }
+    }
+    assert!(writes >= 50 && answers >= 50, "{writes} writes and {answers} answers were seen");
+}
+
 /// Waits until `/readyz` has a status.
 async fn wait_for_readyz(gateway: &Gateway, status: u16) -> Duration {
     let started = Instant::now();

@@ -378,6 +378,27 @@ async fn fault_76_beyond_the_cap_connections_get_503_and_places_come_back() {
     soon(recovered).await;
 }
 
+/// Dawdlers hold connections, not the places that honest senders need.
+#[tokio::test]
+async fn fault_76_senders_that_dawdle_in_the_body_take_no_place() {
+    let rig = rig("[server.limits]\nin_flight = 5\nbody = \"30s\"\n");
+    let mut dawdlers = Vec::new();
+    for number in 0..20 {
+        let request = event(&format!("\"evt_slow_{number}\""));
+        let mut wire = rig.connect().await;
+        wire.send(&request[..request.len() - 1]).await.unwrap();
+        dawdlers.push((wire, request[request.len() - 1]));
+    }
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    for number in 0..10 {
+        let answer = soon(rig.connect().await.ask(&event(&format!("\"evt_{number}\"")))).await.unwrap();
+        assert_eq!(answer.status, 200);
+    }
+    // And a dawdler that ends is served like anybody.
+    let (mut wire, last) = dawdlers.pop().unwrap();
+    assert_eq!(soon(wire.ask(&[last])).await.unwrap().status, 200);
+}
+
 fn sized(bytes: usize) -> Vec<u8> {
     let start = r#"{"id":"evt_sized","pad":""#;
     let mut body = start.as_bytes().to_vec();

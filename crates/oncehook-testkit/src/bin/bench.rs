@@ -17,10 +17,12 @@ use oncehook_testkit::workload::{Pace, Report, run};
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
-const CONNECTIONS: usize = 64;
+/// Senders at once, unless `--connections` says otherwise. Group commit lives from what gathers while a commit runs.
+const CONNECTIONS: usize = 256;
 
 /// How long each measurement takes, and how many rounds there are.
 struct Plan {
+    connections: usize,
     seconds: u64,
     rounds: usize,
     body: usize,
@@ -57,6 +59,7 @@ fn main() -> anyhow::Result<()> {
         at.and_then(|at| arguments.get(at + 1)?.parse().ok()).unwrap_or(usual)
     };
     let plan = Plan {
+        connections: number("--connections", CONNECTIONS),
         seconds: number("--seconds", 8) as u64,
         rounds: number("--rounds", 3),
         body: number("--body", 1_024),
@@ -70,8 +73,8 @@ fn main() -> anyhow::Result<()> {
 
 async fn bench(plan: &Plan) -> anyhow::Result<()> {
     println!(
-        "{CONNECTIONS} connections, {} byte bodies, {} s per row, median of {} rounds",
-        plan.body, plan.seconds, plan.rounds
+        "{} connections, {} byte bodies, {} s per row, median of {} rounds",
+        plan.connections, plan.body, plan.seconds, plan.rounds
     );
     println!("load generator on the same machine ({} cores)\n", std::thread::available_parallelism()?);
     let mut results: Vec<Vec<Measured>> = ROWS.iter().map(|_| Vec::new()).collect();
@@ -118,10 +121,11 @@ async fn bench(plan: &Plan) -> anyhow::Result<()> {
         );
     }
     if plan.memory_seconds > 0 {
-        let heavy = Plan { body: 5_120, directory: plan.directory.clone(), ..*plan };
+        let heavy = Plan { connections: 64, body: 5_120, directory: plan.directory.clone(), ..*plan };
         let measured = measure(&heavy, Row::OrderedKeys, Pace::Closed, plan.memory_seconds).await?;
         println!(
-            "\nmemory: {CONNECTIONS} connections pushed 5 KB bodies for {} s at {:.0}/s: peak RSS {:.0} MB (limit 256)",
+            "\nmemory: {} connections pushed 5 KB bodies for {} s at {:.0}/s: peak RSS {:.0} MB (limit 256)",
+            heavy.connections,
             plan.memory_seconds,
             measured.rate,
             measured.memory as f64 / 1e6
@@ -156,7 +160,8 @@ async fn measure(plan: &Plan, row: Row, pace: Pace, seconds: u64) -> anyhow::Res
         .await;
     }
     let before = cpu_micros(gateway.pid());
-    let report = run(gateway.ingress, CONNECTIONS, requests, again, pace, Duration::from_secs(seconds)).await;
+    let report =
+        run(gateway.ingress, plan.connections, requests, again, pace, Duration::from_secs(seconds)).await;
     Ok(summary(&gateway, &report, cpu_micros(gateway.pid()) - before))
 }
 

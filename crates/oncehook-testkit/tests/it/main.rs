@@ -56,7 +56,8 @@ fn every_requirement_is_in_the_table() {
     let mut listed = BTreeSet::new();
     for line in document.lines().filter(|line| line.starts_with("| R")) {
         let ids = line.split('|').nth(1).unwrap().trim();
-        let numbers: Vec<u32> = ids.split('–').map(|id| id.trim_start_matches('R').parse().unwrap()).collect();
+        let numbers: Vec<u32> =
+            ids.split('–').map(|id| id.trim_start_matches('R').parse().unwrap()).collect();
         listed.extend(*numbers.first().unwrap()..=*numbers.last().unwrap());
     }
     assert_eq!(listed, (1..=48).collect());

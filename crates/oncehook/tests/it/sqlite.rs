@@ -155,7 +155,11 @@ async fn r34_rare_events_are_found_in_a_long_history() {
     for chunk in 0..35 {
         let events = (0..100).map(|number| NewEvent {
             source: SourceName::new(if chunk == 7 && number == 3 { "seldom" } else { "shop" }).unwrap(),
-            kind: Some(if chunk % 10 == 2 && number == 5 { "odd".to_owned() } else { format!("type-{}", number % 3) }),
+            kind: Some(if chunk % 10 == 2 && number == 5 {
+                "odd".to_owned()
+            } else {
+                format!("type-{}", number % 3)
+            }),
             entity: Some(format!("entity-{}", (chunk * 100 + number) / 2)),
             ..event(&format!("evt_{chunk}_{number}"), "{}")
         });

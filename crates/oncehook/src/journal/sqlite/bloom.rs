@@ -29,7 +29,8 @@ impl Bloom {
     }
 
     pub(super) fn may_contain(&self, item: &[u8]) -> bool {
-        probes(item, self.0.len()).all(|bit| self.0.get(bit / 8).is_some_and(|byte| byte & (1 << (bit % 8)) != 0))
+        probes(item, self.0.len())
+            .all(|bit| self.0.get(bit / 8).is_some_and(|byte| byte & (1 << (bit % 8)) != 0))
     }
 }
 

@@ -21,7 +21,7 @@ const COPY_EVERY_PAGES: u64 = 16_000;
 const RESTART_AT_PAGES: u64 = 16_000;
 
 /// … and at most this many of them are left for the writer to copy.
-const RESTART_LEFT_PAGES: u64 = 400;
+const RESTART_LEFT_PAGES: u64 = 1_000;
 
 /// A log of this size (1 GB) is restarted whatever it costs.
 const RESTART_ANYWAY_PAGES: u64 = 262_144;

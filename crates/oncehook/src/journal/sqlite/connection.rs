@@ -41,15 +41,14 @@ pub(super) fn open_writer(path: &Path) -> Result<Connection, OpenError> {
     if !mode.eq_ignore_ascii_case("wal") {
         return Err(OpenError::Durability(format!("journal_mode is {mode}, not WAL")));
     }
-    // Checkpoints sync both files around themselves; `sync` syncs the log after every commit, before its answers.
-    connection.pragma_update(None, "synchronous", "NORMAL")?;
+    connection.pragma_update(None, "synchronous", "FULL")?;
     // The writer and its helper checkpoint; SQLite's own threshold would do it in the middle of a commit.
     connection.pragma_update(None, "wal_autocheckpoint", 0)?;
     connection.pragma_update(None, "cache_size", -65_536)?;
     connection.pragma_update(None, "temp_store", "MEMORY")?;
     connection.pragma_update(None, "foreign_keys", true)?;
     connection.pragma_update(None, "mmap_size", 0)?;
-    expect(&connection, "synchronous", 1)?;
+    expect(&connection, "synchronous", 2)?;
     expect(&connection, "foreign_keys", 1)?;
     Ok(connection)
 }

@@ -1,13 +1,13 @@
 //! The embedded journal: one SQLite file, one writer thread, group commit.
 //!
-//! Promises: an answered append is in the write-ahead log, and the log is synced; one process per file; a failed sync is never followed by a commit into the same log; the schema is the one this program
+//! Promises: an answered append is in the write-ahead log and synced (`synchronous=FULL`, read back, not assumed); one
+//! process per file; a failed sync is never followed by a commit into the same log; the schema is the one this program
 //! expects, or it does not start.
 //!
 //! Does not: share the file with another oncehook (lock file), run on network disks, hold write locks while people read.
 //!
 //! The parts, in the order of an append: [`SqliteJournal::submit`] puts it on a bounded queue; `writer` takes what has
-//! gathered while the last commit ran and stores it in one transaction (`queries`); `sync` makes it durable and answers;
-//! `follower` fills the search
+//! gathered while the last commit ran, stores it in one transaction (`queries`) and answers; `follower` fills the search
 //! index behind it; `checkpoint` moves the log into the database file. `reader` serves people from read-only
 //! connections. `place`, `connection` and `schema` check the ground before anything is accepted.
 
@@ -20,7 +20,6 @@ mod queries;
 mod reader;
 mod schema;
 mod self_test;
-mod sync;
 mod writer;
 
 use std::path::{Path, PathBuf};
@@ -150,7 +149,6 @@ impl SqliteJournal {
         let shared = Arc::new(Shared::default());
         let readers = Arc::new(Readers::new(&options.path, Arc::clone(&shared)));
         let (queue, commands) = crossbeam_channel::bounded(options.queue_limit);
-        // The log exists by now: the self-test has written to it.
         let writer = Writer::new(connection, options, lock, Arc::clone(&shared))?;
         let post = Post { commands, shared: Arc::clone(&shared) };
         std::thread::Builder::new()
@@ -228,7 +226,8 @@ impl Journal for SqliteJournal {
             let gone = || SelfTestError("the journal's writer is gone".to_owned());
             let (answer, verdict) = oneshot::channel();
             // The queue may be full for a moment; wait off the async threads.
-            let sent = tokio::task::spawn_blocking(move || queue.send(Command::SelfTest(answer)).is_ok()).await;
+            let sent =
+                tokio::task::spawn_blocking(move || queue.send(Command::SelfTest(answer)).is_ok()).await;
             match sent {
                 Ok(true) => verdict.await.unwrap_or_else(|_| Err(gone())),
                 _ => Err(gone()),

@@ -1,7 +1,7 @@
 //! The one thread that writes.
 //!
 //! Group commit without a timer: while one commit runs, the next batch gathers in the queue. A batch is one transaction;
-//! its answers are sent after its commit has been synced (`sync`), while the next one is being written. If a row spoils the batch, the requests are stored one by one, so
+//! its answers are sent after its commit has returned. If a row spoils the batch, the requests are stored one by one, so
 //! that a bad one costs only itself.
 //!
 //! After a failed write or sync the connection is thrown away. The kernel may have marked pages of the log as clean that
@@ -23,7 +23,6 @@ use tokio::sync::oneshot;
 use super::checkpoint::Checkpointer;
 use super::place::LockFile;
 use super::queries::{self, Statements};
-use super::sync::{Committed, Syncer};
 use super::{OpenError, Shared, SqliteOptions, connection, follower, self_test};
 use crate::clock::Clock;
 use crate::event::{EventId, EventIds, NewEvents, SourceName};
@@ -84,7 +83,6 @@ pub(super) struct Writer {
     connection: Option<Connection>,
     ids: EventIds,
     checkpointer: Checkpointer,
-    syncer: Syncer,
     /// Events behind the last block of the search index.
     unsealed: u64,
     /// Whether there are events that were not looked at for replays.
@@ -111,7 +109,6 @@ impl Writer {
             connection: None,
             ids: EventIds::above(last, random_tail()),
             checkpointer,
-            syncer: Syncer::start(&options.path)?,
             unsealed: follower::unsealed(&connection)?,
             replays_pending: true,
             replays_sought: Instant::now(),
@@ -148,7 +145,6 @@ impl Writer {
 
     /// Stores a batch and answers it. All branching about what can go wrong is here.
     fn store(&mut self, batch: &mut Vec<Work>) {
-        self.notice_failed_sync();
         let Some(connection) = self.connection.as_mut() else {
             let reason = self.shared.failing().clone().unwrap_or_default();
             return refuse(batch, &reason);
@@ -182,15 +178,9 @@ impl Writer {
                 tally.add(duplicate.event, &duplicate.source, duplicate.at, duplicate.peer);
             }
         }
-        let answers = batch.drain(..).map(|work| work.answer).zip(outcome.receipts).collect();
-        self.syncer.answer(Committed { wrote: outcome.wrote, answers });
-    }
-
-    fn notice_failed_sync(&mut self) {
-        if self.connection.is_some()
-            && let Some(reason) = self.syncer.failed()
-        {
-            self.fail(&reason);
+        for (work, receipt) in batch.drain(..).zip(outcome.receipts) {
+            // The sender may have hung up. The event is stored all the same.
+            let _ = work.answer.send(Ok(receipt));
         }
     }
 
@@ -219,7 +209,6 @@ impl Writer {
             // See the module's text: never commit into a log whose sync has failed.
             super::checkpoint::empty_the_log(&connection)?;
             self_test::run(&mut connection, self.clock.now())?;
-            self.syncer.trust(&self.path)?;
             self.adopt(connection)
         });
         match opened {
@@ -233,7 +222,6 @@ impl Writer {
 
     /// What has to happen now and then.
     fn keep_house(&mut self) {
-        self.notice_failed_sync();
         if self.connection.is_none() {
             if self.tried.elapsed() >= REOPEN_EVERY {
                 self.reopen();
@@ -338,7 +326,6 @@ impl Writer {
                 self.store(&mut batch);
             }
         }
-        self.syncer.finish();
         self.flush();
         self.checkpointer.stop();
         drop(self);
@@ -385,8 +372,6 @@ struct Outcome {
     receipts: Vec<Receipt>,
     /// How many events are new.
     stored: u64,
-    /// Whether anything was written: duplicates alone write nothing.
-    wrote: bool,
     /// Whether one of the events has an unsigned key.
     unsigned: bool,
     duplicates: Vec<DuplicateOf>,
@@ -406,8 +391,12 @@ fn commit(
     batch: &[Work],
 ) -> Result<Outcome, rusqlite::Error> {
     let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
-    let mut outcome =
-        Outcome { receipts: Vec::with_capacity(batch.len()), stored: 0, wrote: false, unsigned: false, duplicates: Vec::new() };
+    let mut outcome = Outcome {
+        receipts: Vec::with_capacity(batch.len()),
+        stored: 0,
+        unsigned: false,
+        duplicates: Vec::new(),
+    };
     let mut counts: HashMap<SourceName, SourceCounts> = HashMap::new();
     {
         let mut statements = Statements::prepare(&transaction)?;
@@ -424,7 +413,6 @@ fn commit(
                         peer: event.peer,
                     }),
                     verdict => {
-                        outcome.wrote = true;
                         let counts = counts.entry(event.source.clone()).or_default();
                         match verdict {
                             Verdict::Conflict => counts.conflicts += 1,
