@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use oncehook::clock::Clock;
-use oncehook::journal::{Journal, JournalReader};
+use oncehook::journal::{Journal, JournalReader, SelfTestError};
 use oncehook::observe::Metrics;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
@@ -20,6 +20,13 @@ use crate::http::listener::{self, ended};
 
 /// How often the self-test runs (R44). The gate follows its verdict.
 const SELF_TEST_EVERY: Duration = Duration::from_secs(60);
+
+/// How soon it is repeated after it failed: what it met may have been a passing trouble.
+const SELF_TEST_AGAIN: Duration = Duration::from_secs(1);
+
+/// How long to wait for the self-test's verdict, and for the journal to close.
+const SELF_TEST_WAIT: Duration = Duration::from_secs(15);
+const CLOSE_WAIT: Duration = Duration::from_secs(30);
 
 /// How often the journal's health is looked at.
 const HEALTH_EVERY: Duration = Duration::from_millis(250);
@@ -69,7 +76,9 @@ impl App {
         let _ = end.send(true);
         // A panic in one of these has been reported by its task; the journal is closed all the same.
         let _ = ingress.await;
-        self.journal.close().await;
+        if tokio::time::timeout(CLOSE_WAIT, self.journal.close()).await.is_err() {
+            tracing::error!("the journal did not close in time");
+        }
         let _ = admin_end.send(true);
         let _ = admin.await;
         let _ = watching.await;
@@ -82,7 +91,7 @@ impl App {
 async fn watch_journal(admin: Arc<Admin>, mut end: watch::Receiver<bool>) {
     let mut health = tokio::time::interval(HEALTH_EVERY);
     let mut logged = tokio::time::interval(Duration::from_secs(1));
-    let mut tested = tokio::time::interval_at(tokio::time::Instant::now() + SELF_TEST_EVERY, SELF_TEST_EVERY);
+    let mut test_at = tokio::time::Instant::now() + SELF_TEST_EVERY;
     loop {
         tokio::select! {
             _ = health.tick() => {
@@ -93,8 +102,11 @@ async fn watch_journal(admin: Arc<Admin>, mut end: watch::Receiver<bool>) {
                 }
             }
             _ = logged.tick() => admin.gate.log_rejections(),
-            _ = tested.tick() => {
-                let verdict = admin.journal.self_test().await;
+            () = tokio::time::sleep_until(test_at) => {
+                let verdict = tokio::time::timeout(SELF_TEST_WAIT, admin.journal.self_test()).await;
+                let verdict = verdict.unwrap_or_else(|_| Err(SelfTestError("no verdict in time".to_owned())));
+                let again = if verdict.is_ok() { SELF_TEST_EVERY } else { SELF_TEST_AGAIN };
+                test_at = tokio::time::Instant::now() + again;
                 if let Err(error) = &verdict {
                     tracing::error!(%error, "duplicates may not be recognised; refusing events");
                     admin.gate.set_open(false);

@@ -5,9 +5,9 @@
 //! helper has copied nearly all of it, the writer itself does one short RESTART between two commits.
 
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::Duration;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender};
 use rusqlite::Connection;
@@ -15,21 +15,26 @@ use rusqlite::Connection;
 use super::{OpenError, connection};
 
 /// The helper starts copying when this many pages have been logged since it last did.
-const COPY_EVERY_PAGES: u64 = 16_000;
+const COPY_EVERY_PAGES: u64 = 2_000;
 
-/// The log starts over once it has this many pages (64 MB) …
-const RESTART_AT_PAGES: u64 = 16_000;
+/// The log starts over once it has this many pages (32 MB) …
+const RESTART_AT_PAGES: u64 = 8_000;
 
 /// … and at most this many of them are left for the writer to copy.
-const RESTART_LEFT_PAGES: u64 = 1_000;
+const RESTART_LEFT_PAGES: u64 = 500;
 
 /// A log of this size (1 GB) is restarted whatever it costs.
 const RESTART_ANYWAY_PAGES: u64 = 262_144;
+
+/// How long to leave a log alone that somebody is reading.
+const RESTART_RETRY: Duration = Duration::from_secs(1);
 
 pub(super) struct Checkpointer {
     wake: Option<Sender<()>>,
     progress: Arc<Progress>,
     thread: Option<std::thread::JoinHandle<()>>,
+    /// A log that was being read is not tried again before this.
+    restart_after: Instant,
 }
 
 #[derive(Default)]
@@ -37,6 +42,18 @@ struct Progress {
     copying: AtomicBool,
     /// How many pages of the log had been copied when the helper last looked.
     copied: AtomicU64,
+    /// Why the helper's last pass failed, if it did.
+    failed: Mutex<Option<String>>,
+    /// Set when the connection must be closed without another checkpoint.
+    abandon: AtomicBool,
+}
+
+/// What became of the log.
+pub(super) enum Tended {
+    /// It goes on.
+    Continues,
+    /// It starts over with the next commit.
+    StartsOver,
 }
 
 impl Checkpointer {
@@ -49,45 +66,69 @@ impl Checkpointer {
             .name("journal-checkpoint".to_owned())
             .spawn(move || helper.run())
             .map_err(|error| OpenError::Place { path: path.to_path_buf(), reason: error.to_string() })?;
-        Ok(Self { wake: Some(wake), progress, thread: Some(thread) })
+        Ok(Self { wake: Some(wake), progress, thread: Some(thread), restart_after: Instant::now() })
     }
 
     /// Called by the writer between commits with the length of the log.
-    pub(super) fn tend(&mut self, writer: &Connection, pages: u64) {
+    ///
+    /// An error means that pages may have been counted as copied that never reached the disk. Nothing may be accepted
+    /// until the log has been copied anew from its beginning.
+    pub(super) fn tend(&mut self, writer: &Connection, pages: u64) -> Result<Tended, String> {
         if self.progress.copying.load(Ordering::Acquire) {
-            return;
+            return Ok(Tended::Continues);
+        }
+        if let Some(reason) = self.progress.failed.lock().unwrap_or_else(PoisonError::into_inner).take() {
+            return Err(reason);
         }
         let left = pages.saturating_sub(self.progress.copied.load(Ordering::Acquire));
         let long = pages >= RESTART_AT_PAGES;
         if (long && left <= RESTART_LEFT_PAGES) || pages >= RESTART_ANYWAY_PAGES {
-            self.restart(writer);
-        } else if (left >= COPY_EVERY_PAGES || long)
+            return if Instant::now() >= self.restart_after {
+                self.restart(writer)
+            } else {
+                Ok(Tended::Continues)
+            };
+        }
+        if (left >= COPY_EVERY_PAGES || long)
             && let Some(wake) = &self.wake
         {
             self.progress.copying.store(true, Ordering::Release);
             // A full channel means that the helper is about to look anyway.
             let _ = wake.try_send(());
         }
+        Ok(Tended::Continues)
     }
 
-    fn restart(&self, writer: &Connection) {
-        match checkpoint(writer, "RESTART") {
-            // The next commit starts the log over.
-            Ok(Pass { busy: false, .. }) => self.progress.copied.store(0, Ordering::Release),
-            // Somebody reads an old state. Reads are time-boxed: try again after the next commit.
-            Ok(pass) => self.progress.copied.store(pass.copied, Ordering::Release),
-            // The next commit will meet the same trouble and say so.
-            Err(error) => tracing::warn!(%error, "restarting the write-ahead log failed"),
+    /// Never waits for readers: an acknowledgement would wait with it.
+    fn restart(&mut self, writer: &Connection) -> Result<Tended, String> {
+        let pass = connection::without_waiting(writer, |writer| checkpoint(writer, "RESTART"));
+        match pass {
+            Ok(pass) if !pass.busy => {
+                self.progress.copied.store(0, Ordering::Release);
+                Ok(Tended::StartsOver)
+            }
+            Ok(pass) => {
+                self.progress.copied.store(pass.copied, Ordering::Release);
+                self.restart_after = Instant::now() + RESTART_RETRY;
+                Ok(Tended::Continues)
+            }
+            Err(error) => Err(format!("restarting the write-ahead log failed: {error}")),
         }
     }
 
-    /// Ends the helper. The last connection to close empties the log.
+    /// Ends the helper.
     pub(super) fn stop(&mut self) {
         self.wake = None;
         if let Some(thread) = self.thread.take() {
             // A panic of the helper has been reported by its thread.
             let _ = thread.join();
         }
+    }
+
+    /// Ends the helper without another checkpoint.
+    pub(super) fn abandon(&mut self) {
+        self.progress.abandon.store(true, Ordering::Release);
+        self.stop();
     }
 }
 
@@ -103,11 +144,14 @@ impl Helper {
             match checkpoint(&self.connection, "PASSIVE") {
                 Ok(pass) => self.progress.copied.store(pass.copied, Ordering::Release),
                 Err(error) => {
-                    tracing::warn!(%error, "copying the write-ahead log failed");
-                    std::thread::sleep(Duration::from_millis(100));
+                    let reason = format!("copying the write-ahead log failed: {error}");
+                    *self.progress.failed.lock().unwrap_or_else(PoisonError::into_inner) = Some(reason);
                 }
             }
             self.progress.copying.store(false, Ordering::Release);
+        }
+        if self.progress.abandon.load(Ordering::Acquire) {
+            connection::abandon(self.connection);
         }
     }
 }
@@ -125,7 +169,8 @@ fn checkpoint(connection: &Connection, mode: &str) -> Result<Pass, rusqlite::Err
     })
 }
 
-/// Writes everything in the log to the database file anew and empties it, or fails.
+/// Writes what is in the log to the database file, syncs it, and empties the log, or fails. On the only connection to the
+/// file that is everything in the log; with others open, what they have not copied yet.
 pub(super) fn empty_the_log(connection: &Connection) -> Result<(), OpenError> {
     let pass = checkpoint(connection, "TRUNCATE")?;
     if pass.busy {

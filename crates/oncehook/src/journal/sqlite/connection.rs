@@ -25,7 +25,7 @@ pub(super) fn check_library() -> Result<(), OpenError> {
     Ok(())
 }
 
-/// The connection that writes. There is one per process.
+/// A connection that may write: the writer's, and the helper's that checkpoints.
 pub(super) fn open_writer(path: &Path) -> Result<Connection, OpenError> {
     let flags =
         OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_CREATE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
@@ -61,6 +61,24 @@ pub(super) fn open_reader(path: &Path) -> Result<Connection, rusqlite::Error> {
     connection.pragma_update(None, "cache_size", -8_192)?;
     connection.pragma_update(None, "query_only", true)?;
     Ok(connection)
+}
+
+/// Runs something that must not wait for others.
+pub(super) fn without_waiting<T>(
+    connection: &Connection,
+    work: impl FnOnce(&Connection) -> Result<T, rusqlite::Error>,
+) -> Result<T, rusqlite::Error> {
+    connection.busy_timeout(Duration::ZERO)?;
+    let outcome = work(connection);
+    connection.busy_timeout(BUSY_WAIT)?;
+    outcome
+}
+
+/// Closes a connection that is no longer trusted, without the checkpoint that closing would do.
+pub(super) fn abandon(connection: Connection) {
+    // If this fails, the close does its checkpoint; the next open copies the whole log anew in either case.
+    let _ = connection.set_db_config(rusqlite::config::DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true);
+    drop(connection);
 }
 
 fn expect(connection: &Connection, pragma: &str, wanted: i64) -> Result<(), OpenError> {

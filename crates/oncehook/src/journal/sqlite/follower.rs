@@ -24,8 +24,9 @@ const REPLAY_BATCH: i64 = 1_000;
 /// A block with more types than this does not list them.
 const TYPES_LISTED: usize = 100;
 
-/// Seals the next block, if there are enough events behind the last one.
-pub(super) fn seal(connection: &mut Connection) -> Result<bool, rusqlite::Error> {
+/// Seals the next block, if there are enough events behind the last one. `no_replays` says that none of them waits to be
+/// looked at for replays, so that search need not walk them later.
+pub(super) fn seal(connection: &mut Connection, no_replays: bool) -> Result<bool, rusqlite::Error> {
     let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
     let mut sources = BTreeSet::new();
     let mut types = BTreeSet::new();
@@ -59,6 +60,9 @@ pub(super) fn seal(connection: &mut Connection) -> Result<bool, rusqlite::Error>
             "INSERT INTO oncehook_blocks (last, first, sources, types, entities) VALUES (?1, ?2, ?3, ?4, ?5)",
         )?
         .execute(params![last, first, list(&sources), types, entities.as_bytes()])?;
+    if no_replays {
+        set_replays_to(&transaction, last)?;
+    }
     transaction.commit()?;
     Ok(true)
 }
@@ -115,13 +119,19 @@ pub(super) fn find_replays(connection: &mut Connection, now: UnixMicros) -> Resu
         }
     }
     if let Some(reached) = reached {
-        transaction
-            .prepare_cached(
-                "INSERT INTO oncehook_meta (name, value) VALUES ('replays_to', ?1)
-                 ON CONFLICT (name) DO UPDATE SET value = excluded.value",
-            )?
-            .execute([reached])?;
+        set_replays_to(&transaction, reached)?;
     }
     transaction.commit()?;
     Ok(count == REPLAY_BATCH)
+}
+
+/// Remembers up to which event there is nothing left to look at. Never goes back.
+fn set_replays_to(connection: &Connection, event: i64) -> Result<(), rusqlite::Error> {
+    connection
+        .prepare_cached(
+            "INSERT INTO oncehook_meta (name, value) VALUES ('replays_to', ?1)
+             ON CONFLICT (name) DO UPDATE SET value = max(value, excluded.value)",
+        )?
+        .execute([event])?;
+    Ok(())
 }

@@ -27,7 +27,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
 use crossbeam_channel::{Sender, TrySendError};
-use tokio::sync::oneshot;
+use tokio::sync::{Semaphore, oneshot};
 
 use super::tally::Tally;
 use super::{
@@ -38,7 +38,7 @@ use crate::clock::Clock;
 use crate::event::{EventId, NewEvents};
 use place::LockFile;
 use reader::Readers;
-use writer::{Command, Post, Work, Writer};
+use writer::{Command, Ground, Post, Work, Writer};
 
 /// How the embedded journal is set up.
 #[derive(Debug, Clone)]
@@ -95,12 +95,17 @@ pub enum OpenError {
 /// The queue holds at most this many bytes of bodies, whoever still waits for them.
 const QUEUE_BYTES: usize = 64 << 20;
 
+/// Each read has a connection with its own cache.
+const READS_AT_ONCE: usize = 8;
+
 /// The embedded journal. See the module's text.
 pub struct SqliteJournal {
     queue: Sender<Command>,
     queue_limit: usize,
     durability: Durability,
     readers: Arc<Readers>,
+    /// Reads at once; further ones wait.
+    reading: Semaphore,
     shared: Arc<Shared>,
 }
 
@@ -139,31 +144,44 @@ impl SqliteJournal {
     pub fn open(options: &SqliteOptions) -> Result<Self, OpenError> {
         connection::check_library()?;
         let place = place::check(&options.path)?;
-        let lock = LockFile::take(&options.path)?;
-        let mut connection = connection::open_writer(&options.path)?;
+        let lock = LockFile::take(&place.path)?;
+        let mut connection = connection::open_writer(&place.path)?;
+        // A log left by a crash may hold commits that were written but never synced. They look stored, and a retry would
+        // be answered as a duplicate: make them durable before anything is.
+        checkpoint::empty_the_log(&connection)?;
         schema::migrate(&mut connection, options.clock.now())?;
         schema::check(&connection)?;
         place.sync_directory()?;
         self_test::run(&mut connection, options.clock.now())?;
 
         let shared = Arc::new(Shared::default());
-        let readers = Arc::new(Readers::new(&options.path, Arc::clone(&shared)));
+        let readers = Arc::new(Readers::new(&place.path, Arc::clone(&shared)));
         let (queue, commands) = crossbeam_channel::bounded(options.queue_limit);
-        let writer = Writer::new(connection, options, lock, Arc::clone(&shared))?;
+        let ground =
+            Ground { path: place.path, clock: options.clock.clone(), lock, readers: Arc::clone(&readers) };
+        let writer = Writer::new(connection, ground, Arc::clone(&shared))?;
         let post = Post { commands, shared: Arc::clone(&shared) };
         std::thread::Builder::new()
             .name("journal-writer".to_owned())
             .spawn(move || writer.run(&post.commands))
             .map_err(|error| OpenError::Place { path: options.path.clone(), reason: error.to_string() })?;
-        Ok(Self { queue, queue_limit: options.queue_limit, durability: place.durability, readers, shared })
+        Ok(Self {
+            queue,
+            queue_limit: options.queue_limit,
+            durability: place.durability,
+            readers,
+            reading: Semaphore::new(READS_AT_ONCE),
+            shared,
+        })
     }
 
     /// Makes or upgrades the schema and stops. Safe to repeat, and safe to be killed at any moment. Blocking.
     pub fn migrate(path: &Path, clock: &Clock) -> Result<Vec<String>, OpenError> {
         connection::check_library()?;
         let place = place::check(path)?;
-        let _lock = LockFile::take(path)?;
-        let mut connection = connection::open_writer(path)?;
+        let _lock = LockFile::take(&place.path)?;
+        let mut connection = connection::open_writer(&place.path)?;
+        checkpoint::empty_the_log(&connection)?;
         let applied = schema::migrate(&mut connection, clock.now())?;
         schema::check(&connection)?;
         place.sync_directory()?;
@@ -177,6 +195,8 @@ impl SqliteJournal {
     ) -> BoxFuture<'_, Result<T, ReadError>> {
         let readers = Arc::clone(&self.readers);
         Box::pin(async move {
+            // A closed semaphore is not a thing that happens here; reading without a permit would be harmless.
+            let _permit = self.reading.acquire().await;
             match tokio::task::spawn_blocking(move || query(&readers)).await {
                 Ok(answer) => answer,
                 Err(error) => Err(ReadError::Engine(error.to_string())),

@@ -9,17 +9,19 @@ use crate::journal::Durability;
 /// A checked place for a database file.
 pub(super) struct Place {
     directory: PathBuf,
-    path: PathBuf,
+    /// The file's one true path: links are resolved, so that two names for it share one lock.
+    pub(super) path: PathBuf,
     pub(super) durability: Durability,
 }
 
 /// Checks that the directory exists and is not a network disk, and says what a sync means there.
-pub(super) fn check(path: &Path) -> Result<Place, OpenError> {
+pub(super) fn check(written: &Path) -> Result<Place, OpenError> {
+    let path = std::fs::canonicalize(written).unwrap_or_else(|_| written.to_path_buf());
     let directory = match path.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent.to_path_buf(),
         _ => PathBuf::from("."),
     };
-    let fail = |reason: String| OpenError::Place { path: path.to_path_buf(), reason };
+    let fail = |reason: String| OpenError::Place { path: written.to_path_buf(), reason };
     if !directory.is_dir() {
         return Err(fail(format!("the directory {} does not exist", directory.display())));
     }
@@ -29,10 +31,13 @@ pub(super) fn check(path: &Path) -> Result<Place, OpenError> {
         0x6969 => return Err(fail(network("NFS"))),
         0x517b | 0xff53_4d42 | 0xfe53_4d42 => return Err(fail(network("SMB"))),
         0x0102_1997 => return Err(fail(network("9p"))),
+        0x00c3_6400 => return Err(fail(network("Ceph"))),
+        0x5346_414f => return Err(fail(network("AFS"))),
+        0x6573_5546 => return Err(fail(network("FUSE"))),
         0x0102_1994 | 0x8584_58f6 => Durability::ProcessCrashOnly, // tmpfs, ramfs
         _ => Durability::DurableFsync,
     };
-    Ok(Place { directory, path: path.to_path_buf(), durability })
+    Ok(Place { directory, path, durability })
 }
 
 fn network(kind: &str) -> String {

@@ -1,5 +1,5 @@
-//! Every statement of the embedded journal, one named function each. Other SQL backends have the same names in the same
-//! order, so that two of them can be read side by side.
+//! The statements of the writer, one named function each. What is written behind the accepts is in `follower`, what people
+//! ask in `reader`.
 
 use oncehook_verify::UnixMicros;
 use rusqlite::{CachedStatement, Connection, OptionalExtension, Transaction, TransactionBehavior, params};

@@ -166,6 +166,12 @@ impl Readers {
         idle.map_or_else(|| connection::open_reader(&self.path), Ok)
     }
 
+    /// Closes the idle connections.
+    pub(super) fn close_idle(&self) {
+        let idle = std::mem::take(&mut *self.idle.lock().unwrap_or_else(PoisonError::into_inner));
+        idle.into_iter().for_each(connection::abandon);
+    }
+
     fn give_back(&self, connection: Connection) {
         let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
         if idle.len() < IDLE_KEPT {

@@ -20,10 +20,11 @@ use oncehook_verify::UnixMicros;
 use rusqlite::{Connection, ErrorCode, TransactionBehavior};
 use tokio::sync::oneshot;
 
-use super::checkpoint::Checkpointer;
+use super::checkpoint::{Checkpointer, Tended};
 use super::place::LockFile;
 use super::queries::{self, Statements};
-use super::{OpenError, Shared, SqliteOptions, connection, follower, self_test};
+use super::reader::Readers;
+use super::{OpenError, Shared, connection, follower, self_test};
 use crate::clock::Clock;
 use crate::event::{EventId, EventIds, NewEvents, SourceName};
 use crate::journal::{AppendError, Appended, Receipt, SelfTestError, SourceCounts, Verdict};
@@ -44,6 +45,9 @@ pub(super) struct Post {
 
 impl Drop for Post {
     fn drop(&mut self) {
+        if std::thread::panicking() {
+            *self.shared.failing() = Some("the journal's writer has died".to_owned());
+        }
         self.shared.close();
         // Dropping a command tells whoever waits for it.
         while self.commands.try_recv().is_ok() {}
@@ -75,9 +79,18 @@ const REPLAYS_EVERY: Duration = Duration::from_millis(200);
 /// How long to wait before a failed journal is tried again.
 const REOPEN_EVERY: Duration = Duration::from_millis(250);
 
+/// What the writer stands on.
+pub(super) struct Ground {
+    pub(super) path: PathBuf,
+    pub(super) clock: Clock,
+    pub(super) lock: LockFile,
+    pub(super) readers: Arc<Readers>,
+}
+
 pub(super) struct Writer {
     path: PathBuf,
     clock: Clock,
+    readers: Arc<Readers>,
     shared: Arc<Shared>,
     /// `None` while the journal is failing.
     connection: Option<Connection>,
@@ -85,6 +98,8 @@ pub(super) struct Writer {
     checkpointer: Checkpointer,
     /// Events behind the last block of the search index.
     unsealed: u64,
+    /// A block that could not be sealed is not tried again before this.
+    seal_after: Instant,
     /// Whether there are events that were not looked at for replays.
     replays_pending: bool,
     replays_sought: Instant,
@@ -96,25 +111,26 @@ pub(super) struct Writer {
 impl Writer {
     pub(super) fn new(
         connection: Connection,
-        options: &SqliteOptions,
-        lock: LockFile,
+        ground: Ground,
         shared: Arc<Shared>,
     ) -> Result<Self, OpenError> {
         let last = queries::last_sequence(&connection)?;
-        let checkpointer = Checkpointer::start(&options.path)?;
+        let checkpointer = Checkpointer::start(&ground.path)?;
         let mut writer = Self {
-            path: options.path.clone(),
-            clock: options.clock.clone(),
+            path: ground.path,
+            clock: ground.clock,
+            readers: ground.readers,
             shared,
             connection: None,
             ids: EventIds::above(last, random_tail()),
             checkpointer,
             unsealed: follower::unsealed(&connection)?,
+            seal_after: Instant::now(),
             replays_pending: true,
             replays_sought: Instant::now(),
             flushed: Instant::now(),
             tried: Instant::now(),
-            _lock: lock,
+            _lock: ground.lock,
         };
         writer.adopt(connection)?;
         Ok(writer)
@@ -171,6 +187,7 @@ impl Writer {
 
     fn answer(&mut self, batch: &mut Vec<Work>, outcome: Outcome) {
         self.unsealed += outcome.stored;
+        self.shared.index_lag.store(self.unsealed, Ordering::Relaxed);
         self.replays_pending |= outcome.unsigned;
         if !outcome.duplicates.is_empty() {
             let mut tally = self.shared.tally();
@@ -187,7 +204,12 @@ impl Writer {
     fn fail(&mut self, reason: &str) {
         tracing::error!(reason, "the journal cannot store; refusing events until it can");
         *self.shared.failing() = Some(reason.to_owned());
-        self.connection = None;
+        // With every connection closed, the next one finds the log as after a crash and copies all of it anew.
+        if let Some(connection) = self.connection.take() {
+            connection::abandon(connection);
+        }
+        self.checkpointer.abandon();
+        self.readers.close_idle();
         self.tried = Instant::now();
     }
 
@@ -208,7 +230,9 @@ impl Writer {
         let opened = connection::open_writer(&self.path).and_then(|mut connection| {
             // See the module's text: never commit into a log whose sync has failed.
             super::checkpoint::empty_the_log(&connection)?;
+            self.shared.wal_pages.store(0, Ordering::Relaxed);
             self_test::run(&mut connection, self.clock.now())?;
+            self.checkpointer = Checkpointer::start(&self.path)?;
             self.adopt(connection)
         });
         match opened {
@@ -228,7 +252,7 @@ impl Writer {
             }
             return;
         }
-        if self.unsealed >= follower::BLOCK {
+        if self.unsealed >= follower::BLOCK && Instant::now() >= self.seal_after {
             self.seal();
         }
         if self.replays_pending && self.replays_sought.elapsed() >= REPLAYS_EVERY {
@@ -237,9 +261,15 @@ impl Writer {
         if self.flushed.elapsed() >= FLUSH_EVERY || self.shared.tally().is_full() {
             self.flush();
         }
-        let pages = self.shared.wal_pages.load(Ordering::Relaxed);
-        if let Some(connection) = &self.connection {
-            self.checkpointer.tend(connection, pages);
+        self.tend_the_log();
+    }
+
+    fn tend_the_log(&mut self) {
+        let Some(connection) = &self.connection else { return };
+        match self.checkpointer.tend(connection, self.shared.wal_pages.load(Ordering::Relaxed)) {
+            Ok(Tended::Continues) => {}
+            Ok(Tended::StartsOver) => self.shared.wal_pages.store(0, Ordering::Relaxed),
+            Err(reason) => self.fail(&reason),
         }
     }
 
@@ -264,16 +294,20 @@ impl Writer {
         }
     }
 
-    /// Adds a block to the search index.
+    /// Adds blocks to the search index, a few at a time.
     fn seal(&mut self) {
-        let Some(connection) = self.connection.as_mut() else { return };
-        match follower::seal(connection) {
-            Ok(true) => self.unsealed = self.unsealed.saturating_sub(follower::BLOCK),
-            Ok(false) => self.unsealed = 0,
-            Err(error) => {
-                // Readers look at unsealed events one by one, so trying again after the next thousand is soon enough.
-                self.unsealed = 0;
-                self.fail_behind(&error);
+        for _ in 0..4 {
+            let Some(connection) = self.connection.as_mut() else { return };
+            if self.unsealed < follower::BLOCK {
+                break;
+            }
+            match follower::seal(connection, !self.replays_pending) {
+                Ok(true) => self.unsealed = self.unsealed.saturating_sub(follower::BLOCK),
+                Ok(false) => self.unsealed = 0,
+                Err(error) => {
+                    self.seal_after = Instant::now() + Duration::from_secs(1);
+                    return self.fail_behind(&error);
+                }
             }
         }
         self.shared.index_lag.store(self.unsealed, Ordering::Relaxed);

@@ -1,6 +1,6 @@
 -- The journal. Whatever comes from outside is bytes (BLOB) or checked text; times are microseconds since 1970 (UTC).
--- Accepting an event costs one row in oncehook_keys, one in oncehook_events and one narrow row in oncehook_deliveries
--- per route. Everything else is written later, in batches, or only for odd events.
+-- Accepting an event costs one row in oncehook_keys and one in oncehook_events (and, once there are routes, one narrow row
+-- in oncehook_deliveries for each). Everything else is written later, in batches, or only for odd events.
 
 -- Facts about this journal: how far what is written behind the accepts has come.
 CREATE TABLE oncehook_meta (
@@ -77,7 +77,7 @@ CREATE TABLE oncehook_conflicts (
   PRIMARY KEY (event, digest)
 ) STRICT;
 
--- Further deliveries of an event, added up in memory and stored about once a second.
+-- Further deliveries of an event, added up in memory and stored about twice a second.
 -- latest: the last few, JSON [[time, peer], …], oldest first.
 CREATE TABLE oncehook_duplicates (
   event    INTEGER PRIMARY KEY,
