@@ -52,6 +52,38 @@ async fn fault_8_a_second_process_is_refused() {
     open_in(directory.path()).unwrap();
 }
 
+/// What a crash leaves in the log may never have been synced. It is made durable before anybody is told "duplicate".
+#[tokio::test]
+async fn fault_2_r3_an_inherited_log_is_made_durable_before_anything_is_answered() {
+    let directory = tempfile::tempdir().unwrap();
+    let journal = open_in(directory.path()).unwrap();
+    let first = append(&journal, [event("evt_1", "{}")]).await[0];
+    // The files as a crash would leave them.
+    let after_crash = tempfile::tempdir().unwrap();
+    for name in ["journal.db", "journal.db-wal"] {
+        std::fs::copy(directory.path().join(name), after_crash.path().join(name)).unwrap();
+    }
+    let log = after_crash.path().join("journal.db-wal");
+    assert!(std::fs::metadata(&log).unwrap().len() > 0, "the event is in the log only");
+    let reopened = open_in(after_crash.path()).unwrap();
+    assert_eq!(std::fs::metadata(&log).unwrap().len(), 0, "the log was written to the database file and synced");
+    let again = append(&reopened, [event("evt_1", "{}")]).await[0];
+    assert_eq!((again.id, again.verdict), (first.id, Verdict::Duplicate));
+    reopened.close().await;
+    journal.close().await;
+}
+
+/// Two names for one file are one file.
+#[tokio::test]
+async fn fault_8_a_link_to_the_file_does_not_get_around_the_lock() {
+    let directory = tempfile::tempdir().unwrap();
+    let journal = open_in(directory.path()).unwrap();
+    let link = directory.path().join("other.db");
+    std::os::unix::fs::symlink(directory.path().join("journal.db"), &link).unwrap();
+    assert!(matches!(SqliteJournal::open(&SqliteOptions::new(&link)), Err(OpenError::InUse { .. })));
+    journal.close().await;
+}
+
 #[tokio::test]
 async fn fault_10_a_missing_or_read_only_place_is_refused() {
     let directory = tempfile::tempdir().unwrap();
