@@ -18,7 +18,7 @@ pub use reference::secret_from_reference;
 /// The documented configuration, with every key and its default. `oncehook init` starts from it.
 pub const DEFAULT_FILE: &str = include_str!("default.toml");
 
-/// What `RUST_LOG` asks for. Read here because only this module reads the environment.
+/// What `ONCEHOOK_LOG`, or else `RUST_LOG`, asks for. Read here because only this module reads the environment.
 #[must_use]
 #[expect(clippy::disallowed_methods, reason = "this is the door for the environment")]
 pub fn log_filter() -> Option<String> {

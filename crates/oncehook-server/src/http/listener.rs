@@ -120,7 +120,7 @@ async fn serve<S, B>(
     let all = u32::try_from(limits.connections).unwrap_or(u32::MAX);
     // All places free again means that every connection has ended.
     if tokio::time::timeout(DRAIN, places.acquire_many(all)).await.is_err() {
-        tracing::warn!("connections were still open at the end; they are cut off");
+        tracing::warn!("connections were still open at the end; they get no further answers");
     }
 }
 

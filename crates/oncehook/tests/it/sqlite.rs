@@ -66,7 +66,11 @@ async fn fault_2_r3_an_inherited_log_is_made_durable_before_anything_is_answered
     let log = after_crash.path().join("journal.db-wal");
     assert!(std::fs::metadata(&log).unwrap().len() > 0, "the event is in the log only");
     let reopened = open_in(after_crash.path()).unwrap();
-    assert_eq!(std::fs::metadata(&log).unwrap().len(), 0, "the log was written to the database file and synced");
+    assert_eq!(
+        std::fs::metadata(&log).unwrap().len(),
+        0,
+        "the log was written to the database file and synced"
+    );
     let again = append(&reopened, [event("evt_1", "{}")]).await[0];
     assert_eq!((again.id, again.verdict), (first.id, Verdict::Duplicate));
     reopened.close().await;

@@ -15,7 +15,7 @@ use rusqlite::Connection;
 use super::{OpenError, connection};
 
 /// The helper starts copying when this many pages have been logged since it last did.
-const COPY_EVERY_PAGES: u64 = 2_000;
+const COPY_EVERY_PAGES: u64 = 500;
 
 /// The log starts over once it has this many pages (32 MB) …
 const RESTART_AT_PAGES: u64 = 8_000;
