@@ -1,4 +1,4 @@
-//! The gateway, put together: journal, gate, two listeners, and the canary that keeps asking whether duplicates are still
+//! The gateway, put together: journal, gate, two listeners, and the watch that keeps asking whether duplicates are still
 //! recognised.
 //!
 //! [`App::run`] takes listeners and a shutdown future, so tests run the real thing on free ports.

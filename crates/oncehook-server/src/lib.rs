@@ -1,7 +1,7 @@
 //! The oncehook gateway: configuration, HTTP, command line. The binary `oncehook` is [`cli`] and nothing more.
 //!
-//! `app` puts the parts together; `config` says how; `http` is what the world sees; `canary` keeps asking whether the
-//! memory of keys still works.
+//! `app` puts the parts together and keeps asking whether the memory of keys still works; `config` says how; `http` is what
+//! the world sees.
 
 pub mod app;
 pub mod cli;
