@@ -88,6 +88,7 @@ pub fn event(key: &str, body: &str) -> NewEvent {
         body: Bytes::from(body.to_owned()),
         digest: digest(body.as_bytes()),
         quarantine: None,
+        routes: Default::default(),
         peer: [192, 0, 2, 1].into(),
     }
 }

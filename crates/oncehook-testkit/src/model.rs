@@ -54,6 +54,7 @@ fn random_event(random: &mut Random, request: usize) -> NewEvent {
         source: SourceName::new(source).unwrap(),
         received_at: UnixMicros(NOW.0 + request as i64 * 1_000),
         quarantine: (random.below(20) == 0).then_some(Quarantine::AmbiguousJson),
+        routes: Default::default(),
         peer: [192, 0, 2, random.below(9) as u8].into(),
         ..event(&key, &body)
     }

@@ -67,6 +67,7 @@ mod header;
 mod hmac;
 mod identify;
 mod key;
+mod picker;
 mod place;
 mod pointer;
 mod preset;
@@ -87,6 +88,7 @@ pub use identify::{
     Unidentified,
 };
 pub use key::{EventKey, MAX_KEY_BYTES, digest};
+pub use picker::{Ambiguous, Picker};
 pub use preset::{Ack, Confidence, Preset, Sample, SampleError};
 pub use rejection::Rejection;
 pub use request::Request;

@@ -1,11 +1,12 @@
 //! The one door through which time enters.
 //!
 //! Everything that needs the wall clock is given a [`Clock`] or a value read from one. Tests hand in a clock that they
-//! move themselves. Durations are measured with `tokio::time` or `std::time::Instant`, never with this clock, because
-//! the wall clock may jump.
+//! move themselves. The wall clock may jump, so durations are measured with `tokio::time` or `std::time::Instant`, and
+//! what is due later (retries, leases) is written in [`Clock::steady`] time, which does not jump while the process runs.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
+use std::time::Instant;
 
 use oncehook_verify::UnixMicros;
 
@@ -15,7 +16,7 @@ pub struct Clock(Source);
 
 #[derive(Debug, Clone)]
 enum Source {
-    System,
+    System { started: Instant, wall: UnixMicros },
     Manual(Arc<AtomicI64>),
 }
 
@@ -23,7 +24,7 @@ impl Clock {
     /// The machine's clock.
     #[must_use]
     pub fn system() -> Self {
-        Self(Source::System)
+        Self(Source::System { started: Instant::now(), wall: system_now() })
     }
 
     /// A clock that stands still until it is [`set`](Self::set).
@@ -36,7 +37,20 @@ impl Clock {
     #[must_use]
     pub fn now(&self) -> UnixMicros {
         match &self.0 {
-            Source::System => system_now(),
+            Source::System { .. } => system_now(),
+            Source::Manual(micros) => UnixMicros(micros.load(Ordering::Relaxed)),
+        }
+    }
+
+    /// The time since this clock was made, added to the wall clock's time back then: comparable with stored times, and
+    /// unmoved when the wall clock is set (fault 18).
+    #[must_use]
+    pub fn steady(&self) -> UnixMicros {
+        match &self.0 {
+            Source::System { started, wall } => {
+                let elapsed = i64::try_from(started.elapsed().as_micros()).unwrap_or(i64::MAX);
+                UnixMicros(wall.0.saturating_add(elapsed))
+            }
             Source::Manual(micros) => UnixMicros(micros.load(Ordering::Relaxed)),
         }
     }

@@ -16,6 +16,8 @@ use serde::{Deserialize, Serialize, Serializer};
 use smallvec::SmallVec;
 use uuid::Uuid;
 
+use crate::delivery::RouteName;
+
 /// The name of a source: 1 to 64 characters of `a-z`, `0-9`, `-` and `_`. It stands in URLs, metrics and keys.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SourceName(Arc<str>);
@@ -28,12 +30,7 @@ pub struct BadSourceName;
 impl SourceName {
     /// Checks the text once; a `SourceName` is valid ever after.
     pub fn new(name: &str) -> Result<Self, BadSourceName> {
-        let allowed = |byte: u8| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'-' | b'_');
-        if (1..=64).contains(&name.len()) && name.bytes().all(allowed) {
-            Ok(Self(name.into()))
-        } else {
-            Err(BadSourceName)
-        }
+        if is_name(name) { Ok(Self(name.into())) } else { Err(BadSourceName) }
     }
 
     /// The source of the self-test's probes. Not a valid name, so it can never meet a real source.
@@ -53,6 +50,12 @@ impl fmt::Display for SourceName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
     }
+}
+
+/// Whether a text can name a source or a route: 1 to 64 characters of `a-z`, `0-9`, `-` and `_`.
+pub(crate) fn is_name(text: &str) -> bool {
+    let allowed = |byte: u8| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'-' | b'_');
+    (1..=64).contains(&text.len()) && text.bytes().all(allowed)
 }
 
 /// The id of an event: a UUIDv7.
@@ -181,6 +184,8 @@ pub struct NewEvent {
     pub digest: [u8; 32],
     /// Set if the event must be stored but not run until an operator releases it.
     pub quarantine: Option<Quarantine>,
+    /// The routes that want it. A delivery for each is written with the event, unless the event is held.
+    pub routes: SmallVec<[RouteName; 2]>,
     /// Who delivered it.
     pub peer: IpAddr,
 }

@@ -5,14 +5,21 @@
 //!
 //! - [`clock`], [`observe`]: time and metric names, each through one door.
 //! - [`event`]: an identified, verified thing that happened, and its id.
-//! - [`journal`]: where an event becomes durable and where duplicates are decided, with its backends.
+//! - [`delivery`], [`retry`]: one event for one route, what an attempt came to, and when the next one is.
+//! - [`handler`], [`route`]: what is done with an event, and which events go where.
+//! - [`journal`]: where an event becomes durable, where duplicates are decided and effects are recorded, with its backends.
 //!
 //! What this crate does not do: read configuration or the environment, listen on sockets, verify signatures (that is
 //! `oncehook-verify`, re-exported as [`verify`]).
 
 pub mod clock;
+pub mod delivery;
 pub mod event;
+pub mod glob;
+pub mod handler;
 pub mod journal;
 pub mod observe;
+pub mod retry;
+pub mod route;
 
 pub use oncehook_verify as verify;

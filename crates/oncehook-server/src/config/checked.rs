@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use ipnet::IpNet;
 use oncehook::event::SourceName;
+use oncehook::route::Routes;
 use oncehook_verify::{
     Ack, Handshakes, Identifier, Identify, MissingKey, Preset, Scheme, Secret, SetupError, Verifier,
 };
@@ -28,6 +29,8 @@ pub struct Config {
     pub retention_payload: Duration,
     /// `[[source]]`
     pub sources: Vec<SourceConfig>,
+    /// `[[route]]`
+    pub routes: Routes,
 }
 
 /// `[server]`
@@ -196,6 +199,7 @@ fn read(file: &File<'_>) -> Option<Config> {
         dedup_window: Duration::from_secs(window),
         retention_payload: Duration::from_secs(payload),
         sources,
+        routes: Routes::default(),
     })
 }
 

@@ -10,6 +10,7 @@ use oncehook::clock::Clock;
 use oncehook::event::SourceName;
 use oncehook::journal::Journal;
 use oncehook::observe::{Metrics, SourceMetrics};
+use oncehook::route::Routes;
 use oncehook_verify::{Ack, Handshakes, Identifier, Integrity, Verifier};
 
 use super::rejections::Rejections;
@@ -18,6 +19,7 @@ use crate::config::{Config, Limits};
 /// Everything that answering a webhook needs. Shared by all connections.
 pub struct Gate {
     pub(super) sources: HashMap<String, Source>,
+    pub(super) routes: Routes,
     pub(super) journal: Arc<dyn Journal>,
     pub(super) clock: Clock,
     pub(super) limits: Limits,
@@ -69,6 +71,7 @@ impl Gate {
         }
         Self {
             sources,
+            routes: config.routes,
             journal,
             clock,
             limits: config.server.limits,

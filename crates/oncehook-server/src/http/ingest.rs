@@ -279,6 +279,7 @@ fn new_event(
     sender: IpAddr,
 ) -> NewEvent {
     NewEvent {
+        routes: gate.routes.wanting(&source.name, item.kind.as_deref()),
         source: source.name.clone(),
         key: item.key,
         key_signed: source.identifier.key_is_signed(),

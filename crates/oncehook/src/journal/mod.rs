@@ -8,9 +8,10 @@
 //! - The events of one request become durable together or not at all.
 //! - Any error means "not stored, or unknown": the sender must try again, and the retry is settled by the key.
 //!
-//! Two traits, two readers: [`Journal`] is what the front door uses, [`JournalReader`] is for people (lists, one
-//! event's story, counts). Neither can do the other's work.
+//! Three traits, three readers: [`Journal`] is what the front door uses, [`Deliveries`] is for workers and operators,
+//! [`JournalReader`] is for people (lists, one event's story, counts). None can do another's work.
 
+mod deliveries;
 pub mod memory;
 mod read;
 #[cfg(feature = "sqlite")]
@@ -26,6 +27,10 @@ use tokio::sync::oneshot;
 
 use crate::event::{EventId, NewEvents};
 
+pub use deliveries::{
+    Backlog, Deliveries, Forgotten, Order, OrderError, Ordered, Pausable, Pause, Progress, Retention, Verb,
+    Who, WorkError,
+};
 pub use read::{
     Conflict, Delivery, DuplicateSeen, EventDetail, EventPage, EventQuery, EventStatus, EventSummary, Flag,
     ReadError, SourceCounts, Stats, StoredBody,

@@ -86,6 +86,7 @@ fn event(key: &EventKey, digest: u8, now: UnixMicros) -> NewEvent {
         body: Bytes::new(),
         digest: [digest; 32],
         quarantine: None,
+        routes: Default::default(),
         peer: std::net::Ipv4Addr::UNSPECIFIED.into(),
     }
 }

@@ -1,6 +1,6 @@
 -- The journal. Whatever comes from outside is bytes (BLOB) or checked text; times are microseconds since 1970 (UTC).
--- Accepting an event costs one row in oncehook_keys and one in oncehook_events (and, once there are routes, one narrow row
--- in oncehook_deliveries for each). Everything else is written later, in batches, or only for odd events.
+-- Accepting an event costs one row in oncehook_keys, one in oncehook_events, and one narrow row in oncehook_deliveries for
+-- each route that wants it. Everything else is written later, in batches, or only for odd events.
 
 -- Facts about this journal: how far what is written behind the accepts has come.
 CREATE TABLE oncehook_meta (
@@ -37,22 +37,36 @@ CREATE TABLE oncehook_keys (
   CONSTRAINT oncehook_keys_once PRIMARY KEY (source, key)
 ) STRICT, WITHOUT ROWID;
 
--- Small and mutable: one event for one route in one epoch.
+-- Small and mutable: one event for one route in one epoch. attempt is the fence: it only grows, and whoever settles names
+-- it. attempt_limit is set where it differs from the route's own (a manual retry raises it). A success is recorded here
+-- (settled_at, attempt); only failures and leases have rows in oncehook_attempts, so that the usual case costs one row.
 CREATE TABLE oncehook_deliveries (
-  event       INTEGER NOT NULL,
-  route       TEXT    NOT NULL,
-  epoch       INTEGER NOT NULL DEFAULT 0,
-  state       TEXT    NOT NULL CHECK (state IN ('ready', 'running', 'retrying', 'parked',
-                                                'succeeded', 'dead', 'superseded', 'skipped')),
-  attempt     INTEGER NOT NULL DEFAULT 0,
-  run_at      INTEGER NOT NULL,
-  lease_until INTEGER,
-  result      TEXT,
-  error       TEXT,
+  event         INTEGER NOT NULL,
+  route         TEXT    NOT NULL,
+  epoch         INTEGER NOT NULL DEFAULT 0,
+  state         TEXT    NOT NULL CHECK (state IN ('ready', 'running', 'retrying', 'parked',
+                                                  'succeeded', 'dead', 'superseded', 'skipped')),
+  attempt       INTEGER NOT NULL DEFAULT 0,
+  attempt_limit INTEGER,
+  run_at        INTEGER NOT NULL,
+  lease_until   INTEGER,
+  settled_at    INTEGER,
+  result        TEXT,
+  error         TEXT,
+  cause         TEXT CHECK (cause IN ('destination', 'handler', 'ours', 'poison')),
   PRIMARY KEY (event, route, epoch)
 ) STRICT, WITHOUT ROWID;
 
--- Append-only: the retry log.
+-- The queue of a route: what is due, in order. Holds only what waits, so it stays small however long the history.
+CREATE INDEX oncehook_deliveries_due ON oncehook_deliveries (route, run_at) WHERE state IN ('ready', 'retrying');
+
+-- Leases that may run out.
+CREATE INDEX oncehook_deliveries_leased ON oncehook_deliveries (route, lease_until) WHERE state = 'running';
+
+-- Dead letters, for people.
+CREATE INDEX oncehook_deliveries_dead ON oncehook_deliveries (event) WHERE state = 'dead';
+
+-- Append-only: attempts that were leased or that failed.
 CREATE TABLE oncehook_attempts (
   event       INTEGER NOT NULL,
   route       TEXT    NOT NULL,
@@ -60,9 +74,17 @@ CREATE TABLE oncehook_attempts (
   attempt     INTEGER NOT NULL,
   started_at  INTEGER NOT NULL,
   finished_at INTEGER,
-  outcome     TEXT,
+  outcome     TEXT CHECK (outcome IN ('succeeded', 'failed', 'lost', 'given_back')),
   error       TEXT,
   PRIMARY KEY (event, route, epoch, attempt)
+) STRICT, WITHOUT ROWID;
+
+-- Sources and routes whose handling an operator has stopped.
+CREATE TABLE oncehook_pauses (
+  kind TEXT    NOT NULL CHECK (kind IN ('source', 'route')),
+  name TEXT    NOT NULL,
+  at   INTEGER NOT NULL,
+  PRIMARY KEY (kind, name)
 ) STRICT, WITHOUT ROWID;
 
 -- Other bodies that came under a known key. An empty digest sums up those beyond the ones that are kept.
@@ -176,5 +198,12 @@ CREATE VIEW oncehook_retry_logs AS
 SELECT e.source, CAST(e.key AS TEXT) AS key, a.route, a.epoch, a.attempt, a.outcome, a.error,
        strftime('%Y-%m-%dT%H:%M:%fZ', a.started_at / 1000000.0, 'unixepoch') AS started_at,
        strftime('%Y-%m-%dT%H:%M:%fZ', a.finished_at / 1000000.0, 'unixepoch') AS finished_at
-  FROM oncehook_attempts a
+  FROM (SELECT event, route, epoch, attempt, outcome, error, started_at, finished_at FROM oncehook_attempts
+        UNION ALL
+        -- A success that was never leased stands in the delivery itself.
+        SELECT d.event, d.route, d.epoch, d.attempt, 'succeeded', NULL, d.settled_at, d.settled_at
+          FROM oncehook_deliveries d
+         WHERE d.state = 'succeeded'
+           AND NOT EXISTS (SELECT 1 FROM oncehook_attempts a WHERE a.event = d.event AND a.route = d.route
+                              AND a.epoch = d.epoch AND a.attempt = d.attempt)) a
   JOIN oncehook_events e ON e.seq = a.event;

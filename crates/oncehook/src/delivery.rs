@@ -1,0 +1,312 @@
+//! A delivery: one event for one route in one epoch, the unit that happens exactly once; and what one try of it came to.
+//!
+//! Promises: an attempt's number only grows, and it is the fence: whoever settles must hold the number of the latest
+//! attempt, or nothing is written ([`Settled::Lost`]).
+//!
+//! Does not: decide when to try again. That is `retry`.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use oncehook_verify::{EventKey, UnixMicros};
+
+use crate::event::{EventId, SourceName, is_name};
+
+/// The name of a route: 1 to 64 characters of `a-z`, `0-9`, `-` and `_`. It stands in URLs, metrics and keys.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct RouteName(Arc<str>);
+
+/// Why a text is not a route name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("a route name has 1 to 64 characters of a-z, 0-9, '-' and '_'")]
+pub struct BadRouteName;
+
+impl RouteName {
+    /// Checks the text once; a `RouteName` is valid ever after.
+    pub fn new(name: &str) -> Result<Self, BadRouteName> {
+        if is_name(name) { Ok(Self(name.into())) } else { Err(BadRouteName) }
+    }
+
+    /// The name as text.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Display for RouteName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// Where a delivery stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum DeliveryState {
+    /// Due, not tried yet.
+    Ready,
+    /// Leased to a handler.
+    Running,
+    /// Failed, and due again later.
+    Retrying,
+    /// Waits for a prerequisite.
+    Parked,
+    /// Took effect. Final.
+    Succeeded,
+    /// Failed for good, unless an operator retries it.
+    Dead,
+    /// A newer event made it moot. Final.
+    Superseded,
+    /// An operator decided against it. Final.
+    Skipped,
+}
+
+impl DeliveryState {
+    /// Every state, the worst first: an event's status is the worst of its deliveries.
+    pub const WORST_FIRST: [Self; 8] = [
+        Self::Dead,
+        Self::Parked,
+        Self::Retrying,
+        Self::Running,
+        Self::Ready,
+        Self::Superseded,
+        Self::Skipped,
+        Self::Succeeded,
+    ];
+
+    /// The word in JSON and in the journal.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Ready => "ready",
+            Self::Running => "running",
+            Self::Retrying => "retrying",
+            Self::Parked => "parked",
+            Self::Succeeded => "succeeded",
+            Self::Dead => "dead",
+            Self::Superseded => "superseded",
+            Self::Skipped => "skipped",
+        }
+    }
+
+    /// The state of that word.
+    #[must_use]
+    pub fn parse(word: &str) -> Option<Self> {
+        Self::WORST_FIRST.into_iter().find(|state| state.as_str() == word)
+    }
+
+    /// Whether the delivery may still run by itself.
+    #[must_use]
+    pub fn is_pending(self) -> bool {
+        matches!(self, Self::Ready | Self::Running | Self::Retrying | Self::Parked)
+    }
+}
+
+/// Which delivery.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct DeliveryId {
+    /// The event.
+    pub event: EventId,
+    /// The route.
+    pub route: RouteName,
+    /// 0, or the number of the forced replay.
+    pub epoch: u32,
+}
+
+impl DeliveryId {
+    /// The key that a receiver can rely on: the same for every attempt of this delivery, another one for every other.
+    #[must_use]
+    pub fn idempotency_key(&self) -> String {
+        format!("{}_{}_{}", self.event, self.route, self.epoch)
+    }
+}
+
+/// The right to try one delivery once: only the latest attempt of a delivery can settle it.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Fence {
+    /// The delivery.
+    pub delivery: DeliveryId,
+    /// The attempt, from 1.
+    pub attempt: u32,
+}
+
+/// An event as a handler is given it.
+#[derive(Debug, Clone)]
+pub struct HandedEvent {
+    /// Its id.
+    pub id: EventId,
+    /// The source it came through.
+    pub source: SourceName,
+    /// Its key.
+    pub key: EventKey,
+    /// Its type.
+    pub kind: Option<String>,
+    /// What it is about.
+    pub entity: Option<String>,
+    /// When it happened, as the provider says.
+    pub occurred_at: Option<UnixMicros>,
+    /// When it arrived.
+    pub received_at: UnixMicros,
+    /// The headers that were kept, as `name: value` lines.
+    pub headers: Bytes,
+    /// The body, byte for byte.
+    pub body: Bytes,
+    /// For a follow-up: what the delivery before it returned, as JSON.
+    pub result: Option<String>,
+}
+
+/// A leased delivery with all that its handler needs.
+#[derive(Debug, Clone)]
+pub struct Claim {
+    /// Which delivery, which attempt.
+    pub fence: Fence,
+    /// The attempt after which it is dead.
+    pub attempt_limit: u32,
+    /// The event.
+    pub event: HandedEvent,
+}
+
+/// Whose fault a failure is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Cause {
+    /// The other side: refused, unreachable, too slow.
+    Destination,
+    /// The handler: an error in its SQL or its code.
+    Handler,
+    /// This gateway.
+    Ours,
+    /// The event: nothing that is tried with it can work, or it ends the process.
+    Poison,
+}
+
+impl Cause {
+    /// The word in JSON and in the journal.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Destination => "destination",
+            Self::Handler => "handler",
+            Self::Ours => "ours",
+            Self::Poison => "poison",
+        }
+    }
+
+    /// The cause of that word.
+    #[must_use]
+    pub fn parse(word: &str) -> Option<Self> {
+        [Self::Destination, Self::Handler, Self::Ours, Self::Poison]
+            .into_iter()
+            .find(|cause| cause.as_str() == word)
+    }
+}
+
+/// Why an attempt failed, and whether another one makes sense.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{message}")]
+pub struct Failure {
+    /// Whose fault it is.
+    pub cause: Cause,
+    /// For people. Bounded by [`Failure::new`].
+    pub message: String,
+    /// What to do about it.
+    pub remedy: Remedy,
+}
+
+/// What a failed attempt asks for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Remedy {
+    /// Try again; not before the time given, if one is given.
+    Retry(Option<Duration>),
+    /// Trying again cannot help.
+    GiveUp,
+}
+
+/// The longest error text that is kept.
+const MESSAGE_BYTES: usize = 1_000;
+
+impl Failure {
+    /// A failure that another attempt may mend.
+    #[must_use]
+    pub fn retry(cause: Cause, message: impl Into<String>) -> Self {
+        Self { cause, message: bounded(message.into()), remedy: Remedy::Retry(None) }
+    }
+
+    /// A failure that no further attempt can mend.
+    #[must_use]
+    pub fn permanent(cause: Cause, message: impl Into<String>) -> Self {
+        Self { cause, message: bounded(message.into()), remedy: Remedy::GiveUp }
+    }
+
+    /// Not before this much time has passed.
+    #[must_use]
+    pub fn after(mut self, wait: Duration) -> Self {
+        if let Remedy::Retry(after) = &mut self.remedy {
+            *after = Some(wait);
+        }
+        self
+    }
+}
+
+/// Cuts a text at a character's end.
+fn bounded(mut text: String) -> String {
+    if text.len() > MESSAGE_BYTES {
+        let end = (0..=MESSAGE_BYTES).rev().find(|at| text.is_char_boundary(*at)).unwrap_or(0);
+        text.truncate(end);
+        text.push('…');
+    }
+    text
+}
+
+/// What becomes of a delivery after an attempt.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Verdict {
+    /// It took effect; the result is JSON, if the handler returned one.
+    Succeeded(Option<String>),
+    /// It failed and is due again at that (steady) time.
+    RetryAt(UnixMicros, Failure),
+    /// It failed for good.
+    Dead(Failure),
+}
+
+/// An attempt that is over.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Settlement {
+    /// Which attempt.
+    pub fence: Fence,
+    /// What becomes of the delivery.
+    pub verdict: Verdict,
+    /// Routes that start once this one has taken effect. Their deliveries are written in the same transaction.
+    pub followups: Vec<RouteName>,
+}
+
+/// What settling came to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Settled {
+    /// Written.
+    Done,
+    /// The attempt is not the latest any more, or the delivery was settled meanwhile. Nothing was written.
+    Lost,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn long_errors_are_cut_between_characters() {
+        let failure = Failure::retry(Cause::Handler, "ä".repeat(MESSAGE_BYTES));
+        assert!(failure.message.len() <= MESSAGE_BYTES + '…'.len_utf8() && failure.message.ends_with("ä…"));
+    }
+
+    #[test]
+    fn words_come_back() {
+        for state in DeliveryState::WORST_FIRST {
+            assert_eq!(DeliveryState::parse(state.as_str()), Some(state));
+        }
+        for cause in [Cause::Destination, Cause::Handler, Cause::Ours, Cause::Poison] {
+            assert_eq!(Cause::parse(cause.as_str()), Some(cause));
+        }
+    }
+}

@@ -1,0 +1,48 @@
+//! Handlers: what a route does with an event.
+//!
+//! - [`sql`]: statements that run inside the journal's transaction, so that effect and record commit together.
+//! - [`http`]: a request to the user's application, at least once with a stable key.
+//! - [`function`]: Rust code that is given the open transaction.
+//!
+//! Handlers say what an attempt came to. When it is tried again, and that it is recorded, is not their matter.
+
+pub mod function;
+pub mod http;
+pub mod sql;
+mod value;
+
+use std::sync::Arc;
+
+pub use function::Function;
+pub use http::{HttpHandler, HttpOptions, OnClientError};
+pub use sql::{Dialect, SqlHandler};
+pub use value::{Expression, Found, Lookup, Template};
+
+/// What a route does.
+#[derive(Clone)]
+pub enum Handler {
+    /// Statements in the journal's database.
+    Sql(Arc<SqlHandler>),
+    /// A request to the user's application.
+    Http(Arc<HttpHandler>),
+    /// Rust code with the open transaction.
+    Function(Arc<dyn Function>),
+}
+
+impl Handler {
+    /// The word for people.
+    #[must_use]
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Self::Sql(_) => "sql",
+            Self::Http(_) => "http",
+            Self::Function(_) => "function",
+        }
+    }
+}
+
+impl std::fmt::Debug for Handler {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.kind())
+    }
+}

@@ -1,0 +1,65 @@
+//! SQL as a handler: statements whose parameters are bound from the event, run in the journal's transaction.
+//!
+//! Promises: nothing from an event ever becomes part of a statement's text; every parameter has a value or the attempt
+//! fails for good, naming the path.
+//!
+//! Does not: run anything. A journal does that, on its own connection, next to the rows that record it.
+
+mod statement;
+
+pub use statement::{Dialect, Statement};
+
+use std::collections::BTreeMap;
+
+use super::value::{Expression, Found, Lookup};
+use crate::delivery::{Failure, HandedEvent};
+
+/// The statements of a route with what is bound to them.
+#[derive(Debug, Clone)]
+pub struct SqlHandler {
+    statements: Vec<Statement>,
+    /// The bound names, in the order in which [`SqlHandler::values`] gives their values.
+    lookup: Lookup,
+}
+
+impl SqlHandler {
+    /// Reads statements (each text may hold several, parted by semicolons) and their bindings. The error is for the
+    /// author of the configuration.
+    pub fn new(
+        texts: &[impl AsRef<str>],
+        bind: &BTreeMap<String, Expression>,
+        dialect: Dialect,
+    ) -> Result<Self, String> {
+        let names: Vec<&str> = bind.keys().map(String::as_str).collect();
+        let mut statements = Vec::new();
+        for text in texts {
+            statements.extend(statement::parse(text.as_ref(), &names, dialect)?);
+        }
+        if statements.is_empty() {
+            return Err("there is no statement".to_owned());
+        }
+        for (place, name) in names.iter().enumerate() {
+            if !statements.iter().any(|statement| statement.parameters().contains(&place)) {
+                return Err(format!("`{name}` is bound, but no statement uses :{name}"));
+            }
+        }
+        Ok(Self { statements, lookup: Lookup::new(bind.values().cloned().collect())? })
+    }
+
+    /// The statements, in the order they run.
+    #[must_use]
+    pub fn statements(&self) -> &[Statement] {
+        &self.statements
+    }
+
+    /// Whether a binding needs the result of a delivery before.
+    #[must_use]
+    pub fn needs_result(&self) -> bool {
+        self.lookup.needs_result()
+    }
+
+    /// The values of the bound names.
+    pub fn values<'e>(&self, event: &'e HandedEvent) -> Result<Vec<Found<'e>>, Failure> {
+        self.lookup.find(event)
+    }
+}

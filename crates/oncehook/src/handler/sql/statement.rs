@@ -1,0 +1,201 @@
+//! Cutting a text into statements, and replacing `:name` by the placeholder that an engine takes.
+//!
+//! Promises: what stands in quotes, comments and dollar quotes is left alone; a name that is not bound is an error.
+//! Does not: understand SQL beyond that. Whether a statement is allowed is the journal's to say.
+
+/// How an engine writes placeholders.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Dialect {
+    /// `?1`, and a name may be used more than once.
+    Sqlite,
+    /// `$1`, and a name may be used more than once.
+    Postgres,
+    /// `?`, once for each use.
+    Mysql,
+}
+
+/// One statement, ready to be prepared.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Statement {
+    text: String,
+    parameters: Vec<usize>,
+}
+
+impl Statement {
+    /// The text with placeholders.
+    #[must_use]
+    pub fn text(&self) -> &str {
+        &self.text
+    }
+
+    /// For each placeholder, from the first: which of the bound names it takes.
+    #[must_use]
+    pub fn parameters(&self) -> &[usize] {
+        &self.parameters
+    }
+}
+
+/// Cuts a text into statements. `names` are the bound names; a parameter is a place among them.
+pub(super) fn parse(text: &str, names: &[&str], dialect: Dialect) -> Result<Vec<Statement>, String> {
+    let mut statements = Vec::new();
+    let mut current = Statement { text: String::new(), parameters: Vec::new() };
+    let mut bare = true;
+    let mut rest = text;
+    while let Some(first) = rest.chars().next() {
+        let (piece, comment) = match opaque(rest, dialect)? {
+            Some(found) => found,
+            None => (first.len_utf8(), false),
+        };
+        let (taken, after) = rest.split_at(piece);
+        match first {
+            ';' => {
+                if !bare {
+                    statements.push(std::mem::replace(
+                        &mut current,
+                        Statement { text: String::new(), parameters: Vec::new() },
+                    ));
+                }
+                (current.text, bare) = (String::new(), true);
+                rest = after;
+                continue;
+            }
+            // A cast (`::text`) is not a name.
+            ':' if after.starts_with(':') => {
+                current.text.push_str("::");
+                rest = after.get(1..).unwrap_or_default();
+                continue;
+            }
+            ':' => {
+                let name: &str =
+                    after.split(|c: char| !c.is_ascii_alphanumeric() && c != '_').next().unwrap_or_default();
+                if !name.is_empty() {
+                    let place = names
+                        .iter()
+                        .position(|known| *known == name)
+                        .ok_or_else(|| format!("the statement uses :{name}, which is not bound"))?;
+                    placeholder(&mut current, place, dialect);
+                    rest = after.get(name.len()..).unwrap_or_default();
+                    continue;
+                }
+            }
+            '?' | '$' | '@' if dialect == Dialect::Sqlite && taken.len() == 1 => {
+                return Err(format!("write parameters as :name, not with `{first}`"));
+            }
+            _ => {}
+        }
+        bare &= comment || taken.trim().is_empty();
+        current.text.push_str(taken);
+        rest = after;
+    }
+    if !bare {
+        statements.push(current);
+    }
+    Ok(statements)
+}
+
+fn placeholder(statement: &mut Statement, place: usize, dialect: Dialect) {
+    let known = statement.parameters.iter().position(|parameter| *parameter == place);
+    let number = match (dialect, known) {
+        (Dialect::Sqlite | Dialect::Postgres, Some(known)) => known + 1,
+        _ => {
+            statement.parameters.push(place);
+            statement.parameters.len()
+        }
+    };
+    statement.text.push_str(&match dialect {
+        Dialect::Sqlite => format!("?{number}"),
+        Dialect::Postgres => format!("${number}"),
+        Dialect::Mysql => "?".to_owned(),
+    });
+}
+
+/// The length of the quoted text or comment that begins here, and whether it is a comment.
+fn opaque(rest: &str, dialect: Dialect) -> Result<Option<(usize, bool)>, String> {
+    let until = |start: usize, end: &str, what: &str| -> Result<usize, String> {
+        let inner = rest.get(start..).unwrap_or_default();
+        inner.find(end).map(|at| start + at + end.len()).ok_or_else(|| format!("{what} is not closed"))
+    };
+    Ok(match rest.as_bytes() {
+        [b'-', b'-', ..] => Some((rest.find('\n').unwrap_or(rest.len()), true)),
+        [b'#', ..] if dialect == Dialect::Mysql => Some((rest.find('\n').unwrap_or(rest.len()), true)),
+        [b'/', b'*', ..] => Some((until(2, "*/", "a comment")?, true)),
+        [b'[', ..] if dialect == Dialect::Sqlite => Some((until(1, "]", "a [name]")?, false)),
+        [quote @ (b'\'' | b'"' | b'`'), ..] => Some((quoted(rest, *quote, dialect)?, false)),
+        [b'$', ..] if dialect == Dialect::Postgres => match dollar_tag(rest) {
+            Some(tag) => Some((until(tag.len(), tag, "a dollar-quoted text")?, false)),
+            None => None,
+        },
+        _ => None,
+    })
+}
+
+/// A quoted text. A doubled quote stands for one; MySQL also escapes with a backslash.
+fn quoted(rest: &str, quote: u8, dialect: Dialect) -> Result<usize, String> {
+    let mut bytes = rest.bytes().enumerate().skip(1).peekable();
+    while let Some((at, byte)) = bytes.next() {
+        if byte == b'\\' && dialect == Dialect::Mysql && quote != b'`' {
+            bytes.next();
+        } else if byte == quote {
+            match bytes.peek() {
+                Some((_, next)) if *next == quote => {
+                    bytes.next();
+                }
+                _ => return Ok(at + 1),
+            }
+        }
+    }
+    Err("a quote is not closed".to_owned())
+}
+
+/// `$$` or `$tag$`.
+fn dollar_tag(rest: &str) -> Option<&str> {
+    let end = rest.get(1..)?.find('$')? + 2;
+    let tag = rest.get(..end)?;
+    let name = tag.trim_matches('$');
+    (name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_')
+        && !name.starts_with(|c: char| c.is_ascii_digit()))
+    .then_some(tag)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn texts(text: &str, dialect: Dialect) -> Vec<(String, Vec<usize>)> {
+        let parsed = parse(text, &["a", "b"], dialect).unwrap();
+        parsed.into_iter().map(|one| (one.text.trim().to_owned(), one.parameters)).collect()
+    }
+
+    #[test]
+    fn names_become_placeholders() {
+        let text = "INSERT INTO t VALUES (:b, :a, :b)";
+        assert_eq!(texts(text, Dialect::Sqlite), [("INSERT INTO t VALUES (?1, ?2, ?1)".into(), vec![1, 0])]);
+        assert_eq!(
+            texts(text, Dialect::Postgres),
+            [("INSERT INTO t VALUES ($1, $2, $1)".into(), vec![1, 0])]
+        );
+        assert_eq!(texts(text, Dialect::Mysql), [("INSERT INTO t VALUES (?, ?, ?)".into(), vec![1, 0, 1])]);
+    }
+
+    #[test]
+    fn quotes_comments_and_casts_are_left_alone() {
+        let text = "SELECT ':a;', \"x;:a\", 'it''s :a' -- :a;\n, :a::text /* ; :b */; UPDATE t SET x = :b;;  -- end\n";
+        let parsed = texts(text, Dialect::Postgres);
+        assert_eq!(parsed.len(), 2);
+        assert_eq!(parsed[0].0, "SELECT ':a;', \"x;:a\", 'it''s :a' -- :a;\n, $1::text /* ; :b */");
+        assert_eq!(parsed[1], ("UPDATE t SET x = $1".into(), vec![1]));
+        let text = r"SELECT 'a\':b', :a # ;:b";
+        assert_eq!(texts(text, Dialect::Mysql), [(r"SELECT 'a\':b', ? # ;:b".into(), vec![0])]);
+        let text = "SELECT $x$ :a; $x$, :a, '{\"k\":1}'";
+        assert_eq!(texts(text, Dialect::Postgres), [("SELECT $x$ :a; $x$, $1, '{\"k\":1}'".into(), vec![0])]);
+        assert_eq!(texts("SELECT [x:a;y], :a", Dialect::Sqlite), [("SELECT [x:a;y], ?1".into(), vec![0])]);
+    }
+
+    #[test]
+    fn what_is_wrong_is_said() {
+        for text in ["SELECT :c", "SELECT 'open", "SELECT /* open", "SELECT ?", "SELECT $a", "SELECT @a"] {
+            assert!(parse(text, &["a"], Dialect::Sqlite).is_err(), "{text}");
+        }
+        assert_eq!(parse(" -- nothing\n ; /* here */ ;", &[], Dialect::Sqlite).unwrap(), []);
+    }
+}

@@ -1,0 +1,335 @@
+//! Values taken from an event: for the parameters of a statement and the places of a template.
+//!
+//! An [`Expression`] is a JSON pointer into the body (`/data/object/id`) or one of `$key`, `$event`, `$type`, `$entity`,
+//! `$time`, `$received`, `$source`, `$body`, `$result`; `$result/id` points into the result.
+//!
+//! Promises: a pointer that leads nowhere is an error that names it, never an empty value. JSON null is a value.
+
+use std::borrow::Cow;
+
+use oncehook_verify::Picker;
+use serde_json::value::RawValue;
+
+use crate::delivery::{Cause, Failure, HandedEvent};
+
+/// Where a value comes from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Expression {
+    /// A JSON pointer into the body.
+    Body(String),
+    /// The idempotency key.
+    Key,
+    /// The event's id.
+    Event,
+    /// The event's type.
+    Type,
+    /// What the event is about.
+    Entity,
+    /// When it happened; where the provider does not say, when it arrived.
+    Time,
+    /// When it arrived.
+    Received,
+    /// The source's name.
+    Source,
+    /// The whole body as text.
+    WholeBody,
+    /// What the delivery before this one returned; the pointer leads into it.
+    Result(String),
+}
+
+impl Expression {
+    /// Reads an expression. The error is for the author of the configuration.
+    pub fn parse(text: &str) -> Result<Self, String> {
+        if text.starts_with('/') {
+            Picker::new(&[text])?;
+            return Ok(Self::Body(text.to_owned()));
+        }
+        if let Some(pointer) = text.strip_prefix("$result") {
+            Picker::new(&[pointer])?;
+            return Ok(Self::Result(pointer.to_owned()));
+        }
+        Ok(match text {
+            "$key" => Self::Key,
+            "$event" => Self::Event,
+            "$type" => Self::Type,
+            "$entity" => Self::Entity,
+            "$time" => Self::Time,
+            "$received" => Self::Received,
+            "$source" => Self::Source,
+            "$body" => Self::WholeBody,
+            _ => {
+                return Err(format!(
+                    "{text:?} is neither a JSON pointer (\"/data/id\") nor one of $key, $event, $type, $entity, $time, \
+                     $received, $source, $body, $result"
+                ));
+            }
+        })
+    }
+
+    /// Whether it needs the result of a delivery before.
+    #[must_use]
+    pub fn needs_result(&self) -> bool {
+        matches!(self, Self::Result(_))
+    }
+}
+
+impl std::fmt::Display for Expression {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Body(pointer) => pointer,
+            Self::Key => "$key",
+            Self::Event => "$event",
+            Self::Type => "$type",
+            Self::Entity => "$entity",
+            Self::Time => "$time",
+            Self::Received => "$received",
+            Self::Source => "$source",
+            Self::WholeBody => "$body",
+            Self::Result(pointer) => return write!(f, "$result{pointer}"),
+        })
+    }
+}
+
+/// A value that was found.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Found<'e> {
+    /// Text that is not JSON.
+    Text(Cow<'e, str>),
+    /// Bytes that are not UTF-8.
+    Bytes(&'e [u8]),
+    /// JSON text.
+    Json(Cow<'e, str>),
+    /// Nothing, where nothing is a fair answer (an event without a type).
+    Null,
+}
+
+impl Found<'_> {
+    /// As JSON text.
+    #[must_use]
+    pub fn to_json(&self) -> Cow<'_, str> {
+        match self {
+            Self::Text(text) => Cow::Owned(json_string(text)),
+            Self::Bytes(bytes) => Cow::Owned(json_string(&String::from_utf8_lossy(bytes))),
+            Self::Json(json) => Cow::Borrowed(json),
+            Self::Null => Cow::Borrowed("null"),
+        }
+    }
+}
+
+fn json_string(text: &str) -> String {
+    serde_json::Value::from(text).to_string()
+}
+
+/// A list of expressions that are looked up together, in one pass over the body.
+#[derive(Debug, Clone)]
+pub struct Lookup {
+    expressions: Vec<Expression>,
+    body: Picker,
+}
+
+impl Lookup {
+    /// Looks these up, in this order.
+    pub fn new(expressions: Vec<Expression>) -> Result<Self, String> {
+        let pointers: Vec<&str> = expressions
+            .iter()
+            .filter_map(|expression| match expression {
+                Expression::Body(pointer) => Some(pointer.as_str()),
+                _ => None,
+            })
+            .collect();
+        let body = Picker::new(&pointers)?;
+        Ok(Self { expressions, body })
+    }
+
+    /// Whether one of them needs the result of a delivery before.
+    #[must_use]
+    pub fn needs_result(&self) -> bool {
+        self.expressions.iter().any(Expression::needs_result)
+    }
+
+    /// The values, or a failure that names the first expression that leads nowhere.
+    pub fn find<'e>(&self, event: &'e HandedEvent) -> Result<Vec<Found<'e>>, Failure> {
+        let nowhere = |expression: &Expression| {
+            let message = format!("`{expression}` leads nowhere in this event");
+            Failure::permanent(Cause::Poison, message)
+        };
+        let picked = self
+            .body
+            .pick(&event.body)
+            .map_err(|error| Failure::permanent(Cause::Poison, error.to_string()))?;
+        let mut picked = picked.into_iter();
+        let mut found = Vec::with_capacity(self.expressions.len());
+        for expression in &self.expressions {
+            found.push(match expression {
+                Expression::Body(_) => {
+                    let json = picked.next().flatten().ok_or_else(|| nowhere(expression))?;
+                    Found::Json(Cow::Borrowed(json))
+                }
+                Expression::Key => match std::str::from_utf8(event.key.as_bytes()) {
+                    Ok(text) => Found::Text(Cow::Borrowed(text)),
+                    Err(_) => Found::Bytes(event.key.as_bytes()),
+                },
+                Expression::Event => Found::Text(Cow::Owned(event.id.to_string())),
+                Expression::Type => text_or_null(event.kind.as_deref()),
+                Expression::Entity => text_or_null(event.entity.as_deref()),
+                Expression::Time => {
+                    let at = event.occurred_at.unwrap_or(event.received_at);
+                    Found::Text(Cow::Owned(at.to_rfc3339()))
+                }
+                Expression::Received => Found::Text(Cow::Owned(event.received_at.to_rfc3339())),
+                Expression::Source => Found::Text(Cow::Borrowed(event.source.as_str())),
+                Expression::WholeBody => match std::str::from_utf8(&event.body) {
+                    Ok(text) => Found::Text(Cow::Borrowed(text)),
+                    Err(_) => Found::Bytes(&event.body),
+                },
+                Expression::Result(pointer) => {
+                    let result = event.result.as_deref().ok_or_else(|| nowhere(expression))?;
+                    Found::Json(Cow::Owned(point(result, pointer).ok_or_else(|| nowhere(expression))?))
+                }
+            });
+        }
+        Ok(found)
+    }
+}
+
+fn text_or_null(text: Option<&str>) -> Found<'_> {
+    text.map_or(Found::Null, |text| Found::Text(Cow::Borrowed(text)))
+}
+
+/// The JSON text at a pointer in a result.
+fn point(result: &str, pointer: &str) -> Option<String> {
+    let value: serde_json::Value = serde_json::from_str(result).ok()?;
+    value.pointer(pointer).map(ToString::to_string)
+}
+
+/// A text with places (`{{/data/id}}`, `{{$key}}`) that are filled with JSON: what stands in the braces is replaced by the
+/// value's JSON text, quotes and all, so nothing in an event can break out of its place.
+#[derive(Debug, Clone)]
+pub struct Template {
+    /// One more than there are places.
+    texts: Vec<String>,
+    places: Lookup,
+}
+
+impl Template {
+    /// Reads a template. The error is for the author of the configuration.
+    pub fn parse(text: &str) -> Result<Self, String> {
+        let mut texts = Vec::new();
+        let mut places = Vec::new();
+        let mut rest = text;
+        while let Some((before, after)) = rest.split_once("{{") {
+            let (place, after) = after.split_once("}}").ok_or("a `{{` is not closed with `}}`")?;
+            texts.push(before.to_owned());
+            places.push(Expression::parse(place.trim())?);
+            rest = after;
+        }
+        texts.push(rest.to_owned());
+        let probe = texts.join("null");
+        if serde_json::from_str::<&RawValue>(&probe).is_err() {
+            return Err("with its places filled the template is not JSON".to_owned());
+        }
+        Ok(Self { texts, places: Lookup::new(places)? })
+    }
+
+    /// Whether a place needs the result of a delivery before.
+    #[must_use]
+    pub fn needs_result(&self) -> bool {
+        self.places.needs_result()
+    }
+
+    /// The text with its places filled.
+    pub fn fill(&self, event: &HandedEvent) -> Result<String, Failure> {
+        let found = self.places.find(event)?;
+        let mut filled = String::new();
+        let mut found = found.iter();
+        for text in &self.texts {
+            filled.push_str(text);
+            if let Some(value) = found.next() {
+                filled.push_str(&value.to_json());
+            }
+        }
+        Ok(filled)
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use crate::event::{EventIds, SourceName};
+    use bytes::Bytes;
+    use oncehook_verify::{EventKey, UnixMicros};
+
+    /// An event for tests of handlers.
+    pub(crate) fn handed(body: &'static str, result: Option<&str>) -> HandedEvent {
+        HandedEvent {
+            id: EventIds::above(0, 1).next(UnixMicros(1_700_000_000_000_000)),
+            source: SourceName::new("shop").unwrap(),
+            key: EventKey::from_parts(&[b"evt_1"]),
+            kind: Some("order.paid".to_owned()),
+            entity: None,
+            occurred_at: None,
+            received_at: UnixMicros(1_700_000_000_000_000),
+            headers: Bytes::from_static(b"content-type: application/json\n"),
+            body: Bytes::from_static(body.as_bytes()),
+            result: result.map(str::to_owned),
+        }
+    }
+
+    fn find(expressions: &[&str], event: &HandedEvent) -> Result<Vec<String>, Failure> {
+        let expressions = expressions.iter().map(|text| Expression::parse(text).unwrap()).collect();
+        let lookup = Lookup::new(expressions).unwrap();
+        Ok(lookup.find(event)?.iter().map(|found| found.to_json().into_owned()).collect())
+    }
+
+    #[test]
+    fn values_are_found_where_they_are() {
+        let event = handed(r#"{"a":{"b":1.50},"c":null,"d":"x\"y"}"#, Some(r#"{"id":7,"list":[true]}"#));
+        let found = find(
+            &["/a/b", "/c", "/d", "$key", "$type", "$entity", "$time", "$result/id", "$result", "$source"],
+            &event,
+        );
+        assert_eq!(
+            found.unwrap(),
+            [
+                "1.50",
+                "null",
+                r#""x\"y""#,
+                "\"evt_1\"",
+                "\"order.paid\"",
+                "null",
+                "\"2023-11-14T22:13:20Z\"",
+                "7",
+                r#"{"id":7,"list":[true]}"#,
+                "\"shop\""
+            ]
+        );
+    }
+
+    #[test]
+    fn a_path_that_leads_nowhere_is_named_and_final() {
+        let event = handed(r#"{"a":1}"#, None);
+        for path in ["/b", "/a/b", "$result", "$result/id"] {
+            let failure = find(&[path], &event).unwrap_err();
+            assert!(failure.message.contains(&format!("`{path}`")), "{failure}");
+            assert_eq!(failure.remedy, crate::delivery::Remedy::GiveUp);
+        }
+        assert!(find(&["/a"], &handed(r#"{"a":1,"a":2}"#, None)).is_err());
+    }
+
+    #[test]
+    fn expressions_are_checked_when_read() {
+        for text in ["a/b", "$nothing", "", "$result.id"] {
+            assert!(Expression::parse(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn templates_cannot_be_broken_out_of() {
+        let template = Template::parse(r#"{"to": {{/mail}}, "key": {{$key}}, "text": "hello"}"#).unwrap();
+        let filled = template.fill(&handed(r#"{"mail":"a\",\"admin\":true,\"b\":\""}"#, None)).unwrap();
+        let filled: serde_json::Value = serde_json::from_str(&filled).unwrap();
+        assert_eq!(filled["to"], "a\",\"admin\":true,\"b\":\"");
+        assert!(filled.get("admin").is_none());
+        assert!(Template::parse("{{$key").is_err() && Template::parse("{\"a\": \"{{$key}}\"}").is_err());
+    }
+}

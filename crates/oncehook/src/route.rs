@@ -1,0 +1,211 @@
+//! Routes: which events go to which handler, how often it is tried, and what follows.
+//!
+//! Promises: a [`Routes`] value is consistent: names are unique, `after` names an existing route, follow-ups form no
+//! circle, and each route has one source.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use smallvec::SmallVec;
+
+use crate::delivery::RouteName;
+use crate::event::SourceName;
+use crate::glob::Glob;
+use crate::handler::Handler;
+use crate::retry::RetryPolicy;
+
+/// One route.
+#[derive(Debug, Clone)]
+pub struct Route {
+    /// Its name.
+    pub name: RouteName,
+    /// The source whose events it takes.
+    pub source: SourceName,
+    /// The types it takes; none means all, also events without a type.
+    pub types: Vec<Glob>,
+    /// The route that must have taken effect first.
+    pub after: Option<RouteName>,
+    /// How often and how patiently it tries.
+    pub retry: RetryPolicy,
+    /// How many deliveries leave the process at once.
+    pub concurrency: usize,
+    /// When it stops trying for a while.
+    pub breaker: BreakerPolicy,
+    /// What it does.
+    pub handler: Handler,
+    /// Routes that start after this one. Filled by [`Routes::new`].
+    pub followups: Vec<RouteName>,
+}
+
+/// When a destination counts as down, and how long it is left alone.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BreakerPolicy {
+    /// Failures in a row that open the breaker.
+    pub failures: u32,
+    /// The first rest; it doubles while the destination stays down.
+    pub rest: Duration,
+    /// The longest rest.
+    pub longest_rest: Duration,
+}
+
+impl Default for BreakerPolicy {
+    fn default() -> Self {
+        Self { failures: 10, rest: Duration::from_secs(1), longest_rest: Duration::from_secs(30) }
+    }
+}
+
+/// How many deliveries of a route leave the process at once, unless it says otherwise.
+pub const USUAL_CONCURRENCY: usize = 16;
+
+impl Route {
+    /// A route with the usual policies.
+    #[must_use]
+    pub fn new(name: RouteName, source: SourceName, handler: Handler) -> Self {
+        Self {
+            name,
+            source,
+            types: Vec::new(),
+            after: None,
+            retry: RetryPolicy::default(),
+            concurrency: USUAL_CONCURRENCY,
+            breaker: BreakerPolicy::default(),
+            handler,
+            followups: Vec::new(),
+        }
+    }
+
+    /// Whether it takes events of this type.
+    #[must_use]
+    pub fn takes(&self, kind: Option<&str>) -> bool {
+        self.types.is_empty() || kind.is_some_and(|kind| self.types.iter().any(|glob| glob.matches(kind)))
+    }
+}
+
+/// Why routes do not fit together.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum RouteError {
+    /// Two routes of one name.
+    #[error("there are two routes named `{0}`")]
+    Twice(RouteName),
+    /// `after` names no route.
+    #[error("route `{0}` comes after `{1}`, which does not exist")]
+    AfterNothing(RouteName, RouteName),
+    /// A route comes after itself.
+    #[error("route `{0}` comes after itself")]
+    Circle(RouteName),
+}
+
+/// All routes of a gateway.
+#[derive(Debug, Clone, Default)]
+pub struct Routes {
+    all: Vec<Arc<Route>>,
+    /// Per source: the routes that start when an event arrives.
+    first: HashMap<SourceName, Vec<Arc<Route>>>,
+}
+
+impl Routes {
+    /// Puts routes together. Follow-ups take source and types of the route they come after.
+    pub fn new(routes: Vec<Route>) -> Result<Self, RouteError> {
+        let mut complete = routes;
+        for index in 0..complete.len() {
+            let (before, rest) = complete.split_at_mut(index);
+            if let Some(route) = rest.first()
+                && before.iter().any(|other| other.name == route.name)
+            {
+                return Err(RouteError::Twice(route.name.clone()));
+            }
+        }
+        let originals = complete.clone();
+        let find = |name: &RouteName| originals.iter().find(|route| route.name == *name);
+        for route in &mut complete {
+            let mut at = route.after.as_ref();
+            let mut steps = 0;
+            while let Some(name) = at {
+                let before =
+                    find(name).ok_or_else(|| RouteError::AfterNothing(route.name.clone(), name.clone()))?;
+                steps += 1;
+                if steps > originals.len() {
+                    return Err(RouteError::Circle(route.name.clone()));
+                }
+                route.source = before.source.clone();
+                route.types.clone_from(&before.types);
+                at = before.after.as_ref();
+            }
+            let follows = |other: &&Route| other.after.as_ref() == Some(&route.name);
+            route.followups = originals.iter().filter(follows).map(|other| other.name.clone()).collect();
+        }
+        let all: Vec<Arc<Route>> = complete.into_iter().map(Arc::new).collect();
+        let mut first: HashMap<SourceName, Vec<Arc<Route>>> = HashMap::new();
+        for route in all.iter().filter(|route| route.after.is_none()) {
+            first.entry(route.source.clone()).or_default().push(Arc::clone(route));
+        }
+        Ok(Self { all, first })
+    }
+
+    /// The routes that start when such an event arrives.
+    #[must_use]
+    pub fn wanting(&self, source: &SourceName, kind: Option<&str>) -> SmallVec<[RouteName; 2]> {
+        let of_source = self.first.get(source).map(Vec::as_slice).unwrap_or_default();
+        of_source.iter().filter(|route| route.takes(kind)).map(|route| route.name.clone()).collect()
+    }
+
+    /// The route of that name.
+    #[must_use]
+    pub fn get(&self, name: &str) -> Option<&Arc<Route>> {
+        self.all.iter().find(|route| route.name.as_str() == name)
+    }
+
+    /// Every route, in the order of the configuration.
+    pub fn iter(&self) -> impl Iterator<Item = &Arc<Route>> {
+        self.all.iter()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::delivery::{Failure, HandedEvent};
+
+    fn route(name: &str, source: &str, types: &[&str], after: Option<&str>) -> Route {
+        let nothing = |_: &rusqlite::Connection, _: &HandedEvent| Ok::<_, Failure>(None);
+        let mut route = Route::new(
+            RouteName::new(name).unwrap(),
+            SourceName::new(source).unwrap(),
+            Handler::Function(Arc::new(nothing)),
+        );
+        route.types = types.iter().map(|glob| Glob::new(glob)).collect();
+        route.after = after.map(|name| RouteName::new(name).unwrap());
+        route
+    }
+
+    #[test]
+    fn events_find_the_routes_that_want_them() {
+        let routes = Routes::new(vec![
+            route("paid", "shop", &["order.paid", "invoice.*"], None),
+            route("all", "shop", &[], None),
+            route("other", "bank", &["order.paid"], None),
+            route("mail", "ignored", &[], Some("paid")),
+        ])
+        .unwrap();
+        let wanting = |source: &str, kind: Option<&str>| {
+            let names = routes.wanting(&SourceName::new(source).unwrap(), kind);
+            names.iter().map(ToString::to_string).collect::<Vec<_>>()
+        };
+        assert_eq!(wanting("shop", Some("order.paid")), ["paid", "all"]);
+        assert_eq!(wanting("shop", Some("order.lost")), ["all"]);
+        assert_eq!(wanting("shop", None), ["all"]);
+        assert_eq!(wanting("bank", Some("order.paid")), ["other"]);
+        assert_eq!(routes.get("paid").unwrap().followups, [RouteName::new("mail").unwrap()]);
+        assert_eq!(routes.get("mail").unwrap().source.as_str(), "shop");
+    }
+
+    #[test]
+    fn routes_that_do_not_fit_are_refused() {
+        let error = |routes| Routes::new(routes).unwrap_err().to_string();
+        assert!(error(vec![route("a", "s", &[], None), route("a", "s", &[], None)]).contains("two routes"));
+        assert!(error(vec![route("a", "s", &[], Some("b"))]).contains("does not exist"));
+        let circle = vec![route("a", "s", &[], Some("b")), route("b", "s", &[], Some("a"))];
+        assert!(error(circle).contains("after itself"));
+    }
+}
