@@ -13,6 +13,7 @@
 //! `oncehook-verify`, re-exported as [`verify`]).
 
 pub mod clock;
+pub mod crash;
 pub mod delivery;
 pub mod event;
 pub mod glob;

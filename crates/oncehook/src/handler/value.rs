@@ -224,7 +224,8 @@ impl Template {
             rest = after;
         }
         texts.push(rest.to_owned());
-        let probe = texts.join("null");
+        // A string shows both: a place that is no value, and a place inside quotes.
+        let probe = texts.join("\"x\"");
         if serde_json::from_str::<&RawValue>(&probe).is_err() {
             return Err("with its places filled the template is not JSON".to_owned());
         }
@@ -297,7 +298,7 @@ pub(crate) mod tests {
                 "\"evt_1\"",
                 "\"order.paid\"",
                 "null",
-                "\"2023-11-14T22:13:20Z\"",
+                "\"2023-11-14T22:13:20.000000Z\"",
                 "7",
                 r#"{"id":7,"list":[true]}"#,
                 "\"shop\""

@@ -50,7 +50,7 @@ pub trait Deliveries: Send + Sync + 'static {
 
     /// Gives leases back without an outcome, due at once. The attempt keeps its number but is not held against the
     /// delivery.
-    fn give_back(&self, fences: Vec<Fence>) -> BoxFuture<'_, Result<(), WorkError>>;
+    fn give_back(&self, claims: Vec<Claim>) -> BoxFuture<'_, Result<(), WorkError>>;
 
     /// Takes leases away that have run out: due again after a back-off, or dead if it was the last attempt. Returns how
     /// many.
@@ -136,6 +136,8 @@ pub struct Order {
     pub who: Who,
     /// The routes that want the event as things are now, for verbs that make deliveries.
     pub wanting: Vec<RouteName>,
+    /// How many more attempts a revived delivery gets.
+    pub attempts: u32,
 }
 
 /// What an operator can order.

@@ -10,16 +10,26 @@
 //! gathered while the last commit ran, stores it in one transaction (`queries`) and answers; `follower` fills the search
 //! index behind it; `checkpoint` moves the log into the database file. `reader` serves people from read-only
 //! connections. `place`, `connection` and `schema` check the ground before anything is accepted.
+//!
+//! On the way out, `deliveries` hands jobs to the same writer: `queue` takes and settles deliveries, `apply` runs the
+//! user's statements (`user_sql`) in the transaction that settles them, `orders` does what operators ask, `forget` removes
+//! what is old.
 
+mod apply;
 mod bloom;
 mod checkpoint;
 mod connection;
+mod deliveries;
 mod follower;
+mod forget;
+mod orders;
 mod place;
 mod queries;
+mod queue;
 mod reader;
 mod schema;
 mod self_test;
+mod user_sql;
 mod writer;
 
 use std::path::{Path, PathBuf};
@@ -27,7 +37,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
 use crossbeam_channel::{Sender, TrySendError};
-use tokio::sync::{Semaphore, oneshot};
+use tokio::sync::{Semaphore, oneshot, watch};
 
 use super::tally::Tally;
 use super::{
@@ -36,6 +46,7 @@ use super::{
 };
 use crate::clock::Clock;
 use crate::event::{EventId, NewEvents};
+use crate::retry::Chance;
 use place::LockFile;
 use reader::Readers;
 use writer::{Command, Ground, Post, Work, Writer};
@@ -107,6 +118,10 @@ pub struct SqliteJournal {
     /// Reads at once; further ones wait.
     reading: Semaphore,
     shared: Arc<Shared>,
+    clock: Clock,
+    /// Where forgetting has come to.
+    round: Arc<Mutex<forget::Round>>,
+    chance: Arc<Mutex<Chance>>,
 }
 
 /// What the writer thread and the rest look at together.
@@ -123,11 +138,17 @@ struct Shared {
     index_lag: AtomicU64,
     /// Bytes of bodies in the queue.
     queued_bytes: AtomicUsize,
+    /// Grows when deliveries may have become due.
+    changes: watch::Sender<u64>,
 }
 
 impl Shared {
     fn close(&self) {
         *self.closed.write().unwrap_or_else(PoisonError::into_inner) = true;
+    }
+
+    fn changed(&self) {
+        self.changes.send_modify(|count| *count = count.wrapping_add(1));
     }
 
     fn tally(&self) -> MutexGuard<'_, Tally> {
@@ -153,6 +174,7 @@ impl SqliteJournal {
         schema::check(&connection)?;
         place.sync_directory()?;
         self_test::run(&mut connection, options.clock.now())?;
+        queue::void_leases(&connection)?;
 
         let shared = Arc::new(Shared::default());
         let readers = Arc::new(Readers::new(&place.path, Arc::clone(&shared)));
@@ -172,6 +194,9 @@ impl SqliteJournal {
             readers,
             reading: Semaphore::new(READS_AT_ONCE),
             shared,
+            clock: options.clock.clone(),
+            round: Arc::default(),
+            chance: Arc::new(Mutex::new(Chance::random())),
         })
     }
 

@@ -17,6 +17,7 @@ pub(super) struct Statements<'t> {
     claim_key: CachedStatement<'t>,
     first_event: CachedStatement<'t>,
     insert_event: CachedStatement<'t>,
+    insert_delivery: CachedStatement<'t>,
 }
 
 impl<'t> Statements<'t> {
@@ -36,6 +37,10 @@ impl<'t> Statements<'t> {
                                               integrity, digest, headers, body)
                  VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13)",
             )?,
+            // The event is new, so its deliveries are: a conflict here is a broken journal, and an error.
+            insert_delivery: transaction.prepare_cached(
+                "INSERT INTO oncehook_deliveries (event, route, state, run_at) VALUES (?1, ?2, 'ready', ?3)",
+            )?,
         })
     }
 
@@ -44,6 +49,7 @@ impl<'t> Statements<'t> {
         &mut self,
         ids: &mut EventIds,
         event: &NewEvent,
+        now: UnixMicros,
     ) -> Result<Appended, rusqlite::Error> {
         let id = ids.next(event.received_at);
         let claimed = self.claim_key.execute(params![
@@ -55,7 +61,7 @@ impl<'t> Statements<'t> {
             event.expires_at.0,
         ])?;
         if claimed == 1 {
-            return self.insert_event(id, event);
+            return self.insert_event(id, event, now);
         }
         let (first, digest) =
             self.first_event.query_row(params![event.source.as_str(), event.key.as_bytes()], |row| {
@@ -69,7 +75,12 @@ impl<'t> Statements<'t> {
         Ok(Appended { id: first, verdict: Verdict::Conflict })
     }
 
-    fn insert_event(&mut self, id: EventId, event: &NewEvent) -> Result<Appended, rusqlite::Error> {
+    fn insert_event(
+        &mut self,
+        id: EventId,
+        event: &NewEvent,
+        now: UnixMicros,
+    ) -> Result<Appended, rusqlite::Error> {
         self.insert_event.execute(params![
             id.sequence(),
             id.as_bytes(),
@@ -85,7 +96,12 @@ impl<'t> Statements<'t> {
             &event.headers[..],
             &event.body[..],
         ])?;
-        let Some(reason) = event.quarantine else { return Ok(Appended { id, verdict: Verdict::New }) };
+        let Some(reason) = event.quarantine else {
+            for route in &event.routes {
+                self.insert_delivery.execute(params![id.sequence(), route.as_str(), now.0])?;
+            }
+            return Ok(Appended { id, verdict: Verdict::New });
+        };
         flag(self.transaction, id, "quarantined", event.received_at, Some(reason.as_str()))?;
         Ok(Appended { id, verdict: Verdict::Quarantined })
     }

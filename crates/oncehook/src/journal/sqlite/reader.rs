@@ -2,6 +2,7 @@
 //!
 //! A long read would keep the write-ahead log from starting over, so every query has a deadline. Nothing here can write.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -17,7 +18,7 @@ use super::{Shared, connection, follower};
 use crate::event::EventId;
 use crate::journal::tally::remember;
 use crate::journal::{
-    Conflict, Delivery, EventDetail, EventPage, EventQuery, EventStatus, EventSummary, Flag, ReadError,
+    Backlog, Conflict, Delivery, EventDetail, EventPage, EventQuery, EventStatus, EventSummary, Flag, ReadError,
     SourceCounts, Stats, StoredBody,
 };
 
@@ -121,6 +122,44 @@ impl Readers {
                 }
             }
             Ok(Stats { sources })
+        })
+    }
+
+    /// What waits, per route.
+    pub(super) fn backlog(&self) -> Result<Vec<Backlog>, ReadError> {
+        self.read(|connection| {
+            let mut routes: BTreeMap<String, Backlog> = BTreeMap::new();
+            // Each part walks one of the partial indexes, so it costs what waits and not what was.
+            for (part, sql) in [
+                "SELECT route, count(*), min(run_at) FROM oncehook_deliveries INDEXED BY oncehook_deliveries_due
+                  WHERE state IN ('ready', 'retrying') GROUP BY route",
+                "SELECT route, count(*), NULL FROM oncehook_deliveries INDEXED BY oncehook_deliveries_leased
+                  WHERE state = 'running' GROUP BY route",
+                "SELECT route, count(*), NULL FROM oncehook_deliveries INDEXED BY oncehook_deliveries_dead
+                  WHERE state = 'dead' GROUP BY route",
+            ]
+            .into_iter()
+            .enumerate()
+            {
+                let mut statement = connection.prepare_cached(sql)?;
+                let mut rows = statement.query([])?;
+                while let Some(row) = rows.next()? {
+                    let route: String = row.get(0)?;
+                    let empty =
+                        Backlog { route: route.clone(), waiting: 0, running: 0, dead: 0, oldest: None };
+                    let backlog = routes.entry(route).or_insert(empty);
+                    let found = count(row, 1)?;
+                    match part {
+                        0 => {
+                            backlog.waiting = found;
+                            backlog.oldest = row.get::<_, Option<i64>>(2)?.map(UnixMicros);
+                        }
+                        1 => backlog.running = found,
+                        _ => backlog.dead = found,
+                    }
+                }
+            }
+            Ok(routes.into_values().collect())
         })
     }
 

@@ -31,7 +31,7 @@ fn probe(transaction: &Transaction<'_>, now: UnixMicros) -> Result<(), SelfTestE
     let mut statements = Statements::prepare(transaction).map_err(broken)?;
     let mut expect =
         |what: &str, key: &EventKey, digest: u8, wanted: Verdict| -> Result<EventId, SelfTestError> {
-            let appended = statements.append(&mut ids, &event(key, digest, now)).map_err(broken)?;
+            let appended = statements.append(&mut ids, &event(key, digest, now), now).map_err(broken)?;
             if appended.verdict == wanted {
                 Ok(appended.id)
             } else {

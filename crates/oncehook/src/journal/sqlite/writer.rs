@@ -24,7 +24,7 @@ use super::checkpoint::{Checkpointer, Tended};
 use super::place::LockFile;
 use super::queries::{self, Statements};
 use super::reader::Readers;
-use super::{OpenError, Shared, connection, follower, self_test};
+use super::{OpenError, Shared, connection, follower, self_test, user_sql};
 use crate::clock::Clock;
 use crate::event::{EventId, EventIds, NewEvents, SourceName};
 use crate::journal::{AppendError, Appended, Receipt, SelfTestError, SourceCounts, Verdict};
@@ -33,9 +33,14 @@ use crate::journal::{AppendError, Appended, Receipt, SelfTestError, SourceCounts
 #[expect(clippy::large_enum_variant, reason = "nearly every command is an append, and it is moved once")]
 pub(super) enum Command {
     Append(Work),
+    Job(Job),
     SelfTest(oneshot::Sender<Result<(), SelfTestError>>),
     Close(oneshot::Sender<()>),
 }
+
+/// Something else to do with the connection, in transactions of its own: deliveries, orders, forgetting. It is told why
+/// if there is no connection, and answers whoever asked by itself; what it returns is for the writer.
+pub(super) type Job = Box<dyn FnOnce(Result<&mut Connection, &str>) -> Result<(), rusqlite::Error> + Send>;
 
 /// The writer's end of the queue. However the writer ends, by a panic too, nobody is left waiting for it.
 pub(super) struct Post {
@@ -145,11 +150,13 @@ impl Writer {
                     let interruption = gather(work, commands, &self.shared.queued_bytes, &mut batch);
                     self.store(&mut batch);
                     match interruption {
+                        Some(Command::Job(job)) => self.work(job),
                         Some(Command::SelfTest(answer)) => self.self_test(answer),
                         Some(Command::Close(done)) => return self.close(commands, done),
                         Some(Command::Append(_)) | None => {}
                     }
                 }
+                Ok(Command::Job(job)) => self.work(job),
                 Ok(Command::SelfTest(answer)) => self.self_test(answer),
                 Ok(Command::Close(done)) => return self.close(commands, done),
                 Err(RecvTimeoutError::Timeout) => {}
@@ -165,7 +172,7 @@ impl Writer {
             let reason = self.shared.failing().clone().unwrap_or_default();
             return refuse(batch, &reason);
         };
-        match commit(connection, &mut self.ids, batch) {
+        match commit(connection, &mut self.ids, batch, self.clock.steady()) {
             Ok(outcome) => self.answer(batch, outcome),
             // Another process holds the write lock. Nothing was stored and the connection is sound.
             Err(error) if is_busy(&error) => refuse(batch, "another process is writing to the database file"),
@@ -185,10 +192,28 @@ impl Writer {
         }
     }
 
+    /// Does a job. An error that blames the disk ends the connection, as it does for appends.
+    fn work(&mut self, job: Job) {
+        let done = match self.connection.as_mut() {
+            Some(connection) => job(Ok(connection)),
+            None => job(Err(self.shared.failing().as_deref().unwrap_or("failing"))),
+        };
+        if let Err(error) = done {
+            if blames_the_disk(&error) {
+                self.fail(&error.to_string());
+            } else if !is_busy(&error) {
+                tracing::error!(%error, "the journal could not do a piece of work");
+            }
+        }
+    }
+
     fn answer(&mut self, batch: &mut Vec<Work>, outcome: Outcome) {
         self.unsealed += outcome.stored;
         self.shared.index_lag.store(self.unsealed, Ordering::Relaxed);
         self.replays_pending |= outcome.unsigned;
+        if outcome.routed {
+            self.shared.changed();
+        }
         if !outcome.duplicates.is_empty() {
             let mut tally = self.shared.tally();
             for duplicate in outcome.duplicates {
@@ -215,7 +240,9 @@ impl Writer {
 
     /// Takes a sound connection into use.
     fn adopt(&mut self, mut connection: Connection) -> Result<(), OpenError> {
-        connection.set_prepared_statement_cache_capacity(64);
+        // Our own statements, and those of the user's routes.
+        connection.set_prepared_statement_cache_capacity(256);
+        user_sql::guard(&mut connection)?;
         let shared = Arc::clone(&self.shared);
         connection.wal_hook(Some(move |_: &mut rusqlite::hooks::Wal, pages: std::ffi::c_int| {
             shared.wal_pages.store(u64::try_from(pages).unwrap_or(0), Ordering::Relaxed);
@@ -355,9 +382,16 @@ impl Writer {
         self.shared.close();
         let mut batch = Vec::new();
         while let Ok(command) = commands.try_recv() {
-            if let Command::Append(work) = command {
-                gather(work, commands, &self.shared.queued_bytes, &mut batch);
-                self.store(&mut batch);
+            match command {
+                Command::Append(work) => {
+                    let interruption = gather(work, commands, &self.shared.queued_bytes, &mut batch);
+                    self.store(&mut batch);
+                    if let Some(Command::Job(job)) = interruption {
+                        self.work(job);
+                    }
+                }
+                Command::Job(job) => self.work(job),
+                Command::SelfTest(_) | Command::Close(_) => {}
             }
         }
         self.flush();
@@ -408,6 +442,8 @@ struct Outcome {
     stored: u64,
     /// Whether one of the events has an unsigned key.
     unsigned: bool,
+    /// Whether there are new deliveries.
+    routed: bool,
     duplicates: Vec<DuplicateOf>,
 }
 
@@ -423,12 +459,15 @@ fn commit(
     connection: &mut Connection,
     ids: &mut EventIds,
     batch: &[Work],
+    now: UnixMicros,
 ) -> Result<Outcome, rusqlite::Error> {
+    crate::crash::point("before_insert");
     let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
     let mut outcome = Outcome {
         receipts: Vec::with_capacity(batch.len()),
         stored: 0,
         unsigned: false,
+        routed: false,
         duplicates: Vec::new(),
     };
     let mut counts: HashMap<SourceName, SourceCounts> = HashMap::new();
@@ -437,8 +476,9 @@ fn commit(
         for work in batch {
             let mut receipt = Receipt::with_capacity(work.events.len());
             for event in &work.events {
-                let appended: Appended = statements.append(ids, event)?;
+                let appended: Appended = statements.append(ids, event, now)?;
                 outcome.unsigned |= !event.key_signed;
+                outcome.routed |= appended.verdict == Verdict::New && !event.routes.is_empty();
                 match appended.verdict {
                     Verdict::Duplicate => outcome.duplicates.push(DuplicateOf {
                         event: appended.id,
@@ -467,11 +507,13 @@ fn commit(
             queries::add_totals(&transaction, source.as_str(), counts)?;
         }
     }
+    crate::crash::point("after_insert");
     transaction.commit()?;
+    crate::crash::point("after_commit");
     Ok(outcome)
 }
 
-fn is_busy(error: &rusqlite::Error) -> bool {
+pub(super) fn is_busy(error: &rusqlite::Error) -> bool {
     matches!(error.sqlite_error_code(), Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked))
 }
 
@@ -484,7 +526,7 @@ fn blames_a_row(error: &rusqlite::Error) -> bool {
 }
 
 /// Errors after which nothing that this connection says can be trusted.
-fn blames_the_disk(error: &rusqlite::Error) -> bool {
+pub(super) fn blames_the_disk(error: &rusqlite::Error) -> bool {
     matches!(
         error.sqlite_error_code(),
         Some(

@@ -1,0 +1,235 @@
+//! The embedded journal for workers and operators: every change is a job for the one writer.
+
+use std::sync::{Arc, PoisonError};
+use std::time::Duration;
+
+use crossbeam_channel::TrySendError;
+use oncehook_verify::UnixMicros;
+use rusqlite::{Connection, Transaction, TransactionBehavior};
+use tokio::sync::{oneshot, watch};
+
+use super::orders::{self, Refused};
+use super::queue::{self, Held};
+use super::writer::Command;
+use super::{SqliteJournal, apply, forget};
+use crate::delivery::{Claim, Fence, RouteName, Settled, Settlement};
+use crate::handler::Handler;
+use crate::journal::{
+    Backlog, BoxFuture, Deliveries, Forgotten, Order, OrderError, Ordered, Pausable, Pause, Progress, Retention,
+    Who, WorkError,
+};
+use crate::route::Route;
+
+/// How long to wait before a full queue is tried again.
+const QUEUE_FULL_WAIT: Duration = Duration::from_millis(2);
+
+impl SqliteJournal {
+    /// Gives the writer something to do and waits for what comes of it.
+    fn work<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&mut Connection) -> Result<T, rusqlite::Error> + Send + 'static,
+    ) -> BoxFuture<'_, Result<T, WorkError>> {
+        Box::pin(async move {
+            let gone = || WorkError::Unavailable("the journal is closed".to_owned());
+            let (answer, outcome) = oneshot::channel();
+            let job = move |connection: Result<&mut Connection, &str>| {
+                let connection = match connection {
+                    Ok(connection) => connection,
+                    Err(reason) => {
+                        // Whoever asked may be gone, here and below.
+                        let _ = answer.send(Err(WorkError::Unavailable(reason.to_owned())));
+                        return Ok(());
+                    }
+                };
+                match work(connection) {
+                    Ok(done) => {
+                        let _ = answer.send(Ok(done));
+                        Ok(())
+                    }
+                    Err(error) => {
+                        let _ = answer.send(Err(WorkError::Unavailable(error.to_string())));
+                        Err(error)
+                    }
+                }
+            };
+            let mut command = Command::Job(Box::new(job));
+            loop {
+                // Under the lock, so that nothing slips in behind a writer that has ended.
+                let sent = {
+                    let closed = self.shared.closed.read().unwrap_or_else(PoisonError::into_inner);
+                    if *closed { Err(TrySendError::Disconnected(command)) } else { self.queue.try_send(command) }
+                };
+                command = match sent {
+                    Ok(()) => break,
+                    Err(TrySendError::Disconnected(_)) => return Err(gone()),
+                    Err(TrySendError::Full(command)) => command,
+                };
+                tokio::time::sleep(QUEUE_FULL_WAIT).await;
+            }
+            outcome.await.unwrap_or_else(|_| Err(gone()))
+        })
+    }
+
+    /// As [`work`](Self::work), in one transaction, for what may make deliveries due.
+    fn change<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&Transaction<'_>) -> Result<T, rusqlite::Error> + Send + 'static,
+    ) -> BoxFuture<'_, Result<T, WorkError>> {
+        let shared = Arc::clone(&self.shared);
+        self.work(move |connection| {
+            let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+            let done = work(&transaction)?;
+            transaction.commit()?;
+            shared.changed();
+            Ok(done)
+        })
+    }
+}
+
+fn later(now: UnixMicros, by: Duration) -> UnixMicros {
+    UnixMicros(now.0.saturating_add(i64::try_from(by.as_micros()).unwrap_or(i64::MAX)))
+}
+
+impl Deliveries for SqliteJournal {
+    fn changes(&self) -> watch::Receiver<u64> {
+        self.shared.changes.subscribe()
+    }
+
+    fn apply(&self, route: Arc<Route>, limit: usize) -> BoxFuture<'_, Result<Progress, WorkError>> {
+        let Handler::Sql(handler) = route.handler.clone() else {
+            return Box::pin(async move {
+                Err(WorkError::Unsupported(format!("route `{}` has no statements", route.name)))
+            });
+        };
+        let (now, chance, shared) = (self.clock.steady(), Arc::clone(&self.chance), Arc::clone(&self.shared));
+        self.work(move |connection| {
+            let mut chance = chance.lock().unwrap_or_else(PoisonError::into_inner);
+            let progress = apply::sql(connection, &route, &handler, limit, now, &mut chance)?;
+            if progress.succeeded > 0 && !route.followups.is_empty() {
+                shared.changed();
+            }
+            Ok(progress)
+        })
+    }
+
+    fn claim(
+        &self,
+        route: Arc<Route>,
+        limit: usize,
+        lease: Duration,
+    ) -> BoxFuture<'_, Result<Vec<Claim>, WorkError>> {
+        let now = self.clock.steady();
+        self.work(move |connection| {
+            let due = queue::due(connection, &route, now, limit)?;
+            if due.is_empty() {
+                return Ok(Vec::new());
+            }
+            let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+            let mut claims = Vec::with_capacity(due.len());
+            for delivery in due {
+                let fence = Fence { delivery: delivery.id(&route), attempt: delivery.attempt + 1 };
+                if queue::lease(&transaction, &fence, now, later(now, lease))? {
+                    let attempt_limit = delivery.attempt_limit;
+                    claims.push(Claim { fence, attempt_limit, event: delivery.event });
+                }
+            }
+            transaction.commit()?;
+            Ok(claims)
+        })
+    }
+
+    fn call(&self, route: Arc<Route>, claims: Vec<Claim>) -> BoxFuture<'_, Result<Vec<Settled>, WorkError>> {
+        let Handler::Function(function) = route.handler.clone() else {
+            return Box::pin(async move {
+                Err(WorkError::Unsupported(format!("route `{}` has no function", route.name)))
+            });
+        };
+        let (now, chance, shared) = (self.clock.steady(), Arc::clone(&self.chance), Arc::clone(&self.shared));
+        self.work(move |connection| {
+            let mut chance = chance.lock().unwrap_or_else(PoisonError::into_inner);
+            let settled = apply::function(connection, &route, function.as_ref(), &claims, now, &mut chance)?;
+            shared.changed();
+            Ok(settled)
+        })
+    }
+
+    fn settle(&self, settlements: Vec<Settlement>) -> BoxFuture<'_, Result<Vec<Settled>, WorkError>> {
+        let now = self.clock.steady();
+        self.change(move |transaction| {
+            let mut settled = Vec::with_capacity(settlements.len());
+            for Settlement { fence, verdict, followups } in &settlements {
+                let done = queue::settle(transaction, fence, Held::Lease, verdict, followups, now)?;
+                settled.push(if done { Settled::Done } else { Settled::Lost });
+            }
+            Ok(settled)
+        })
+    }
+
+    fn renew(&self, fences: Vec<Fence>, lease: Duration) -> BoxFuture<'_, Result<(), WorkError>> {
+        let until = later(self.clock.steady(), lease);
+        self.change(move |transaction| {
+            fences.iter().try_for_each(|fence| queue::renew(transaction, fence, until))
+        })
+    }
+
+    fn give_back(&self, claims: Vec<Claim>) -> BoxFuture<'_, Result<(), WorkError>> {
+        let now = self.clock.steady();
+        self.change(move |transaction| {
+            claims.iter().try_for_each(|claim| queue::give_back(transaction, claim, now).map(|_| ()))
+        })
+    }
+
+    fn reclaim(&self, route: Arc<Route>) -> BoxFuture<'_, Result<usize, WorkError>> {
+        let (now, chance) = (self.clock.steady(), Arc::clone(&self.chance));
+        self.change(move |transaction| {
+            let mut chance = chance.lock().unwrap_or_else(PoisonError::into_inner);
+            queue::reclaim(transaction, &route, now, &mut chance)
+        })
+    }
+
+    fn next_due(&self, route: RouteName) -> BoxFuture<'_, Result<Option<UnixMicros>, WorkError>> {
+        self.work(move |connection| queue::next_due(connection, &route))
+    }
+
+    fn backlog(&self) -> BoxFuture<'_, Result<Vec<Backlog>, WorkError>> {
+        Box::pin(async {
+            let backlog = self.read(super::Readers::backlog).await;
+            backlog.map_err(|error| WorkError::Unavailable(error.to_string()))
+        })
+    }
+
+    fn order(&self, order: Order) -> BoxFuture<'_, Result<Ordered, OrderError>> {
+        let (now, wall, shared) = (self.clock.steady(), self.clock.now(), Arc::clone(&self.shared));
+        let done = self.work(move |connection| {
+            let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+            match orders::carry_out(&transaction, &order, now, wall) {
+                Ok(ordered) => {
+                    transaction.commit()?;
+                    shared.changed();
+                    Ok(Ok(ordered))
+                }
+                // Dropping the transaction undoes what was begun.
+                Err(Refused::Unfit(error)) => Ok(Err(error)),
+                Err(Refused::Engine(error)) => Err(error),
+            }
+        });
+        Box::pin(async move { done.await? })
+    }
+
+    fn set_paused(&self, pause: Pause, who: Who) -> BoxFuture<'_, Result<(), WorkError>> {
+        let wall = self.clock.now();
+        self.change(move |transaction| orders::set_paused(transaction, &pause, &who, wall))
+    }
+
+    fn paused(&self) -> BoxFuture<'_, Result<Vec<Pausable>, WorkError>> {
+        self.work(|connection| orders::paused(connection))
+    }
+
+    fn forget(&self, retention: Retention) -> BoxFuture<'_, Result<Forgotten, WorkError>> {
+        let (now, round) = (self.clock.now(), Arc::clone(&self.round));
+        self.work(move |connection| {
+            let mut round = round.lock().unwrap_or_else(PoisonError::into_inner);
+            forget::batch(connection, &mut round, &retention, now)
+        })
+    }
+}

@@ -1,0 +1,207 @@
+//! What operators order for one event. Each order is one transaction with the audit row that records it.
+
+use oncehook_verify::UnixMicros;
+use rusqlite::{Connection, OptionalExtension, Transaction, params};
+
+use super::queue;
+use crate::delivery::RouteName;
+use crate::event::EventId;
+use crate::journal::{Order, OrderError, Ordered, Pausable, Pause, Verb, Who};
+
+/// Why an order was not carried out: it did not fit, or the database failed.
+pub(super) enum Refused {
+    Unfit(OrderError),
+    Engine(rusqlite::Error),
+}
+
+impl From<rusqlite::Error> for Refused {
+    fn from(error: rusqlite::Error) -> Self {
+        Self::Engine(error)
+    }
+}
+
+fn unfit(reason: &str) -> Refused {
+    Refused::Unfit(OrderError::Unfit(reason.to_owned()))
+}
+
+/// Carries an order out. All branching about verbs is here.
+pub(super) fn carry_out(
+    transaction: &Transaction<'_>,
+    order: &Order,
+    now: UnixMicros,
+    wall: UnixMicros,
+) -> Result<Ordered, Refused> {
+    let event = order.event;
+    let held = look(transaction, event)?.ok_or(Refused::Unfit(OrderError::NoEvent))?;
+    let latest: Option<u32> = transaction
+        .prepare_cached("SELECT max(epoch) FROM oncehook_deliveries WHERE event = ?1")?
+        .query_row([event.sequence()], |row| row.get(0))?;
+    let latest = latest.unwrap_or(0);
+    if held && order.verb != Verb::Release {
+        return Err(unfit("the event is quarantined; release it first"));
+    }
+    let wanted = |route: &&RouteName| order.route.as_ref().is_none_or(|only| only == *route);
+    let wanting: Vec<&RouteName> = order.wanting.iter().filter(wanted).collect();
+    let mut epoch = latest;
+    let routes = match order.verb {
+        Verb::Retry => {
+            let revived = revive(transaction, order, now)?;
+            if revived.is_empty() {
+                return Err(unfit("nothing to retry: no delivery is dead or waits for another attempt"));
+            }
+            revived
+        }
+        Verb::Replay => {
+            let mut routes = revive(transaction, order, now)?;
+            for route in wanting {
+                if !has_delivery(transaction, event, route)? {
+                    routes.extend(queue::enqueue(transaction, event, 0, [route], now)?);
+                }
+            }
+            routes
+        }
+        Verb::ForceReplay { epoch: asked } => {
+            if order.who.reason.as_deref().is_none_or(|reason| reason.trim().is_empty()) {
+                return Err(unfit("a forced replay needs a reason"));
+            }
+            if asked != latest + 1 {
+                return Err(Refused::Unfit(OrderError::Epoch { next: latest + 1 }));
+            }
+            if wanting.is_empty() {
+                return Err(unfit("no route wants this event"));
+            }
+            epoch = asked;
+            queue::enqueue(transaction, event, asked, wanting, now)?
+        }
+        Verb::Skip => skip(transaction, order, wall)?,
+        Verb::Release => {
+            if !held {
+                return Err(unfit("the event is not quarantined"));
+            }
+            transaction
+                .prepare_cached("DELETE FROM oncehook_flags WHERE event = ?1 AND flag = 'quarantined'")?
+                .execute([event.sequence()])?;
+            queue::enqueue(transaction, event, 0, wanting, now)?
+        }
+    };
+    let detail = serde_json::json!({
+        "routes": routes.iter().map(RouteName::as_str).collect::<Vec<_>>(),
+        "epoch": epoch,
+    });
+    write_down(transaction, &order.who, order.verb.as_str(), &event.to_string(), Some(&detail.to_string()), wall)?;
+    Ok(Ordered { routes, epoch })
+}
+
+/// Whether the event is held; `None` if there is no such event.
+fn look(connection: &Connection, event: EventId) -> Result<Option<bool>, rusqlite::Error> {
+    connection
+        .prepare_cached(
+            "SELECT EXISTS (SELECT 1 FROM oncehook_flags WHERE event = ?1 AND flag = 'quarantined')
+               FROM oncehook_events WHERE seq = ?1 AND id = ?2",
+        )?
+        .query_row(params![event.sequence(), event.as_bytes()], |row| row.get(0))
+        .optional()
+}
+
+fn has_delivery(connection: &Connection, event: EventId, route: &RouteName) -> Result<bool, rusqlite::Error> {
+    connection
+        .prepare_cached("SELECT 1 FROM oncehook_deliveries WHERE event = ?1 AND route = ?2")?
+        .exists(params![event.sequence(), route.as_str()])
+}
+
+/// Makes what failed due now, with fresh attempts.
+fn revive(connection: &Connection, order: &Order, now: UnixMicros) -> Result<Vec<RouteName>, rusqlite::Error> {
+    let only = order.route.as_ref().map(RouteName::as_str);
+    changed_routes(
+        connection,
+        "UPDATE oncehook_deliveries
+            SET state = CASE WHEN attempt > 0 THEN 'retrying' ELSE 'ready' END, run_at = ?3, settled_at = NULL,
+                attempt_limit = attempt + ?4
+          WHERE event = ?1 AND (?2 IS NULL OR route = ?2) AND state IN ('dead', 'retrying', 'parked')
+        RETURNING route",
+        params![order.event.sequence(), only, now.0, order.attempts],
+    )
+}
+
+/// Gives up what is pending or dead. What runs cannot be called back.
+fn skip(connection: &Connection, order: &Order, wall: UnixMicros) -> Result<Vec<RouteName>, Refused> {
+    let only = order.route.as_ref().map(RouteName::as_str);
+    let running = connection
+        .prepare_cached(
+            "SELECT 1 FROM oncehook_deliveries WHERE event = ?1 AND (?2 IS NULL OR route = ?2) AND state = 'running'",
+        )?
+        .exists(params![order.event.sequence(), only])?;
+    if running {
+        return Err(unfit("a delivery is running; wait for it, or pause its route first"));
+    }
+    let skipped = changed_routes(
+        connection,
+        "UPDATE oncehook_deliveries SET state = 'skipped', settled_at = ?3
+          WHERE event = ?1 AND (?2 IS NULL OR route = ?2) AND state IN ('ready', 'retrying', 'parked', 'dead')
+        RETURNING route",
+        params![order.event.sequence(), only, wall.0],
+    )?;
+    if skipped.is_empty() { Err(unfit("nothing to skip: no delivery is pending or dead")) } else { Ok(skipped) }
+}
+
+fn changed_routes(
+    connection: &Connection,
+    sql: &str,
+    parameters: impl rusqlite::Params,
+) -> Result<Vec<RouteName>, rusqlite::Error> {
+    let mut routes: Vec<RouteName> = connection
+        .prepare_cached(sql)?
+        .query_map(parameters, |row| {
+            RouteName::new(row.get_ref(0)?.as_str()?).map_err(|_| rusqlite::Error::InvalidQuery)
+        })?
+        .collect::<Result<_, _>>()?;
+    routes.sort_unstable();
+    routes.dedup();
+    Ok(routes)
+}
+
+/// One row of the audit.
+pub(super) fn write_down(
+    connection: &Connection,
+    who: &Who,
+    action: &str,
+    subject: &str,
+    detail: Option<&str>,
+    wall: UnixMicros,
+) -> Result<(), rusqlite::Error> {
+    connection
+        .prepare_cached(
+            "INSERT INTO oncehook_audit (at, who, action, subject, reason, detail) VALUES (?1, ?2, ?3, ?4, ?5, ?6)",
+        )?
+        .execute(params![wall.0, who.name, action, subject, who.reason, detail])?;
+    Ok(())
+}
+
+/// Pauses or resumes a source or route.
+pub(super) fn set_paused(
+    transaction: &Transaction<'_>,
+    pause: &Pause,
+    who: &Who,
+    wall: UnixMicros,
+) -> Result<(), rusqlite::Error> {
+    let (kind, name) = pause.what.parts();
+    let sql = if pause.paused {
+        "INSERT INTO oncehook_pauses (kind, name, at) VALUES (?1, ?2, ?3) ON CONFLICT (kind, name) DO NOTHING"
+    } else {
+        "DELETE FROM oncehook_pauses WHERE kind = ?1 AND name = ?2 AND ?3 IS NOT NULL"
+    };
+    transaction.prepare_cached(sql)?.execute(params![kind, name, wall.0])?;
+    let action = if pause.paused { "pause" } else { "resume" };
+    write_down(transaction, who, action, &format!("{kind}:{name}"), None, wall)
+}
+
+/// What is paused.
+pub(super) fn paused(connection: &Connection) -> Result<Vec<Pausable>, rusqlite::Error> {
+    connection
+        .prepare_cached("SELECT kind, name FROM oncehook_pauses ORDER BY kind, name")?
+        .query_map([], |row| {
+            let name: String = row.get(1)?;
+            Ok(if row.get_ref(0)?.as_str()? == "source" { Pausable::Source(name) } else { Pausable::Route(name) })
+        })?
+        .collect()
+}

@@ -1,0 +1,306 @@
+//! The queue of deliveries: the statements that take, settle and return them. Each runs inside a transaction of its caller.
+//!
+//! The fence stands in every statement that ends an attempt: event, route, epoch, state and attempt must be what the
+//! claim said, or no row changes.
+
+use bytes::Bytes;
+use oncehook_verify::{EventKey, UnixMicros};
+use rusqlite::{Connection, Row, params};
+
+use crate::delivery::{Cause, Claim, DeliveryId, Failure, Fence, HandedEvent, RouteName, Verdict};
+use crate::event::{EventId, SourceName};
+use crate::retry::Chance;
+use crate::route::Route;
+
+/// A delivery that is due.
+pub(super) struct Due {
+    pub(super) event: HandedEvent,
+    pub(super) epoch: u32,
+    /// Attempts so far.
+    pub(super) attempt: u32,
+    pub(super) attempt_limit: u32,
+}
+
+impl Due {
+    pub(super) fn id(&self, route: &Route) -> DeliveryId {
+        DeliveryId { event: self.event.id, route: route.name.clone(), epoch: self.epoch }
+    }
+}
+
+/// Deliveries of a route that are due, the longest due first.
+pub(super) fn due(
+    connection: &Connection,
+    route: &Route,
+    now: UnixMicros,
+    limit: usize,
+) -> Result<Vec<Due>, rusqlite::Error> {
+    // The index is named: without it this would walk all deliveries there ever were.
+    let mut statement = connection.prepare_cached(
+        "SELECT d.epoch, d.attempt, d.attempt_limit,
+                e.id, e.source, e.key, e.type, e.entity, e.occurred_at, e.received_at, e.headers, e.body,
+                (SELECT p.result FROM oncehook_deliveries p
+                  WHERE p.event = d.event AND p.route = ?2 AND p.epoch = d.epoch)
+           FROM oncehook_deliveries d INDEXED BY oncehook_deliveries_due
+           JOIN oncehook_events e ON e.seq = d.event
+          WHERE d.route = ?1 AND d.state IN ('ready', 'retrying') AND d.run_at <= ?3
+          ORDER BY d.run_at LIMIT ?4",
+    )?;
+    let after = route.after.as_ref().map(RouteName::as_str);
+    let limit = i64::try_from(limit).unwrap_or(i64::MAX);
+    statement
+        .query_map(params![route.name.as_str(), after, now.0, limit], |row| {
+            Ok(Due {
+                epoch: row.get(0)?,
+                attempt: row.get(1)?,
+                attempt_limit: row.get::<_, Option<u32>>(2)?.unwrap_or(route.retry.max_attempts),
+                event: handed(row, route, 3)?,
+            })
+        })?
+        .collect()
+}
+
+/// An event from the columns `id … body, result` that begin at `first`.
+fn handed(row: &Row<'_>, route: &Route, first: usize) -> Result<HandedEvent, rusqlite::Error> {
+    let source = row.get_ref(first + 1)?.as_str()?;
+    let key = row.get_ref(first + 2)?.as_blob()?;
+    Ok(HandedEvent {
+        id: EventId::from_bytes(row.get(first)?),
+        source: if source == route.source.as_str() {
+            route.source.clone()
+        } else {
+            // The route was given another source since. The event keeps its own.
+            SourceName::new(source).map_err(|_| rusqlite::Error::InvalidQuery)?
+        },
+        key: EventKey::from_bytes(key).ok_or(rusqlite::Error::InvalidQuery)?,
+        kind: row.get(first + 3)?,
+        entity: row.get(first + 4)?,
+        occurred_at: row.get::<_, Option<i64>>(first + 5)?.map(UnixMicros),
+        received_at: UnixMicros(row.get(first + 6)?),
+        headers: Bytes::from(row.get::<_, Vec<u8>>(first + 7)?),
+        body: Bytes::from(row.get::<_, Vec<u8>>(first + 8)?),
+        result: row.get(first + 9)?,
+    })
+}
+
+/// Makes deliveries that are due at once. Those that exist stay as they are.
+pub(super) fn enqueue<'r>(
+    connection: &Connection,
+    event: EventId,
+    epoch: u32,
+    routes: impl IntoIterator<Item = &'r RouteName>,
+    now: UnixMicros,
+) -> Result<Vec<RouteName>, rusqlite::Error> {
+    let mut made = Vec::new();
+    for route in routes {
+        let inserted = connection
+            .prepare_cached(
+                "INSERT INTO oncehook_deliveries (event, route, epoch, state, run_at) VALUES (?1, ?2, ?3, 'ready', ?4)
+                 ON CONFLICT (event, route, epoch) DO NOTHING",
+            )?
+            .execute(params![event.sequence(), route.as_str(), epoch, now.0])?;
+        if inserted == 1 {
+            made.push(route.clone());
+        }
+    }
+    Ok(made)
+}
+
+/// Leases a delivery for its next attempt, and writes the attempt down before it begins.
+pub(super) fn lease(
+    connection: &Connection,
+    fence: &Fence,
+    now: UnixMicros,
+    until: UnixMicros,
+) -> Result<bool, rusqlite::Error> {
+    let DeliveryId { event, route, epoch } = &fence.delivery;
+    let leased = connection
+        .prepare_cached(
+            "UPDATE oncehook_deliveries SET state = 'running', attempt = ?4, lease_until = ?5
+              WHERE event = ?1 AND route = ?2 AND epoch = ?3 AND state IN ('ready', 'retrying') AND attempt = ?4 - 1",
+        )?
+        .execute(params![event.sequence(), route.as_str(), epoch, fence.attempt, until.0])?;
+    if leased == 1 {
+        connection
+            .prepare_cached(
+                "INSERT INTO oncehook_attempts (event, route, epoch, attempt, started_at) VALUES (?1, ?2, ?3, ?4, ?5)",
+            )?
+            .execute(params![event.sequence(), route.as_str(), epoch, fence.attempt, now.0])?;
+    }
+    Ok(leased == 1)
+}
+
+/// Whether an attempt to be settled was leased, or ran inside the transaction that settles it.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Held {
+    /// Leased: the delivery is `running` and its attempt has the fence's number.
+    Lease,
+    /// Not leased: the delivery is due, and the fence's number is the next one.
+    Lock,
+}
+
+/// Ends an attempt. `false`: the fence is not the latest, and nothing was written.
+pub(super) fn settle(
+    connection: &Connection,
+    fence: &Fence,
+    held: Held,
+    verdict: &Verdict,
+    followups: &[RouteName],
+    now: UnixMicros,
+) -> Result<bool, rusqlite::Error> {
+    let DeliveryId { event, route, epoch } = &fence.delivery;
+    let (state, run_at, result, failure) = match verdict {
+        Verdict::Succeeded(result) => ("succeeded", None, result.as_deref(), None),
+        Verdict::RetryAt(at, failure) => ("retrying", Some(at.0), None, Some(failure)),
+        Verdict::Dead(failure) => ("dead", None, None, Some(failure)),
+    };
+    let final_at = run_at.is_none().then_some(now.0);
+    // One statement for each way of holding it: the fence is part of both.
+    let sql = match held {
+        Held::Lease => {
+            "UPDATE oncehook_deliveries
+                SET state = ?5, run_at = coalesce(?6, run_at), lease_until = NULL, settled_at = ?7, result = ?8,
+                    error = ?9, cause = ?10
+              WHERE event = ?1 AND route = ?2 AND epoch = ?3 AND attempt = ?4 AND state = 'running'"
+        }
+        Held::Lock => {
+            "UPDATE oncehook_deliveries
+                SET state = ?5, attempt = ?4, run_at = coalesce(?6, run_at), settled_at = ?7, result = ?8,
+                    error = ?9, cause = ?10
+              WHERE event = ?1 AND route = ?2 AND epoch = ?3 AND attempt = ?4 - 1 AND state IN ('ready', 'retrying')"
+        }
+    };
+    let settled = connection.prepare_cached(sql)?.execute(params![
+        event.sequence(),
+        route.as_str(),
+        epoch,
+        fence.attempt,
+        state,
+        run_at,
+        final_at,
+        result,
+        failure.map(|failure| &failure.message),
+        failure.map(|failure| failure.cause.as_str()),
+    ])?;
+    if settled == 0 {
+        return Ok(false);
+    }
+    let outcome = if failure.is_some() { "failed" } else { "succeeded" };
+    let error = failure.map(|failure| failure.message.as_str());
+    match held {
+        Held::Lease => end_attempt(connection, fence, outcome, error, now)?,
+        // A success that was never leased stands in the delivery itself.
+        Held::Lock if failure.is_some() => {
+            connection
+                .prepare_cached(
+                    "INSERT INTO oncehook_attempts (event, route, epoch, attempt, started_at, finished_at, outcome, error)
+                     VALUES (?1, ?2, ?3, ?4, ?5, ?5, ?6, ?7)",
+                )?
+                .execute(params![event.sequence(), route.as_str(), epoch, fence.attempt, now.0, outcome, error])?;
+        }
+        Held::Lock => {}
+    }
+    if matches!(verdict, Verdict::Succeeded(_)) && !followups.is_empty() {
+        enqueue(connection, *event, *epoch, followups, now)?;
+    }
+    Ok(true)
+}
+
+fn end_attempt(
+    connection: &Connection,
+    fence: &Fence,
+    outcome: &str,
+    error: Option<&str>,
+    now: UnixMicros,
+) -> Result<(), rusqlite::Error> {
+    let DeliveryId { event, route, epoch } = &fence.delivery;
+    connection
+        .prepare_cached(
+            "UPDATE oncehook_attempts SET finished_at = ?5, outcome = ?6, error = ?7
+              WHERE event = ?1 AND route = ?2 AND epoch = ?3 AND attempt = ?4",
+        )?
+        .execute(params![event.sequence(), route.as_str(), epoch, fence.attempt, now.0, outcome, error])?;
+    Ok(())
+}
+
+/// Prolongs a lease that is still held.
+pub(super) fn renew(connection: &Connection, fence: &Fence, until: UnixMicros) -> Result<(), rusqlite::Error> {
+    let DeliveryId { event, route, epoch } = &fence.delivery;
+    connection
+        .prepare_cached(
+            "UPDATE oncehook_deliveries SET lease_until = ?5
+              WHERE event = ?1 AND route = ?2 AND epoch = ?3 AND attempt = ?4 AND state = 'running'",
+        )?
+        .execute(params![event.sequence(), route.as_str(), epoch, fence.attempt, until.0])?;
+    Ok(())
+}
+
+/// Gives a lease back: due at once, the attempt's number stays, and one more attempt is granted in its place.
+pub(super) fn give_back(
+    connection: &Connection,
+    claim: &Claim,
+    now: UnixMicros,
+) -> Result<bool, rusqlite::Error> {
+    let fence = &claim.fence;
+    let DeliveryId { event, route, epoch } = &fence.delivery;
+    let given = connection
+        .prepare_cached(
+            "UPDATE oncehook_deliveries
+                SET state = CASE WHEN error IS NULL THEN 'ready' ELSE 'retrying' END, run_at = ?5, lease_until = NULL,
+                    attempt_limit = ?6 + 1
+              WHERE event = ?1 AND route = ?2 AND epoch = ?3 AND attempt = ?4 AND state = 'running'",
+        )?
+        .execute(params![event.sequence(), route.as_str(), epoch, fence.attempt, now.0, claim.attempt_limit])?;
+    if given == 1 {
+        end_attempt(connection, fence, "given_back", None, now)?;
+    }
+    Ok(given == 1)
+}
+
+/// Takes leases away that have run out.
+pub(super) fn reclaim(
+    connection: &Connection,
+    route: &Route,
+    now: UnixMicros,
+    chance: &mut Chance,
+) -> Result<usize, rusqlite::Error> {
+    let expired: Vec<(Fence, u32)> = connection
+        .prepare_cached(
+            "SELECT e.id, d.epoch, d.attempt, d.attempt_limit
+               FROM oncehook_deliveries d INDEXED BY oncehook_deliveries_leased
+               JOIN oncehook_events e ON e.seq = d.event
+              WHERE d.route = ?1 AND d.state = 'running' AND d.lease_until <= ?2 LIMIT 1000",
+        )?
+        .query_map(params![route.name.as_str(), now.0], |row| {
+            let event = EventId::from_bytes(row.get(0)?);
+            let delivery = DeliveryId { event, route: route.name.clone(), epoch: row.get(1)? };
+            let limit = row.get::<_, Option<u32>>(3)?.unwrap_or(route.retry.max_attempts);
+            Ok((Fence { delivery, attempt: row.get(2)? }, limit))
+        })?
+        .collect::<Result<_, _>>()?;
+    for (fence, limit) in &expired {
+        let failure = Failure::retry(
+            Cause::Poison,
+            "the attempt never ended: the process died, or its lease ran out",
+        );
+        let verdict = route.retry.after_failure(failure, fence.attempt, *limit, now, chance.draw());
+        settle(connection, fence, Held::Lease, &verdict, &[], now)?;
+        end_attempt(connection, fence, "lost", Some("the attempt never ended"), now)?;
+    }
+    Ok(expired.len())
+}
+
+/// When the next delivery of a route is due.
+pub(super) fn next_due(connection: &Connection, route: &RouteName) -> Result<Option<UnixMicros>, rusqlite::Error> {
+    connection
+        .prepare_cached(
+            "SELECT min(run_at) FROM oncehook_deliveries INDEXED BY oncehook_deliveries_due
+              WHERE route = ?1 AND state IN ('ready', 'retrying')",
+        )?
+        .query_row([route.as_str()], |row| row.get::<_, Option<i64>>(0))
+        .map(|at| at.map(UnixMicros))
+}
+
+/// No lease outlives the process that took it: this is the only one that may use the file.
+pub(super) fn void_leases(connection: &Connection) -> Result<usize, rusqlite::Error> {
+    connection.execute("UPDATE oncehook_deliveries SET lease_until = 0 WHERE state = 'running'", [])
+}
