@@ -8,6 +8,7 @@
 //! - [`delivery`], [`retry`]: one event for one route, what an attempt came to, and when the next one is.
 //! - [`handler`], [`route`]: what is done with an event, and which events go where.
 //! - [`journal`]: where an event becomes durable, where duplicates are decided and effects are recorded, with its backends.
+//! - [`worker`]: takes what is due and sees that it takes effect.
 //!
 //! What this crate does not do: read configuration or the environment, listen on sockets, verify signatures (that is
 //! `oncehook-verify`, re-exported as [`verify`]).
@@ -22,5 +23,6 @@ pub mod journal;
 pub mod observe;
 pub mod retry;
 pub mod route;
+pub mod worker;
 
 pub use oncehook_verify as verify;

@@ -9,13 +9,15 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use prometheus_client::encoding::{EncodeLabelSet, EncodeMetric, MetricEncoder};
-use prometheus_client::metrics::MetricType;
+use prometheus_client::metrics::{MetricType, TypedMetric};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::{Registry, Unit};
 
-use crate::journal::{JournalState, Verdict};
+use oncehook_verify::UnixMicros;
+
+use crate::journal::{Backlog, JournalState, Verdict};
 
 /// Label: the source.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -35,6 +37,25 @@ pub struct ReasonLabel {
 pub struct LayerLabel {
     source: String,
     layer: &'static str,
+}
+
+/// Label: the route.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct RouteLabel {
+    route: String,
+}
+
+/// Labels: the route, and what came of a delivery or an attempt.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct OutcomeLabel {
+    route: String,
+    outcome: &'static str,
+}
+
+/// Label: what was forgotten.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct KindLabel {
+    kind: &'static str,
 }
 
 /// Label: the durability level in force.
@@ -65,6 +86,13 @@ pub struct Metrics {
     queue: Gauge,
     wal_pages: Gauge,
     index_lag: Gauge,
+    deliveries: Family<OutcomeLabel, Counter>,
+    attempt: Family<RouteLabel, Latency>,
+    breaker_open: Family<RouteLabel, Gauge>,
+    waiting: Family<RouteLabel, Gauge>,
+    dead: Family<RouteLabel, Gauge>,
+    oldest: Family<RouteLabel, Gauge>,
+    forgotten: Family<KindLabel, Counter>,
 }
 
 /// One source's counters, ready to be added to.
@@ -106,6 +134,13 @@ impl Metrics {
             queue: Gauge::default(),
             wal_pages: Gauge::default(),
             index_lag: Gauge::default(),
+            deliveries: Family::default(),
+            attempt: Family::default(),
+            breaker_open: Family::default(),
+            waiting: Family::default(),
+            dead: Family::default(),
+            oldest: Family::default(),
+            forgotten: Family::default(),
         };
         let registry = &mut metrics.registry;
         registry.register("accepted", "Events stored for the first time", metrics.accepted.clone());
@@ -131,7 +166,56 @@ impl Metrics {
             "Events not in the search index yet",
             metrics.index_lag.clone(),
         );
+        registry.register(
+            "deliveries",
+            "Attempts by what came of them: succeeded, retrying, dead, settled (functions), lost",
+            metrics.deliveries.clone(),
+        );
+        registry.register_with_unit(
+            "attempt",
+            "How long an attempt outside the process took",
+            Unit::Seconds,
+            metrics.attempt.clone(),
+        );
+        registry.register(
+            "breaker_open",
+            "1 while the route leaves its destination alone",
+            metrics.breaker_open.clone(),
+        );
+        registry.register("backlog", "Deliveries that wait", metrics.waiting.clone());
+        registry.register("dead_letters", "Deliveries that failed for good", metrics.dead.clone());
+        registry.register_with_unit(
+            "backlog_age",
+            "For how long the oldest waiting delivery is due",
+            Unit::Seconds,
+            metrics.oldest.clone(),
+        );
+        registry.register("forgotten", "Events and keys that were forgotten", metrics.forgotten.clone());
         metrics
+    }
+
+    /// The counters of a route.
+    #[must_use]
+    pub fn route(&self, route: &str) -> RouteMetrics<'_> {
+        RouteMetrics { metrics: self, route: route.to_owned() }
+    }
+
+    /// Counts what the janitor removed.
+    pub fn forgotten(&self, events: usize, keys: usize) {
+        self.forgotten.get_or_create(&KindLabel { kind: "event" }).inc_by(events as u64);
+        self.forgotten.get_or_create(&KindLabel { kind: "key" }).inc_by(keys as u64);
+    }
+
+    /// Sets the gauges of what waits.
+    pub fn set_backlog(&self, backlog: &[Backlog], now: UnixMicros) {
+        for waiting in backlog {
+            let label = RouteLabel { route: waiting.route.clone() };
+            let gauge = |value: u64| i64::try_from(value).unwrap_or(i64::MAX);
+            self.waiting.get_or_create(&label).set(gauge(waiting.waiting));
+            self.dead.get_or_create(&label).set(gauge(waiting.dead));
+            let age = waiting.oldest.map_or(0, |due| now.0.saturating_sub(due.0).max(0) / 1_000_000);
+            self.oldest.get_or_create(&label).set(age);
+        }
     }
 
     /// The counters of a configured source. They exist, at zero, from then on.
@@ -173,6 +257,58 @@ impl Metrics {
             let _ = write!(text, "# encoding failed\n# EOF\n");
         }
         text
+    }
+}
+
+/// One route's counters.
+#[derive(Debug, Clone)]
+pub struct RouteMetrics<'m> {
+    metrics: &'m Metrics,
+    route: String,
+}
+
+impl RouteMetrics<'_> {
+    fn add(&self, outcome: &'static str, count: usize) {
+        if count > 0 {
+            let label = OutcomeLabel { route: self.route.clone(), outcome };
+            self.metrics.deliveries.get_or_create(&label).inc_by(count as u64);
+        }
+    }
+
+    /// Deliveries that took effect.
+    pub fn succeeded(&self, count: usize) {
+        self.add("succeeded", count);
+    }
+
+    /// Attempts that failed and will be made again.
+    pub fn retrying(&self, count: usize) {
+        self.add("retrying", count);
+    }
+
+    /// A delivery that failed for good.
+    pub fn dead(&self) {
+        self.add("dead", 1);
+    }
+
+    /// Attempts of functions that were settled, whatever came of them.
+    pub fn settled(&self, count: usize) {
+        self.add("settled", count);
+    }
+
+    /// Attempts whose lease ran out.
+    pub fn lost(&self, count: usize) {
+        self.add("lost", count);
+    }
+
+    /// How long an attempt outside the process took.
+    pub fn took(&self, took: Duration) {
+        self.metrics.attempt.get_or_create(&RouteLabel { route: self.route.clone() }).observe(took);
+    }
+
+    /// What the breaker says.
+    pub fn set_breaker(&self, state: &str) {
+        let label = RouteLabel { route: self.route.clone() };
+        self.metrics.breaker_open.get_or_create(&label).set(i64::from(state != "closed"));
     }
 }
 
@@ -234,6 +370,10 @@ impl Latency {
         }
         self.0.sum_micros.fetch_add(micros, Ordering::Relaxed);
     }
+}
+
+impl TypedMetric for Latency {
+    const TYPE: MetricType = MetricType::Histogram;
 }
 
 impl EncodeMetric for Latency {

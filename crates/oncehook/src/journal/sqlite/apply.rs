@@ -127,7 +127,7 @@ impl Batch<'_> {
             Ok(values) => values,
             Err(failure) => return Ok(Err(failure)),
         };
-        crate::crash::point("in_handler");
+        crate::crash::point(if self.route.after.is_some() { "in_follow_up" } else { "in_handler" });
         match user_sql::foreign(|| user_sql::run(connection, self.handler, &values, clean)) {
             Ok(result) => {
                 crate::crash::point("after_effect");

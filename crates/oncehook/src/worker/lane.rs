@@ -1,0 +1,139 @@
+//! A lane: one route's work, batch after batch, for handlers that run inside the journal. Those that leave the process
+//! are in `outside`.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use oncehook_verify::UnixMicros;
+use tokio::sync::watch;
+
+use super::{AFTER_TROUBLE, LEASE, LOOK_EVERY, RENEW_EVERY, Shared, outside};
+use crate::delivery::{RouteName, Settled};
+use crate::handler::Handler;
+use crate::journal::WorkError;
+use crate::route::Route;
+
+/// Deliveries of a `sql` route in one transaction: many, so that they share a commit; not so many that accepting waits.
+const SQL_BATCH: usize = 256;
+
+/// Calls of a function in one transaction.
+const FUNCTION_BATCH: usize = 16;
+
+/// Runs a route until the end.
+pub(super) async fn run(shared: Arc<Shared>, route: Arc<Route>, mut end: watch::Receiver<bool>) {
+    // Nothing runs before it is known what is paused; a journal that cannot say is asked again.
+    while shared.learn_pauses().await.is_err() {
+        if rest(AFTER_TROUBLE, &mut end).await {
+            return;
+        }
+    }
+    if let Handler::Http(handler) = route.handler.clone() {
+        return outside::run(shared, route, handler, end).await;
+    }
+    let mut changes = shared.deliveries.changes();
+    let mut paused = shared.paused.subscribe();
+    let mut reclaimed: Option<Instant> = None;
+    while !*end.borrow() {
+        if shared.is_paused(&route) {
+            wait_for_change(&mut paused, &mut end).await;
+            continue;
+        }
+        if reclaimed.is_none_or(|at| at.elapsed() >= RENEW_EVERY) {
+            reclaim(&shared, &route).await;
+            reclaimed = Some(Instant::now());
+        }
+        changes.mark_unchanged();
+        let worked = match &route.handler {
+            Handler::Sql(_) => apply(&shared, &route).await,
+            Handler::Function(_) | Handler::Http(_) => call(&shared, &route).await,
+        };
+        match worked {
+            Ok(true) => {}
+            Ok(false) => {
+                let wait = until_due(&shared, &route.name).await;
+                tokio::select! {
+                    // The sender lives as long as the journal, which the lane holds.
+                    _ = changes.changed() => {}
+                    () = tokio::time::sleep(wait) => {}
+                    _ = paused.changed() => {}
+                    () = ended(&mut end) => {}
+                }
+            }
+            Err(error) => {
+                tracing::debug!(route = route.name.as_str(), %error, "the journal refused work");
+                rest(AFTER_TROUBLE, &mut end).await;
+            }
+        }
+    }
+}
+
+/// Runs a batch of statements. Returns whether there may be more to do at once.
+async fn apply(shared: &Shared, route: &Arc<Route>) -> Result<bool, WorkError> {
+    let progress = shared.deliveries.apply(Arc::clone(route), SQL_BATCH).await?;
+    let metrics = shared.metrics.route(route.name.as_str());
+    metrics.succeeded(progress.succeeded);
+    metrics.retrying(progress.retrying);
+    for (event, error) in &progress.dead {
+        metrics.dead();
+        tracing::error!(%event, route = route.name.as_str(), %error, "a delivery is dead");
+    }
+    Ok(progress.more)
+}
+
+/// Leases a batch and runs the function on it. Returns whether there may be more to do at once.
+async fn call(shared: &Shared, route: &Arc<Route>) -> Result<bool, WorkError> {
+    let claims = shared.deliveries.claim(Arc::clone(route), FUNCTION_BATCH, LEASE).await?;
+    let count = claims.len();
+    if count == 0 {
+        return Ok(false);
+    }
+    let settled = shared.deliveries.call(Arc::clone(route), claims).await?;
+    let done = settled.iter().filter(|settled| **settled == Settled::Done).count();
+    shared.metrics.route(route.name.as_str()).settled(done);
+    Ok(count == FUNCTION_BATCH)
+}
+
+/// Takes back what nobody holds any more.
+pub(super) async fn reclaim(shared: &Shared, route: &Arc<Route>) {
+    match shared.deliveries.reclaim(Arc::clone(route)).await {
+        Ok(0) => {}
+        Ok(count) => {
+            shared.metrics.route(route.name.as_str()).lost(count);
+            tracing::warn!(route = route.name.as_str(), count, "leases ran out");
+        }
+        Err(error) => tracing::debug!(route = route.name.as_str(), %error, "leases could not be looked at"),
+    }
+}
+
+/// How long there is nothing to do, as far as is known.
+pub(super) async fn until_due(shared: &Shared, route: &RouteName) -> Duration {
+    match shared.deliveries.next_due(route.clone()).await {
+        Ok(Some(UnixMicros(due))) => {
+            let wait = due.saturating_sub(shared.clock.steady().0).max(0).unsigned_abs();
+            Duration::from_micros(wait).min(LOOK_EVERY)
+        }
+        Ok(None) => LOOK_EVERY,
+        Err(_) => AFTER_TROUBLE,
+    }
+}
+
+/// Waits until what is paused changes.
+pub(super) async fn wait_for_change<T>(changes: &mut watch::Receiver<T>, end: &mut watch::Receiver<bool>) {
+    tokio::select! {
+        _ = changes.changed() => {}
+        () = ended(end) => {}
+    }
+}
+
+/// Waits. Returns whether the end has come.
+pub(super) async fn rest(wait: Duration, end: &mut watch::Receiver<bool>) -> bool {
+    tokio::select! {
+        () = tokio::time::sleep(wait) => false,
+        () = ended(end) => true,
+    }
+}
+
+/// Waits for the end. A worker that is gone has ended too.
+pub(super) async fn ended(end: &mut watch::Receiver<bool>) {
+    let _ = end.wait_for(|end| *end).await;
+}
