@@ -1,4 +1,5 @@
 //! The one test binary of the library.
 
+mod ledger;
 mod memory;
 mod sqlite;

@@ -25,6 +25,8 @@ mod generation;
 mod merge;
 mod table;
 mod tail;
+#[cfg(test)]
+mod tests;
 
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::{Duration, Instant};
