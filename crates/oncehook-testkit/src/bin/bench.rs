@@ -89,7 +89,19 @@ fn main() -> anyhow::Result<()> {
     };
     std::fs::create_dir_all(&plan.directory)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    runtime.block_on(bench(&plan))
+    match number("--rate", 0) {
+        0 => runtime.block_on(bench(&plan)),
+        rate => runtime.block_on(open_loop(&plan, rate as f64)),
+    }
+}
+
+/// `--rate N`: only the open loop with time-ordered keys, as often as `--rounds` says. For hunting stalls.
+async fn open_loop(plan: &Plan, rate: f64) -> anyhow::Result<()> {
+    for _ in 0..plan.rounds {
+        let measured = measure(plan, Row::OrderedKeys, Pace::Open(rate), plan.seconds).await?;
+        println!("p50 {:.2} p99 {:.2} max {:.2} ms", measured.p50, measured.p99, measured.max);
+    }
+    Ok(())
 }
 
 async fn bench(plan: &Plan) -> anyhow::Result<()> {
