@@ -30,8 +30,7 @@ use oncehook_testkit::random::Random;
 use oncehook_verify::{EventKey, Integrity, UnixMicros, digest};
 use rusqlite::{Connection, params};
 
-const INSERT: &str =
-    "INSERT INTO orders (payment, amount, event_key) VALUES (:payment, :amount, :key) ON CONFLICT (payment) DO NOTHING";
+const INSERT: &str = "INSERT INTO orders (payment, amount, event_key) VALUES (:payment, :amount, :key) ON CONFLICT (payment) DO NOTHING";
 const TABLE: &str = "CREATE TABLE IF NOT EXISTS orders
   (id INTEGER PRIMARY KEY, payment TEXT NOT NULL UNIQUE, amount INTEGER NOT NULL, event_key TEXT NOT NULL)";
 const BATCH: usize = 256;
@@ -84,7 +83,8 @@ impl Bench {
     fn open(directory: tempfile::TempDir) -> anyhow::Result<Self> {
         let clock = Clock::system();
         let path = directory.path().join("bench.db");
-        let journal = SqliteJournal::open(&SqliteOptions { clock: clock.clone(), ..SqliteOptions::new(path) })?;
+        let journal =
+            SqliteJournal::open(&SqliteOptions { clock: clock.clone(), ..SqliteOptions::new(path) })?;
         Ok(Self { directory, journal: Arc::new(journal), clock, made: 0 })
     }
 
@@ -190,7 +190,7 @@ fn bare(count: usize) -> anyhow::Result<f64> {
         for number in first..(first + BATCH).min(count) {
             transaction.prepare_cached(INSERT)?.execute(rusqlite::named_params! {
                 ":payment": format!("pi_{number:012}"),
-                ":amount": number,
+                ":amount": i64::try_from(number)?,
                 ":key": format!("evt_{number:016x}"),
             })?;
         }
@@ -267,7 +267,7 @@ fn load_history(path: &Path, count: usize, random: bool, until: UnixMicros) -> a
     {
         let mut events = transaction.prepare(
             "INSERT INTO oncehook_events (seq, id, source, key, key_signed, type, entity, occurred_at, received_at,
-                                          expires_at, integrity, digest, headers, body)
+                                          key_expires_at, integrity, digest, headers, body)
              VALUES (?1, ?2, 'shop', ?3, 1, 'payment_intent.succeeded', ?4, ?5, ?5, ?5 + 3024000000000, 'body', ?6, x'', ?7)",
         )?;
         let mut deliveries = transaction.prepare(
@@ -276,11 +276,15 @@ fn load_history(path: &Path, count: usize, random: bool, until: UnixMicros) -> a
         )?;
         let mut ids = oncehook::event::EventIds::above(0, 1);
         let body = format!("{{\"padding\":\"{}\"}}", "x".repeat(180));
-        let mut random_source = Random::seeded(7);
+        let mut random_source = Random::new(7);
         for number in 0..count {
             let at = UnixMicros(until.0 - ((count - number) as i64) * 1_000);
             let id = ids.next(at);
-            let key = if random { format!("old_{:016x}", random_source.next()) } else { format!("evt_-{number:015x}") };
+            let key = if random {
+                format!("old_{:016x}", random_source.next())
+            } else {
+                format!("evt_-{number:015x}")
+            };
             events.execute(params![
                 id.sequence(),
                 id.as_bytes(),
@@ -296,7 +300,7 @@ fn load_history(path: &Path, count: usize, random: bool, until: UnixMicros) -> a
     // In the ledger's own order, as a merge would.
     transaction.execute_batch(
         "INSERT INTO oncehook_keys (source, key, event, digest, first_seen, expires_at)
-         SELECT source, key, id, digest, received_at, expires_at FROM oncehook_events ORDER BY source, key;
+         SELECT source, key, id, digest, received_at, key_expires_at FROM oncehook_events ORDER BY source, key;
          INSERT INTO oncehook_meta (name, value) SELECT 'ledger_to', max(seq) FROM oncehook_events
           WHERE true ON CONFLICT (name) DO UPDATE SET value = excluded.value;
          INSERT INTO oncehook_totals (source, events) SELECT 'shop', count(*) FROM oncehook_events",
@@ -381,7 +385,8 @@ async fn janitor() -> anyhow::Result<()> {
     let retention = Retention { payload: month, dead: None, audit: month, batch: 200 };
     let nothing = Routes::default();
     let deliveries = Arc::clone(&bench.journal) as Arc<dyn Deliveries>;
-    let worker = Worker::start(deliveries, &nothing, retention, bench.clock.clone(), Arc::new(Metrics::new()));
+    let worker =
+        Worker::start(deliveries, &nothing, retention, bench.clock.clone(), Arc::new(Metrics::new()));
     let during = paced(&mut bench, 30).await?;
     let left: i64 = Connection::open(bench.directory.path().join("bench.db"))?.query_row(
         "SELECT count(*) FROM oncehook_events WHERE received_at < ?1",

@@ -21,7 +21,8 @@ use oncehook::worker::Worker;
 use oncehook_testkit::journal::{append, event};
 use rusqlite::Connection;
 
-const SHOP: &str = "CREATE TABLE orders (id INTEGER PRIMARY KEY, payment TEXT NOT NULL UNIQUE, amount INTEGER NOT NULL);
+const SHOP: &str =
+    "CREATE TABLE orders (id INTEGER PRIMARY KEY, payment TEXT NOT NULL UNIQUE, amount INTEGER NOT NULL);
                     CREATE TABLE mails (order_id INTEGER NOT NULL, key TEXT NOT NULL)";
 
 struct Shop {
@@ -35,7 +36,8 @@ impl Shop {
         let directory = tempfile::tempdir().unwrap();
         database(directory.path()).execute_batch(SHOP).unwrap();
         let clock = Clock::system();
-        let options = SqliteOptions { clock: clock.clone(), ..SqliteOptions::new(directory.path().join("shop.db")) };
+        let options =
+            SqliteOptions { clock: clock.clone(), ..SqliteOptions::new(directory.path().join("shop.db")) };
         let journal = Arc::new(SqliteJournal::open(&options).unwrap());
         Self { directory, journal, clock }
     }
@@ -92,10 +94,8 @@ fn route(text: &str, handler: Handler) -> Route {
 }
 
 fn sql(statements: &[&str], bind: &[(&str, &str)]) -> Handler {
-    let bind: BTreeMap<_, _> = bind
-        .iter()
-        .map(|(name, value)| ((*name).to_owned(), Expression::parse(value).unwrap()))
-        .collect();
+    let bind: BTreeMap<_, _> =
+        bind.iter().map(|(name, value)| ((*name).to_owned(), Expression::parse(value).unwrap())).collect();
     Handler::Sql(Arc::new(SqlHandler::new(statements, &bind, Dialect::Sqlite).unwrap()))
 }
 
@@ -112,8 +112,10 @@ fn payment(number: usize) -> NewEvent {
 #[tokio::test(flavor = "multi_thread")]
 async fn r20_r22_r25_an_effect_happens_once_and_its_follow_up_knows_its_result() {
     let shop = Shop::new();
-    let mut mail =
-        route("mail", sql(&["INSERT INTO mails VALUES (:order, :key)"], &[("order", "$result/id"), ("key", "$key")]));
+    let mut mail = route(
+        "mail",
+        sql(&["INSERT INTO mails VALUES (:order, :key)"], &[("order", "$result/id"), ("key", "$key")]),
+    );
     mail.after = Some(name("orders"));
     let worker = shop.work(&Routes::new(vec![orders(), mail]).unwrap());
     for _ in 0..3 {
@@ -134,10 +136,17 @@ async fn r20_r22_r25_an_effect_happens_once_and_its_follow_up_knows_its_result()
 #[tokio::test(flavor = "multi_thread")]
 async fn r20_statements_of_one_delivery_commit_together_or_not_at_all() {
     let shop = Shop::new();
-    let two = ["INSERT INTO orders (payment, amount) VALUES (:payment, 1); INSERT INTO mails VALUES (:order, :payment)"];
-    let worker = shop
-        .work(&Routes::new(vec![route("orders", sql(&two, &[("payment", "/payment"), ("order", "/order")]))]).unwrap());
-    let routed = |key: &str, body: &str| NewEvent { routes: [name("orders")].into_iter().collect(), ..event(key, body) };
+    let two = [
+        "INSERT INTO orders (payment, amount) VALUES (:payment, 1); INSERT INTO mails VALUES (:order, :payment)",
+    ];
+    let worker = shop.work(
+        &Routes::new(vec![route("orders", sql(&two, &[("payment", "/payment"), ("order", "/order")]))])
+            .unwrap(),
+    );
+    let routed = |key: &str, body: &str| NewEvent {
+        routes: [name("orders")].into_iter().collect(),
+        ..event(key, body)
+    };
     // The second statement of the odd ones fails: NOT NULL.
     let events = (0..50).map(|number| {
         let order = if number % 2 == 1 { "null" } else { "1" };
@@ -148,7 +157,10 @@ async fn r20_statements_of_one_delivery_commit_together_or_not_at_all() {
     worker.stop().await;
     assert_eq!(shop.count("SELECT count(*) FROM orders"), 25);
     assert_eq!(shop.count("SELECT count(*) FROM mails"), 25);
-    assert_eq!(shop.count("SELECT count(*) FROM oncehook_deliveries WHERE state = 'dead' AND attempt = 3"), 25);
+    assert_eq!(
+        shop.count("SELECT count(*) FROM oncehook_deliveries WHERE state = 'dead' AND attempt = 3"),
+        25
+    );
     assert_eq!(shop.count("SELECT count(*) FROM oncehook_attempts WHERE outcome = 'failed'"), 75);
 }
 
@@ -157,7 +169,9 @@ async fn r20_statements_of_one_delivery_commit_together_or_not_at_all() {
 async fn r27_a_renamed_column_ends_dead_and_one_retry_applies_it_once() {
     let shop = Shop::new();
     let worker = shop.work(&Routes::new(vec![orders()]).unwrap());
-    database(shop.directory.path()).execute_batch("ALTER TABLE orders RENAME COLUMN amount TO cents").unwrap();
+    database(shop.directory.path())
+        .execute_batch("ALTER TABLE orders RENAME COLUMN amount TO cents")
+        .unwrap();
     let id = append(&*shop.journal, [payment(1)]).await[0].id;
     shop.drained().await;
     let story = shop.only().await;
@@ -167,7 +181,9 @@ async fn r27_a_renamed_column_ends_dead_and_one_retry_applies_it_once() {
     assert_eq!(delivery.cause.as_deref(), Some("handler"));
     assert_eq!(shop.count("SELECT count(*) FROM orders"), 0);
 
-    database(shop.directory.path()).execute_batch("ALTER TABLE orders RENAME COLUMN cents TO amount").unwrap();
+    database(shop.directory.path())
+        .execute_batch("ALTER TABLE orders RENAME COLUMN cents TO amount")
+        .unwrap();
     let order = Order {
         event: id,
         verb: Verb::Retry,
@@ -206,7 +222,10 @@ async fn fault_50_a_poison_event_costs_only_itself() {
     assert_eq!(shop.count("SELECT count(*) FROM orders"), 500);
     assert_eq!(shop.count("SELECT count(*) FROM oncehook_deliveries WHERE state = 'dead'"), 4);
     // What leads nowhere is final at once; what the database refuses is tried again.
-    assert_eq!(shop.count("SELECT count(*) FROM oncehook_deliveries WHERE state = 'dead' AND attempt = 1"), 3);
+    assert_eq!(
+        shop.count("SELECT count(*) FROM oncehook_deliveries WHERE state = 'dead' AND attempt = 1"),
+        3
+    );
     let errors = shop.count("SELECT count(*) FROM oncehook_deliveries WHERE error LIKE '%leads nowhere%'");
     assert_eq!(errors, 2);
 }
@@ -224,14 +243,20 @@ async fn r20_a_handler_cannot_break_out_of_its_transaction() {
         ("INSERT INTO mails SELECT 1, key FROM oncehook_events", "may not"),
         ("CREATE TRIGGER t AFTER INSERT ON oncehook_events BEGIN SELECT 1; END", "may not"),
         ("DROP TABLE OnceHook_audit", "may not"),
-        ("WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT max(i) FROM n", "took longer"),
+        (
+            "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT max(i) FROM n",
+            "took longer",
+        ),
         ("SELECT missing FROM orders", "no such column"),
     ] {
         let shop = Shop::new();
         let mut once = route("orders", sql(&["INSERT INTO mails VALUES (1, 'trace')", statement], &[]));
         if statement.starts_with("CREATE") {
             // The splitter would cut the trigger's body; it is refused at its first part all the same.
-            once = route("orders", sql(&["INSERT INTO mails VALUES (1, 'trace')", "DROP VIEW oncehook_retry_logs"], &[]));
+            once = route(
+                "orders",
+                sql(&["INSERT INTO mails VALUES (1, 'trace')", "DROP VIEW oncehook_retry_logs"], &[]),
+            );
         }
         once.retry.max_attempts = 1;
         let worker = shop.work(&Routes::new(vec![once]).unwrap());
@@ -262,7 +287,8 @@ async fn fault_15_a_panic_in_a_function_costs_an_attempt_and_nothing_else() {
             _ => Ok(Some(serde_json::json!({ "try": 3 }))),
         }
     };
-    let worker = shop.work(&Routes::new(vec![route("orders", Handler::Function(Arc::new(function)))]).unwrap());
+    let worker =
+        shop.work(&Routes::new(vec![route("orders", Handler::Function(Arc::new(function)))]).unwrap());
     append(&*shop.journal, [payment(1)]).await;
     shop.drained().await;
     worker.stop().await;
@@ -280,7 +306,8 @@ async fn fault_17_fault_41_a_zombie_commits_nothing() {
     let directory = tempfile::tempdir().unwrap();
     database(directory.path()).execute_batch(SHOP).unwrap();
     let clock = Clock::manual(oncehook_verify::UnixMicros(1_700_000_000_000_000));
-    let options = SqliteOptions { clock: clock.clone(), ..SqliteOptions::new(directory.path().join("shop.db")) };
+    let options =
+        SqliteOptions { clock: clock.clone(), ..SqliteOptions::new(directory.path().join("shop.db")) };
     let journal = SqliteJournal::open(&options).unwrap();
     let insert = |database: &Connection, event: &HandedEvent| {
         let insert = "INSERT INTO mails VALUES (1, ?1)";
