@@ -13,8 +13,8 @@ use std::time::{Duration, Instant};
 
 use crate::route::BreakerPolicy;
 
-/// After this time a probe that was never reported is taken for lost. Longer than an attempt may take.
-const PROBE_PATIENCE: Duration = Duration::from_secs(300);
+/// After this time a probe that was never reported is taken for lost. Longer than an attempt over HTTP may take.
+const PROBE_PATIENCE: Duration = Duration::from_secs(600);
 
 /// No rest is longer, whatever the policy says.
 const LONGEST_REST: Duration = Duration::from_secs(24 * 3_600);

@@ -274,9 +274,9 @@ async fn r26_exchanges_that_break_are_tried_again() {
         assert_eq!((failure.cause, failure.remedy), (Cause::Destination, Remedy::Retry(None)), "{what}");
         assert!(started.elapsed() < Duration::from_secs(2), "{what} took {:?}", started.elapsed());
     }
-    let gone = Receiver::start(|_, _| Reply::Reset).await.url("/");
-    tokio::task::yield_now().await;
-    let failure = handler(HttpOptions::new(gone)).deliver(&claim(1), NOW).await.unwrap_err();
+    let gone = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let failure =
+        handler(HttpOptions::new(format!("http://{gone}/"))).deliver(&claim(1), NOW).await.unwrap_err();
     assert!(failure.message.contains("cannot be reached: Connection refused"), "{failure}");
 }
 
@@ -382,9 +382,11 @@ fn fault_94_headers_that_frame_the_message_cannot_be_configured() {
 
 #[test]
 fn options_that_cannot_work_are_refused() {
-    let mut options = HttpOptions::new("http://127.0.0.1/");
-    options.timeout = Duration::ZERO;
-    assert!(HttpHandler::new(options).unwrap_err().contains("timeout"));
+    for timeout in [Duration::ZERO, Duration::from_secs(301), Duration::MAX] {
+        let mut options = HttpOptions::new("http://127.0.0.1/");
+        options.timeout = timeout;
+        assert!(HttpHandler::new(options).unwrap_err().contains("timeout"));
+    }
     let mut options = HttpOptions::new("http://127.0.0.1/");
     options.secret = Some(Secret::new("whsec_%%%not-base64-at-all").unwrap());
     let error = HttpHandler::new(options).unwrap_err();

@@ -6,3 +6,5 @@ mod memory;
 #[cfg(test)]
 mod outbound;
 mod sqlite;
+#[cfg(test)]
+mod tls;
