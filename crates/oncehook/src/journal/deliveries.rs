@@ -136,6 +136,8 @@ pub struct Order {
     pub who: Who,
     /// The routes that want the event as things are now, for verbs that make deliveries.
     pub wanting: Vec<RouteName>,
+    /// How many more attempts a revived delivery gets.
+    pub attempts: u32,
 }
 
 /// What an operator can order.

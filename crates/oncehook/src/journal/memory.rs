@@ -241,6 +241,7 @@ impl JournalReader for MemoryJournal {
                 duplicates_seen: stored.seen,
                 duplicates_latest: stored.latest.iter().copied().collect(),
                 conflicts: stored.conflicts.clone(),
+                audit: Vec::new(),
             }))
         })
     }

@@ -32,8 +32,8 @@ pub use deliveries::{
     Who, WorkError,
 };
 pub use read::{
-    Conflict, Delivery, DuplicateSeen, EventDetail, EventPage, EventQuery, EventStatus, EventSummary, Flag,
-    ReadError, SourceCounts, Stats, StoredBody,
+    Attempt, AuditEntry, Conflict, Delivery, DuplicateSeen, EventDetail, EventPage, EventQuery, EventStatus,
+    EventSummary, Flag, ReadError, SourceCounts, Stats, StoredBody,
 };
 
 /// A future that a trait object can return. Only calls off the hot path use it.

@@ -7,6 +7,7 @@ use std::net::IpAddr;
 use bytes::Bytes;
 use oncehook_verify::{EventKey, UnixMicros};
 
+use crate::delivery::DeliveryState;
 use crate::event::EventId;
 
 /// Which events to list. All conditions must hold.
@@ -85,6 +86,8 @@ pub struct EventDetail {
     pub duplicates_latest: Vec<DuplicateSeen>,
     /// Other bodies that came under this key.
     pub conflicts: Vec<Conflict>,
+    /// What operators did with it, oldest first.
+    pub audit: Vec<AuditEntry>,
 }
 
 /// One delivery, as far as it exists.
@@ -102,8 +105,61 @@ pub struct Delivery {
     pub run_at: UnixMicros,
     /// What the handler returned.
     pub result: Option<String>,
-    /// Why the last try failed.
+    /// Why the last try failed. A success clears it.
     pub error: Option<String>,
+    /// Whose fault it is that it is dead.
+    pub cause: Option<String>,
+    /// When it succeeded, died, was superseded or was skipped.
+    pub settled_at: Option<UnixMicros>,
+    /// Every try, the first first. A success that was never leased is told from the delivery itself.
+    pub attempts: Vec<Attempt>,
+}
+
+impl Delivery {
+    /// The try that took effect, if it is not written down as one: handlers that run inside the journal's transaction
+    /// are not leased, so that the usual case costs no row. `last` is the latest try that is written down.
+    pub(super) fn unleased_success(&self, last: Option<&Attempt>) -> Option<Attempt> {
+        let missing = self.state == DeliveryState::Succeeded.as_str()
+            && last.is_none_or(|attempt| attempt.number < self.attempt);
+        let at = self.settled_at.filter(|_| missing)?;
+        Some(Attempt {
+            number: self.attempt,
+            started_at: at,
+            finished_at: Some(at),
+            outcome: Some("succeeded".to_owned()),
+            error: None,
+        })
+    }
+}
+
+/// One try of a delivery.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Attempt {
+    /// Its number, from 1: the fence.
+    pub number: u32,
+    /// When it began.
+    pub started_at: UnixMicros,
+    /// When it ended; `None` while it runs.
+    pub finished_at: Option<UnixMicros>,
+    /// `succeeded`, `failed`, `lost` (its lease ran out) or `given_back`; `None` while it runs.
+    pub outcome: Option<String>,
+    /// Why it failed.
+    pub error: Option<String>,
+}
+
+/// What an operator did.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AuditEntry {
+    /// When.
+    pub at: UnixMicros,
+    /// Who.
+    pub who: String,
+    /// What: the word of the order.
+    pub action: String,
+    /// Why.
+    pub reason: Option<String>,
+    /// What it changed, as JSON.
+    pub detail: Option<String>,
 }
 
 /// When and from where a duplicate came.

@@ -17,8 +17,8 @@ use super::{Shared, connection, follower};
 use crate::event::EventId;
 use crate::journal::tally::remember;
 use crate::journal::{
-    Conflict, Delivery, EventDetail, EventPage, EventQuery, EventStatus, EventSummary, Flag, ReadError,
-    SourceCounts, Stats, StoredBody,
+    Attempt, AuditEntry, Conflict, Delivery, EventDetail, EventPage, EventQuery, EventStatus, EventSummary,
+    Flag, ReadError, SourceCounts, Stats, StoredBody,
 };
 
 /// The longest that a read may take.
@@ -81,6 +81,7 @@ impl Readers {
                 duplicates_seen: seen,
                 duplicates_latest: latest.into_iter().collect(),
                 conflicts,
+                audit: audit(connection, id)?,
             }))
         })
     }
@@ -359,9 +360,9 @@ fn count(row: &Row<'_>, column: usize) -> Result<u64, rusqlite::Error> {
 }
 
 fn deliveries(connection: &Connection, event: EventId) -> Result<Vec<Delivery>, rusqlite::Error> {
-    connection
+    let mut deliveries = connection
         .prepare_cached(
-            "SELECT route, epoch, state, attempt, run_at, result, error FROM oncehook_deliveries
+            "SELECT route, epoch, state, attempt, run_at, result, error, cause, settled_at FROM oncehook_deliveries
               WHERE event = ?1 ORDER BY route, epoch",
         )?
         .query_map([event.sequence()], |row| {
@@ -373,6 +374,54 @@ fn deliveries(connection: &Connection, event: EventId) -> Result<Vec<Delivery>, 
                 run_at: UnixMicros(row.get(4)?),
                 result: row.get(5)?,
                 error: row.get(6)?,
+                cause: row.get(7)?,
+                settled_at: row.get::<_, Option<i64>>(8)?.map(UnixMicros),
+                attempts: Vec::new(),
+            })
+        })?
+        .collect::<Result<Vec<_>, _>>()?;
+    for delivery in &mut deliveries {
+        delivery.attempts = attempts(connection, event, delivery)?;
+    }
+    Ok(deliveries)
+}
+
+fn attempts(
+    connection: &Connection,
+    event: EventId,
+    delivery: &Delivery,
+) -> Result<Vec<Attempt>, rusqlite::Error> {
+    let mut attempts = connection
+        .prepare_cached(
+            "SELECT attempt, started_at, finished_at, outcome, error FROM oncehook_attempts
+              WHERE event = ?1 AND route = ?2 AND epoch = ?3 ORDER BY attempt",
+        )?
+        .query_map(params![event.sequence(), delivery.route, delivery.epoch], |row| {
+            Ok(Attempt {
+                number: row.get(0)?,
+                started_at: UnixMicros(row.get(1)?),
+                finished_at: row.get::<_, Option<i64>>(2)?.map(UnixMicros),
+                outcome: row.get(3)?,
+                error: row.get(4)?,
+            })
+        })?
+        .collect::<Result<Vec<_>, _>>()?;
+    attempts.extend(delivery.unleased_success(attempts.last()));
+    Ok(attempts)
+}
+
+fn audit(connection: &Connection, event: EventId) -> Result<Vec<AuditEntry>, rusqlite::Error> {
+    connection
+        .prepare_cached(
+            "SELECT at, who, action, reason, detail FROM oncehook_audit WHERE subject = ?1 ORDER BY id",
+        )?
+        .query_map([event.to_string()], |row| {
+            Ok(AuditEntry {
+                at: UnixMicros(row.get(0)?),
+                who: row.get(1)?,
+                action: row.get(2)?,
+                reason: row.get(3)?,
+                detail: row.get(4)?,
             })
         })?
         .collect()
