@@ -1,6 +1,6 @@
 //! The journal as a worker and an operator see it: deliveries that are due, attempts that end, orders that are given.
 //!
-//! Promises of every backend, checked by one suite (`oncehook-testkit`, `deliveries.rs`):
+//! Promises of every backend, checked by one suite (`oncehook-testkit`, `deliveries`):
 //!
 //! - A delivery is settled once per epoch. Whoever settles with an attempt that is not the latest writes nothing
 //!   ([`Settled::Lost`]); the fence stands in the statement, the lease only makes sure that somebody goes on.
