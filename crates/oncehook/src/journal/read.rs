@@ -290,6 +290,21 @@ impl EventStatus {
     }
 }
 
+impl From<DeliveryState> for EventStatus {
+    fn from(state: DeliveryState) -> Self {
+        match state {
+            DeliveryState::Dead => Self::Dead,
+            DeliveryState::Parked => Self::Parked,
+            DeliveryState::Retrying => Self::Retrying,
+            DeliveryState::Running => Self::Running,
+            DeliveryState::Ready => Self::Ready,
+            DeliveryState::Superseded => Self::Superseded,
+            DeliveryState::Skipped => Self::Skipped,
+            DeliveryState::Succeeded => Self::Succeeded,
+        }
+    }
+}
+
 /// Counts since the journal was made. Forgetting events does not lower them.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Stats {
