@@ -78,7 +78,7 @@ impl<J: WholeJournal> History<'_, J> {
             17 => self.give_back().await,
             18..20 => self.reclaim().await,
             20..23 => {
-                let passed = self.random.below(12_000_000).cast_signed();
+                let passed = self.pick_seconds(12);
                 self.clock.set(UnixMicros(self.clock.now().0 + passed));
             }
             23..27 => self.order().await,
@@ -120,8 +120,13 @@ impl<J: WholeJournal> History<'_, J> {
         (0..count).map(|_| self.random.pick(choice).clone()).collect()
     }
 
+    /// Whole seconds, in microseconds: so times meet, and what holds at the very moment is compared too.
+    fn pick_seconds(&mut self, below: u64) -> i64 {
+        self.random.below(below).cast_signed() * 1_000_000
+    }
+
     fn pick_duration(&mut self, below_seconds: u64) -> Duration {
-        Duration::from_millis(self.random.below(below_seconds * 1_000))
+        Duration::from_secs(self.random.below(below_seconds))
     }
 
     async fn append(&mut self) {
@@ -179,7 +184,7 @@ impl<J: WholeJournal> History<'_, J> {
         let mut expected = Vec::new();
         for fence in self.pick_fences() {
             let number = self.random.below(1_000);
-            let later = UnixMicros(now.0 + self.random.below(9_000_000).cast_signed());
+            let later = UnixMicros(now.0 + self.pick_seconds(9));
             let verdict = match self.random.below(5) {
                 0 => Verdict::RetryAt(later, failed(&format!("busy {number}"))),
                 1 => dead(&format!("broken {number}")),

@@ -179,8 +179,10 @@ impl Deliveries for SqliteJournal {
 
     fn renew(&self, fences: Vec<Fence>, lease: Duration) -> BoxFuture<'_, Result<(), WorkError>> {
         let until = later(self.clock.steady(), lease);
-        self.change(move |transaction| {
-            fences.iter().try_for_each(|fence| queue::renew(transaction, fence, until))
+        self.work(move |connection| {
+            let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+            fences.iter().try_for_each(|fence| queue::renew(&transaction, fence, until))?;
+            transaction.commit()
         })
     }
 
@@ -192,10 +194,16 @@ impl Deliveries for SqliteJournal {
     }
 
     fn reclaim(&self, route: Arc<Route>) -> BoxFuture<'_, Result<usize, WorkError>> {
-        let (now, chance) = (self.clock.steady(), Arc::clone(&self.chance));
-        self.change(move |transaction| {
+        let (now, chance, shared) = (self.clock.steady(), Arc::clone(&self.chance), Arc::clone(&self.shared));
+        self.work(move |connection| {
             let mut chance = chance.lock().unwrap_or_else(PoisonError::into_inner);
-            queue::reclaim(transaction, &route, now, &mut chance)
+            let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+            let reclaimed = queue::reclaim(&transaction, &route, now, &mut chance)?;
+            transaction.commit()?;
+            if reclaimed > 0 {
+                shared.changed();
+            }
+            Ok(reclaimed)
         })
     }
 
