@@ -109,11 +109,8 @@ mod tests {
     use super::*;
     use crate::retry::Chance;
 
-    const POLICY: BreakerPolicy = BreakerPolicy {
-        failures: 3,
-        rest: Duration::from_secs(1),
-        longest_rest: Duration::from_secs(5),
-    };
+    const POLICY: BreakerPolicy =
+        BreakerPolicy { failures: 3, rest: Duration::from_secs(1), longest_rest: Duration::from_secs(5) };
 
     fn at(start: Instant, millis: u64) -> Instant {
         start + Duration::from_millis(millis)
@@ -142,7 +139,10 @@ mod tests {
         breaker.failed(start);
         assert_eq!(breaker.allows(start), Permit::All);
         breaker.failed(start);
-        assert_eq!((breaker.allows(start), breaker.state()), (Permit::None { until: at(start, 1_000) }, "open"));
+        assert_eq!(
+            (breaker.allows(start), breaker.state()),
+            (Permit::None { until: at(start, 1_000) }, "open")
+        );
     }
 
     #[test]

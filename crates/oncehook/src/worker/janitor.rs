@@ -25,7 +25,12 @@ impl Default for Pace {
 }
 
 /// Goes round until the end.
-pub(super) async fn run(shared: Arc<Shared>, retention: Retention, pace: Pace, mut end: watch::Receiver<bool>) {
+pub(super) async fn run(
+    shared: Arc<Shared>,
+    retention: Retention,
+    pace: Pace,
+    mut end: watch::Receiver<bool>,
+) {
     loop {
         let wait = match shared.deliveries.forget(retention).await {
             Ok(forgotten) => {

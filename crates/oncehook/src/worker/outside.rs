@@ -174,7 +174,11 @@ impl Lane {
                 let lost = settled.iter().filter(|settled| **settled == Settled::Lost).count();
                 if lost > 0 {
                     self.shared.metrics.route(self.route.name.as_str()).lost(lost);
-                    tracing::warn!(route = self.route.name.as_str(), lost, "attempts ended after their leases");
+                    tracing::warn!(
+                        route = self.route.name.as_str(),
+                        lost,
+                        "attempts ended after their leases"
+                    );
                 }
                 self.ended.clear();
                 true

@@ -193,7 +193,8 @@ pub(super) fn function(
         let done = match user_sql::foreign(|| call(&savepoint, function, claim)) {
             Ok(result) => {
                 let verdict = Verdict::Succeeded(result.map(|result| result.to_string()));
-                let done = queue::settle(&savepoint, &claim.fence, Held::Lease, &verdict, &route.followups, now)?;
+                let done =
+                    queue::settle(&savepoint, &claim.fence, Held::Lease, &verdict, &route.followups, now)?;
                 if done {
                     savepoint.commit()?;
                 }

@@ -15,8 +15,8 @@ use super::{SqliteJournal, apply, forget};
 use crate::delivery::{Claim, Fence, RouteName, Settled, Settlement};
 use crate::handler::Handler;
 use crate::journal::{
-    Backlog, BoxFuture, Deliveries, Forgotten, Order, OrderError, Ordered, Pausable, Pause, Progress, Retention,
-    Who, WorkError,
+    Backlog, BoxFuture, Deliveries, Forgotten, Order, OrderError, Ordered, Pausable, Pause, Progress,
+    Retention, Who, WorkError,
 };
 use crate::route::Route;
 
@@ -57,7 +57,11 @@ impl SqliteJournal {
                 // Under the lock, so that nothing slips in behind a writer that has ended.
                 let sent = {
                     let closed = self.shared.closed.read().unwrap_or_else(PoisonError::into_inner);
-                    if *closed { Err(TrySendError::Disconnected(command)) } else { self.queue.try_send(command) }
+                    if *closed {
+                        Err(TrySendError::Disconnected(command))
+                    } else {
+                        self.queue.try_send(command)
+                    }
                 };
                 command = match sent {
                     Ok(()) => break,

@@ -38,7 +38,9 @@ pub(super) fn batch(
     }
     let keys_left = keys(&transaction, &mut next, retention, now, &mut forgotten)?;
     forgotten.audit = transaction
-        .prepare_cached("DELETE FROM oncehook_audit WHERE id IN (SELECT id FROM oncehook_audit WHERE at < ?1 LIMIT ?2)")?
+        .prepare_cached(
+            "DELETE FROM oncehook_audit WHERE id IN (SELECT id FROM oncehook_audit WHERE at < ?1 LIMIT ?2)",
+        )?
         .execute(params![before(now, retention.audit), limit(retention.batch)])?;
     transaction.commit()?;
     *round = next;

@@ -88,7 +88,14 @@ pub(super) fn carry_out(
         "routes": routes.iter().map(RouteName::as_str).collect::<Vec<_>>(),
         "epoch": epoch,
     });
-    write_down(transaction, &order.who, order.verb.as_str(), &event.to_string(), Some(&detail.to_string()), wall)?;
+    write_down(
+        transaction,
+        &order.who,
+        order.verb.as_str(),
+        &event.to_string(),
+        Some(&detail.to_string()),
+        wall,
+    )?;
     Ok(Ordered { routes, epoch })
 }
 
@@ -110,7 +117,11 @@ fn has_delivery(connection: &Connection, event: EventId, route: &RouteName) -> R
 }
 
 /// Makes what failed due now, with fresh attempts.
-fn revive(connection: &Connection, order: &Order, now: UnixMicros) -> Result<Vec<RouteName>, rusqlite::Error> {
+fn revive(
+    connection: &Connection,
+    order: &Order,
+    now: UnixMicros,
+) -> Result<Vec<RouteName>, rusqlite::Error> {
     let only = order.route.as_ref().map(RouteName::as_str);
     changed_routes(
         connection,
@@ -141,7 +152,11 @@ fn skip(connection: &Connection, order: &Order, wall: UnixMicros) -> Result<Vec<
         RETURNING route",
         params![order.event.sequence(), only, wall.0],
     )?;
-    if skipped.is_empty() { Err(unfit("nothing to skip: no delivery is pending or dead")) } else { Ok(skipped) }
+    if skipped.is_empty() {
+        Err(unfit("nothing to skip: no delivery is pending or dead"))
+    } else {
+        Ok(skipped)
+    }
 }
 
 fn changed_routes(
@@ -201,7 +216,11 @@ pub(super) fn paused(connection: &Connection) -> Result<Vec<Pausable>, rusqlite:
         .prepare_cached("SELECT kind, name FROM oncehook_pauses ORDER BY kind, name")?
         .query_map([], |row| {
             let name: String = row.get(1)?;
-            Ok(if row.get_ref(0)?.as_str()? == "source" { Pausable::Source(name) } else { Pausable::Route(name) })
+            Ok(if row.get_ref(0)?.as_str()? == "source" {
+                Pausable::Source(name)
+            } else {
+                Pausable::Route(name)
+            })
         })?
         .collect()
 }

@@ -223,7 +223,11 @@ fn end_attempt(
 }
 
 /// Prolongs a lease that is still held.
-pub(super) fn renew(connection: &Connection, fence: &Fence, until: UnixMicros) -> Result<(), rusqlite::Error> {
+pub(super) fn renew(
+    connection: &Connection,
+    fence: &Fence,
+    until: UnixMicros,
+) -> Result<(), rusqlite::Error> {
     let DeliveryId { event, route, epoch } = &fence.delivery;
     connection
         .prepare_cached(
@@ -278,10 +282,8 @@ pub(super) fn reclaim(
         })?
         .collect::<Result<_, _>>()?;
     for (fence, limit) in &expired {
-        let failure = Failure::retry(
-            Cause::Poison,
-            "the attempt never ended: the process died, or its lease ran out",
-        );
+        let failure =
+            Failure::retry(Cause::Poison, "the attempt never ended: the process died, or its lease ran out");
         let verdict = route.retry.after_failure(failure, fence.attempt, *limit, now, chance.draw());
         settle(connection, fence, Held::Lease, &verdict, &[], now)?;
         end_attempt(connection, fence, "lost", Some("the attempt never ended"), now)?;
@@ -290,7 +292,10 @@ pub(super) fn reclaim(
 }
 
 /// When the next delivery of a route is due.
-pub(super) fn next_due(connection: &Connection, route: &RouteName) -> Result<Option<UnixMicros>, rusqlite::Error> {
+pub(super) fn next_due(
+    connection: &Connection,
+    route: &RouteName,
+) -> Result<Option<UnixMicros>, rusqlite::Error> {
     connection
         .prepare_cached(
             "SELECT min(run_at) FROM oncehook_deliveries INDEXED BY oncehook_deliveries_due

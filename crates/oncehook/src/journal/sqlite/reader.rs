@@ -18,8 +18,8 @@ use super::{Shared, connection, follower};
 use crate::event::EventId;
 use crate::journal::tally::remember;
 use crate::journal::{
-    Attempt, AuditEntry, Backlog, Conflict, Delivery, EventDetail, EventPage, EventQuery, EventStatus, EventSummary,
-    Flag, ReadError, SourceCounts, Stats, StoredBody,
+    Attempt, AuditEntry, Backlog, Conflict, Delivery, EventDetail, EventPage, EventQuery, EventStatus,
+    EventSummary, Flag, ReadError, SourceCounts, Stats, StoredBody,
 };
 
 /// The longest that a read may take.

@@ -48,10 +48,8 @@ pub(super) fn guard(connection: &mut Connection) -> Result<(), rusqlite::Error> 
             Authorization::Allow
         }
     }))?;
-    connection.progress_handler(
-        5_000,
-        Some(|| FOREIGN_UNTIL.get().is_some_and(|until| Instant::now() >= until)),
-    )
+    connection
+        .progress_handler(5_000, Some(|| FOREIGN_UNTIL.get().is_some_and(|until| Instant::now() >= until)))
 }
 
 /// Runs foreign code: while `work` runs, the hooks are strict.
@@ -151,9 +149,9 @@ fn bound<'f>(found: &'f Found<'_>) -> ToSqlOutput<'f> {
             Some(b'n') => ToSqlOutput::Owned(SqlValue::Null),
             Some(b'-' | b'0'..=b'9') => match json.parse::<i64>() {
                 Ok(whole) => ToSqlOutput::Owned(SqlValue::Integer(whole)),
-                Err(_) if json.contains(['.', 'e', 'E']) => {
-                    json.parse::<f64>().map_or_else(|_| text(json), |real| ToSqlOutput::Owned(SqlValue::Real(real)))
-                }
+                Err(_) if json.contains(['.', 'e', 'E']) => json
+                    .parse::<f64>()
+                    .map_or_else(|_| text(json), |real| ToSqlOutput::Owned(SqlValue::Real(real))),
                 Err(_) => text(json),
             },
             _ => text(json),
@@ -205,10 +203,10 @@ pub(super) fn trouble(error: rusqlite::Error) -> Trouble {
             format!("the statements took longer than {} s", BUDGET.as_secs())
         }
         Some(ErrorCode::AuthorizationForStatementDenied) => {
-            "a handler may not touch oncehook's tables, end the transaction, attach files or change settings".to_owned()
+            "a handler may not touch oncehook's tables, end the transaction, attach files or change settings"
+                .to_owned()
         }
         _ => error.to_string(),
     };
     Trouble::Failed(Failure::retry(Cause::Handler, message))
 }
-
