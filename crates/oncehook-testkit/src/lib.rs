@@ -5,6 +5,7 @@
 //! - [`model`]: random histories against the reference journal, with a printed seed.
 //! - [`gateway`]: the real binary on free ports, to start, kill and ask.
 //! - [`promises`]: every 2xx that a sender got, to be checked against what is stored.
+//! - [`receiver`]: a destination that a test controls, well-behaved or not.
 //! - [`sender`]: signed requests and a small HTTP client that can misbehave.
 //! - [`workload`]: load with latency figures, shared by tests and benchmarks.
 
@@ -14,5 +15,6 @@ pub mod journal;
 pub mod model;
 pub mod promises;
 pub mod random;
+pub mod receiver;
 pub mod sender;
 pub mod workload;

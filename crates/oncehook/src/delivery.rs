@@ -208,7 +208,7 @@ impl Cause {
 pub struct Failure {
     /// Whose fault it is.
     pub cause: Cause,
-    /// For people. Bounded by [`Failure::new`].
+    /// For people. Bounded.
     pub message: String,
     /// What to do about it.
     pub remedy: Remedy,

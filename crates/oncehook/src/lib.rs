@@ -6,6 +6,7 @@
 //! - [`clock`], [`observe`]: time and metric names, each through one door.
 //! - [`event`]: an identified, verified thing that happened, and its id.
 //! - [`delivery`], [`retry`]: one event for one route, what an attempt came to, and when the next one is.
+//! - [`outbound`]: which addresses a request may go to.
 //! - [`handler`], [`route`]: what is done with an event, and which events go where.
 //! - [`journal`]: where an event becomes durable, where duplicates are decided and effects are recorded, with its backends.
 //! - [`worker`]: takes what is due and sees that it takes effect.
@@ -21,6 +22,7 @@ pub mod glob;
 pub mod handler;
 pub mod journal;
 pub mod observe;
+pub mod outbound;
 pub mod retry;
 pub mod route;
 pub mod worker;

@@ -21,6 +21,9 @@ pub(super) struct Serve {
     /// Log as JSON lines
     #[arg(long)]
     log_json: bool,
+    /// Keys that gather in memory before they are merged into the journal's ledger. For tests.
+    #[arg(long, hide = true)]
+    ledger_generation: Option<usize>,
 }
 
 impl Serve {
@@ -30,14 +33,15 @@ impl Serve {
         raise_file_limit();
         let runtime =
             tokio::runtime::Builder::new_multi_thread().enable_all().build().context("start the runtime")?;
-        runtime.block_on(serve(config, shared))?;
+        runtime.block_on(serve(config, shared, self.ledger_generation))?;
         Ok(ExitCode::SUCCESS)
     }
 }
 
-async fn serve(config: Config, shared: &Shared) -> anyhow::Result<()> {
+async fn serve(config: Config, shared: &Shared, ledger_generation: Option<usize>) -> anyhow::Result<()> {
     let clock = Clock::system();
-    let options = SqliteOptions { clock: clock.clone(), ..SqliteOptions::new(&config.journal.path) };
+    let mut options = SqliteOptions { clock: clock.clone(), ..SqliteOptions::new(&config.journal.path) };
+    options.ledger_generation = ledger_generation.unwrap_or(options.ledger_generation);
     // The journal first: before it has proved itself there is no port to connect to.
     let journal = SqliteJournal::open(&options).context("open the journal")?;
     let ingress = listen(config.server.ingress, "server.ingress").await?;

@@ -43,11 +43,30 @@ async fn settle(directory: &TempDir, mut gateway: Gateway, senders: &Senders) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn fault_1_r12_kill_9_under_load_50_times_loses_nothing() {
+    kill_under_load(50, start).await;
+}
+
+/// Keys are always on their way into the ledger's table, so a kill falls between any two of them, and every start merges.
+#[tokio::test(flavor = "multi_thread")]
+async fn fault_1_r12_kill_9_while_keys_are_merged_loses_nothing() {
+    let directory = kill_under_load(30, |directory| start_with_generation(directory, 100)).await;
+    let file = rusqlite::Connection::open(directory.path().join("journal.db")).unwrap();
+    let merged: i64 = file.query_row("SELECT count(*) FROM oncehook_keys", [], |row| row.get(0)).unwrap();
+    assert!(merged > 500, "only {merged} keys were ever merged");
+}
+
+fn start_with_generation(directory: &TempDir, keys: usize) -> Gateway {
+    let mut command = Command::new(BINARY);
+    command.args(["serve", "--ledger-generation", &keys.to_string()]);
+    Gateway::start_command(command, directory.path())
+}
+
+async fn kill_under_load(kills: usize, start: impl Fn(&TempDir) -> Gateway) -> TempDir {
     let mut random = Random::from_environment();
     let directory = prepared();
     let senders = Senders::new(600, 30);
     let mut heard = Answers::default();
-    for kill in 1..=50 {
+    for kill in 1..=kills {
         let mut gateway = start(&directory);
         senders.check_some(gateway.ingress, &mut random, 10).await;
         let stats = gateway.json("/api/stats").await;
@@ -58,9 +77,10 @@ async fn fault_1_r12_kill_9_under_load_50_times_loses_nothing() {
         gateway.kill();
         heard.add(sending.finish().await);
     }
-    eprintln!("50 kills: {heard:?}");
+    eprintln!("{kills} kills: {heard:?}");
     assert!(heard.of(200) > 1_000 && heard.cut > 50, "there was no load to speak of: {heard:?}");
     settle(&directory, start(&directory), &senders).await;
+    directory
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -43,11 +43,26 @@ impl Drop for SmallDisk {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn fault_5_r4_a_full_disk_is_503_until_there_is_room_again() {
+    fill_the_disk(&["serve"]).await;
+}
+
+/// The room runs out while keys are merged into the ledger's table.
+#[tokio::test(flavor = "multi_thread")]
+async fn fault_5_r4_a_disk_that_fills_up_while_keys_are_merged_forgets_none() {
+    fill_the_disk(&["serve", "--ledger-generation", "20"]).await;
+}
+
+async fn fill_the_disk(arguments: &[&str]) {
+    let start = |directory: &Path| {
+        let mut command = Command::new(BINARY);
+        command.args(arguments);
+        Gateway::start_command(command, directory)
+    };
     let mut random = Random::from_environment();
     let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let disk = SmallDisk::mount(directory.path().join("small"), "4m");
     prepare(directory.path(), &CONFIG.replace("sqlite://journal.db", "sqlite://small/journal.db"));
-    let mut gateway = Gateway::start(Path::new(BINARY), directory.path());
+    let mut gateway = start(directory.path());
     assert_eq!(gateway.json("/readyz").await["durability"], "process-crash-only");
 
     // Until it is full, and then until it stays full: the last room may go bit by bit.
@@ -99,7 +114,8 @@ async fn fault_5_r4_a_full_disk_is_503_until_there_is_room_again() {
     assert_eq!(gateway.get("/readyz").await.status, 200);
 
     gateway.kill();
-    let mut gateway = Gateway::start(Path::new(BINARY), directory.path());
+    let mut gateway = start(directory.path());
+    senders.check_some(gateway.ingress, &mut random, 50).await;
     senders.promises.check(&gateway).await;
     assert!(gateway.stop().success());
     let kept = senders.promises.check_file(&disk.0.join("journal.db"), |key| senders.body_of(key));

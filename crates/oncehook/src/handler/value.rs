@@ -224,9 +224,9 @@ impl Template {
             rest = after;
         }
         texts.push(rest.to_owned());
-        // A string shows both: a place that is no value, and a place inside quotes.
-        let probe = texts.join("\"x\"");
-        if serde_json::from_str::<&RawValue>(&probe).is_err() {
+        // Null shows a place that is no value (a name), a string one inside quotes.
+        let fits = |probe: &str| serde_json::from_str::<&RawValue>(&texts.join(probe)).is_ok();
+        if !fits("null") || !fits("\"x\"") {
             return Err("with its places filled the template is not JSON".to_owned());
         }
         Ok(Self { texts, places: Lookup::new(places)? })
@@ -332,5 +332,6 @@ pub(crate) mod tests {
         assert_eq!(filled["to"], "a\",\"admin\":true,\"b\":\"");
         assert!(filled.get("admin").is_none());
         assert!(Template::parse("{{$key").is_err() && Template::parse("{\"a\": \"{{$key}}\"}").is_err());
+        assert!(Template::parse("{ {{$key}}: 1 }").is_err());
     }
 }

@@ -13,8 +13,11 @@ use std::time::{Duration, Instant};
 
 use crate::route::BreakerPolicy;
 
-/// After this time a probe that was never reported is taken for lost. Longer than an attempt may take.
-const PROBE_PATIENCE: Duration = Duration::from_secs(300);
+/// After this time a probe that was never reported is taken for lost. Longer than an attempt over HTTP may take.
+const PROBE_PATIENCE: Duration = Duration::from_secs(600);
+
+/// No rest is longer, whatever the policy says.
+const LONGEST_REST: Duration = Duration::from_secs(24 * 3_600);
 
 /// How many deliveries may leave now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -71,7 +74,7 @@ impl Breaker {
 
     /// An attempt failed at the destination.
     pub(crate) fn failed(&mut self, now: Instant) {
-        let longest = self.policy.longest_rest;
+        let longest = self.policy.longest_rest.min(LONGEST_REST);
         self.state = match self.state {
             State::Closed { failures } if failures.saturating_add(1) < self.policy.failures => {
                 State::Closed { failures: failures.saturating_add(1) }
@@ -217,6 +220,10 @@ mod tests {
         let mut breaker = Breaker::new(odd);
         breaker.failed(start);
         assert_eq!(breaker.allows(start), Permit::One);
+        let endless = BreakerPolicy { failures: 1, rest: Duration::MAX, longest_rest: Duration::MAX };
+        let mut breaker = Breaker::new(endless);
+        breaker.failed(start);
+        assert_eq!(breaker.allows(start), Permit::None { until: start + LONGEST_REST });
     }
 
     /// What the breaker should say, worked out from the whole history instead of kept as a state.

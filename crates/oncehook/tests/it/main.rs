@@ -1,4 +1,9 @@
 //! The one test binary of the library.
 
+mod effects;
+mod http;
+mod ledger;
 mod memory;
+mod outbound;
 mod sqlite;
+mod tls;

@@ -103,6 +103,11 @@ async fn fault_105_r44_a_changed_ledger_is_found_before_the_first_request() {
     for change in [
         "ALTER TABLE oncehook_keys RENAME COLUMN key TO idempotency_key",
         "DROP TABLE oncehook_keys",
+        // An event's row is the record of its key until that is merged.
+        "ALTER TABLE oncehook_events RENAME COLUMN key TO idempotency_key",
+        "ALTER TABLE oncehook_events RENAME COLUMN digest TO hash",
+        "ALTER TABLE oncehook_events DROP COLUMN key_expires_at",
+        "DROP TABLE oncehook_meta",
         "ALTER TABLE oncehook_keys RENAME TO k; CREATE TABLE oncehook_keys AS SELECT * FROM k; DROP TABLE k",
         "CREATE TABLE k (source TEXT NOT NULL, key TEXT NOT NULL COLLATE NOCASE, event BLOB, digest BLOB, first_seen INTEGER, expires_at INTEGER, PRIMARY KEY (source, key)) WITHOUT ROWID; DROP TABLE oncehook_keys; ALTER TABLE k RENAME TO oncehook_keys",
         "CREATE TRIGGER oncehook_trick AFTER INSERT ON oncehook_keys BEGIN DELETE FROM oncehook_keys; END",

@@ -9,6 +9,7 @@
 use oncehook_verify::UnixMicros;
 use rusqlite::{Connection, TransactionBehavior, params};
 
+use super::ledger;
 use crate::event::EventId;
 use crate::journal::{Forgotten, Retention};
 
@@ -66,6 +67,7 @@ fn events(
 ) -> Result<bool, rusqlite::Error> {
     let old = before(now, retention.payload);
     let old_dead = retention.dead.map_or(i64::MIN, |dead| before(now, dead));
+    // An event whose key is not in the ledger yet is the only record of it, and stays.
     // What stands in the way of forgetting: something pending, or something an operator may still want.
     let mut statement = connection.prepare_cached(
         "SELECT e.seq, e.received_at, e.source, e.digest,
@@ -73,9 +75,10 @@ fn events(
                            AND d.state IN ('ready', 'running', 'retrying', 'parked')),
                 EXISTS (SELECT 1 FROM oncehook_deliveries d WHERE d.event = e.seq AND d.state = 'dead')
              OR EXISTS (SELECT 1 FROM oncehook_flags f WHERE f.event = e.seq AND f.flag = 'quarantined')
-           FROM oncehook_events e WHERE e.seq > ?1 ORDER BY e.seq LIMIT ?2",
+           FROM oncehook_events e WHERE e.seq > ?1 AND e.seq <= ?3 ORDER BY e.seq LIMIT ?2",
     )?;
-    let mut rows = statement.query(params![round.event, limit(retention.batch)])?;
+    let mut rows =
+        statement.query(params![round.event, limit(retention.batch), ledger::merged_to(connection)?])?;
     let mut seen = 0;
     while let Some(row) = rows.next()? {
         let (event, received_at): (i64, i64) = (row.get(0)?, row.get(1)?);

@@ -7,8 +7,8 @@
 //! Does not: share the file with another oncehook (lock file), run on network disks, hold write locks while people read.
 //!
 //! The parts, in the order of an append: [`SqliteJournal::submit`] puts it on a bounded queue; `writer` takes what has
-//! gathered while the last commit ran, stores it in one transaction (`queries`) and answers; `follower` fills the search
-//! index behind it; `checkpoint` moves the log into the database file. `reader` serves people from read-only
+//! gathered while the last commit ran, asks the `ledger` which keys are known, stores the rest in one transaction
+//! (`queries`) and answers; `follower` fills the search index behind it; `checkpoint` moves the log into the database file. `reader` serves people from read-only
 //! connections. `place`, `connection` and `schema` check the ground before anything is accepted.
 //!
 //! On the way out, `deliveries` hands jobs to the same writer: `queue` takes and settles deliveries, `apply` runs the
@@ -22,6 +22,7 @@ mod connection;
 mod deliveries;
 mod follower;
 mod forget;
+mod ledger;
 mod orders;
 mod place;
 mod queries;
@@ -34,7 +35,7 @@ mod writer;
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
 
 use crossbeam_channel::{Sender, TrySendError};
 use tokio::sync::{Semaphore, oneshot, watch};
@@ -47,6 +48,7 @@ use super::{
 use crate::clock::Clock;
 use crate::event::{EventId, NewEvents};
 use crate::retry::Chance;
+use ledger::Recent;
 use place::LockFile;
 use reader::Readers;
 use writer::{Command, Ground, Post, Work, Writer};
@@ -60,13 +62,21 @@ pub struct SqliteOptions {
     pub queue_limit: usize,
     /// Where time comes from.
     pub clock: Clock,
+    /// How many keys gather in memory before they are merged into the table. For tests; the usual value is best.
+    #[doc(hidden)]
+    pub ledger_generation: usize,
 }
 
 impl SqliteOptions {
     /// The usual set-up for a file.
     #[must_use]
     pub fn new(path: impl Into<PathBuf>) -> Self {
-        Self { path: path.into(), queue_limit: 8_192, clock: Clock::system() }
+        Self {
+            path: path.into(),
+            queue_limit: 8_192,
+            clock: Clock::system(),
+            ledger_generation: ledger::GENERATION,
+        }
     }
 }
 
@@ -98,9 +108,22 @@ pub enum OpenError {
     /// Keys are not remembered as they must be.
     #[error(transparent)]
     SelfTest(#[from] SelfTestError),
+    /// Two events hold one key, or another sign that the memory of keys is damaged.
+    #[error("{0}")]
+    Ledger(String),
     /// SQLite said no.
     #[error("SQLite: {0}")]
     Sqlite(#[from] rusqlite::Error),
+}
+
+impl OpenError {
+    /// An error of the ledger's: SQLite's own, or what [`ledger`] found to be wrong.
+    fn of_ledger(error: rusqlite::Error) -> Self {
+        match error {
+            rusqlite::Error::ToSqlConversionFailure(what) => Self::Ledger(what.to_string()),
+            error => Self::Sqlite(error),
+        }
+    }
 }
 
 /// The queue holds at most this many bytes of bodies, whoever still waits for them.
@@ -134,6 +157,8 @@ struct Shared {
     /// How often the tally has moved into the tables. Grows while the tally is locked.
     flushes: AtomicU64,
     failing: Mutex<Option<String>>,
+    /// Keys that may not be in the table yet.
+    recent: Arc<RwLock<Recent>>,
     wal_pages: AtomicU64,
     index_lag: AtomicU64,
     /// Bytes of bodies in the queue.
@@ -149,6 +174,14 @@ impl Shared {
 
     fn changed(&self) {
         self.changes.send_modify(|count| *count = count.wrapping_add(1));
+    }
+
+    fn is_closed(&self) -> bool {
+        *self.closed.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn recent(&self) -> RwLockReadGuard<'_, Recent> {
+        self.recent.read().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn tally(&self) -> MutexGuard<'_, Tally> {
@@ -179,8 +212,13 @@ impl SqliteJournal {
         let shared = Arc::new(Shared::default());
         let readers = Arc::new(Readers::new(&place.path, Arc::clone(&shared)));
         let (queue, commands) = crossbeam_channel::bounded(options.queue_limit);
-        let ground =
-            Ground { path: place.path, clock: options.clock.clone(), lock, readers: Arc::clone(&readers) };
+        let ground = Ground {
+            path: place.path,
+            clock: options.clock.clone(),
+            lock,
+            readers: Arc::clone(&readers),
+            ledger_generation: options.ledger_generation,
+        };
         let writer = Writer::new(connection, ground, Arc::clone(&shared))?;
         let post = Post { commands, shared: Arc::clone(&shared) };
         std::thread::Builder::new()

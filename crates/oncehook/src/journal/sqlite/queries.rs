@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 use std::net::IpAddr;
 
+use super::ledger::{Known, Ledger};
 use crate::event::{EventId, EventIds, NewEvent};
 use crate::journal::tally::{Pending, Tally, remember};
 use crate::journal::{Appended, CONFLICTS_KEPT, DuplicateSeen, SourceCounts, Verdict};
@@ -14,8 +15,6 @@ use crate::journal::{Appended, CONFLICTS_KEPT, DuplicateSeen, SourceCounts, Verd
 /// The statements of an append, prepared once per batch.
 pub(super) struct Statements<'t> {
     transaction: &'t Transaction<'t>,
-    claim_key: CachedStatement<'t>,
-    first_event: CachedStatement<'t>,
     insert_event: CachedStatement<'t>,
     insert_delivery: CachedStatement<'t>,
 }
@@ -24,18 +23,10 @@ impl<'t> Statements<'t> {
     pub(super) fn prepare(transaction: &'t Transaction<'t>) -> Result<Self, rusqlite::Error> {
         Ok(Self {
             transaction,
-            // The conflict target is named: a renamed column or a lost key is an error here, never silence.
-            claim_key: transaction.prepare_cached(
-                "INSERT INTO oncehook_keys (source, key, event, digest, first_seen, expires_at)
-                 VALUES (?1, ?2, ?3, ?4, ?5, ?6)
-                 ON CONFLICT (source, key) DO NOTHING",
-            )?,
-            first_event: transaction
-                .prepare_cached("SELECT event, digest FROM oncehook_keys WHERE source = ?1 AND key = ?2")?,
             insert_event: transaction.prepare_cached(
                 "INSERT INTO oncehook_events (seq, id, source, key, key_signed, type, entity, occurred_at, received_at,
-                                              integrity, digest, headers, body)
-                 VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13)",
+                                              key_expires_at, integrity, digest, headers, body)
+                 VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14)",
             )?,
             // The event is new, so its deliveries are: a conflict here is a broken journal, and an error.
             insert_delivery: transaction.prepare_cached(
@@ -44,29 +35,20 @@ impl<'t> Statements<'t> {
         })
     }
 
-    /// Decides New, Duplicate or Conflict by the unique key, and stores what follows from it.
+    /// Decides New, Duplicate or Conflict by the ledger, and stores what follows from it.
     pub(super) fn append(
         &mut self,
         ids: &mut EventIds,
+        ledger: &mut Ledger,
         event: &NewEvent,
         now: UnixMicros,
     ) -> Result<Appended, rusqlite::Error> {
-        let id = ids.next(event.received_at);
-        let claimed = self.claim_key.execute(params![
-            event.source.as_str(),
-            event.key.as_bytes(),
-            id.as_bytes(),
-            event.digest,
-            event.received_at.0,
-            event.expires_at.0,
-        ])?;
-        if claimed == 1 {
-            return self.insert_event(id, event, now);
-        }
-        let (first, digest) =
-            self.first_event.query_row(params![event.source.as_str(), event.key.as_bytes()], |row| {
-                Ok((EventId::from_bytes(row.get(0)?), row.get::<_, [u8; 32]>(1)?))
-            })?;
+        let hash = ledger.hash(event);
+        let Some(Known { event: first, digest }) = ledger.recall(self.transaction, hash, event)? else {
+            let appended = self.insert_event(ids.next(event.received_at), event, now)?;
+            ledger.stage(hash, event, appended.id);
+            return Ok(appended);
+        };
         if digest == event.digest {
             return Ok(Appended { id: first, verdict: Verdict::Duplicate });
         }
@@ -91,6 +73,7 @@ impl<'t> Statements<'t> {
             event.entity,
             event.occurred_at.map(|at| at.0),
             event.received_at.0,
+            event.expires_at.0,
             event.integrity.as_str(),
             event.digest,
             &event.headers[..],
@@ -229,10 +212,12 @@ fn store_duplicates_of(
 
 /// The highest sequence ever stored, so that new ids stay above it.
 pub(super) fn last_sequence(connection: &Connection) -> Result<i64, rusqlite::Error> {
-    // Events may have been forgotten while their keys live on; the blocks remember how far it went.
+    // Events may have been forgotten while their keys live on; the blocks and the ledger remember how far it went. (An id
+    // at or below the ledger's mark would not be read back at the next start.)
     connection.query_row(
         "SELECT max(coalesce((SELECT max(seq) FROM oncehook_events), 0),
-                    coalesce((SELECT max(last) FROM oncehook_blocks), 0))",
+                    coalesce((SELECT max(last) FROM oncehook_blocks), 0),
+                    coalesce((SELECT value FROM oncehook_meta WHERE name = 'ledger_to'), 0))",
         [],
         |row| row.get(0),
     )

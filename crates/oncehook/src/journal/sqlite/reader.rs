@@ -3,6 +3,7 @@
 //! A long read would keep the write-ahead log from starting over, so every query has a deadline. Nothing here can write.
 
 use std::collections::BTreeMap;
+use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -13,6 +14,7 @@ use oncehook_verify::{EventKey, UnixMicros};
 use rusqlite::{Connection, ErrorCode, OptionalExtension, Row, named_params, params};
 
 use super::bloom::Bloom;
+use super::ledger::{self, Filter, KeyHasher, Place};
 use super::queries::parse_latest;
 use super::{Shared, connection, follower};
 use crate::event::EventId;
@@ -43,8 +45,10 @@ impl Readers {
     }
 
     pub(super) fn list(&self, query: &EventQuery) -> Result<EventPage, ReadError> {
+        // Before the tables: keys move from memory to there.
+        let recent = query.key.as_ref().map(|key| self.shared.recent().events_of(key)).unwrap_or_default();
         self.read(|connection| {
-            let mut events = find(connection, query)?;
+            let mut events = find(connection, query, &recent)?;
             let more = events.len() > query.limit;
             events.truncate(query.limit);
             for event in &mut events {
@@ -164,6 +168,33 @@ impl Readers {
         })
     }
 
+    /// Makes a filter of the whole table of keys. Nothing if that fails, or if the journal is closed meanwhile.
+    pub(super) fn load_filter(&self, hasher: &KeyHasher) -> Option<Filter> {
+        let mut filter = Filter::default();
+        let mut place = Place::default();
+        while !self.shared.is_closed() {
+            let walked = self.read(|connection| {
+                let mut hashes = Vec::new();
+                let next = ledger::load(connection, hasher, &place, |hash| hashes.push(hash))?;
+                Ok((next, hashes))
+            });
+            match walked {
+                Ok((next, hashes)) => {
+                    hashes.into_iter().for_each(|hash| filter.insert(hash));
+                    match next {
+                        ControlFlow::Continue(next) => place = next,
+                        ControlFlow::Break(()) => return Some(filter),
+                    }
+                }
+                Err(error) => {
+                    tracing::warn!(%error, "the filter of keys could not be loaded; every key is looked up");
+                    return None;
+                }
+            }
+        }
+        None
+    }
+
     /// Adds what stands in other tables, or is still in memory.
     fn complete(&self, connection: &Connection, event: &mut EventSummary) -> Result<(), rusqlite::Error> {
         if let Some(pending) = self.shared.tally().get(event.id) {
@@ -237,10 +268,15 @@ const BESIDE: &str = "JOIN oncehook_event_status s ON s.event = e.seq
   LEFT JOIN oncehook_duplicates d ON d.event = e.seq";
 
 /// Finds one event more than the page holds, newest first. The choice of the way is here and nowhere else.
-fn find(connection: &Connection, query: &EventQuery) -> Result<Vec<EventSummary>, rusqlite::Error> {
+/// `recent`: the events that the ledger's memory names for the key.
+fn find(
+    connection: &Connection,
+    query: &EventQuery,
+    recent: &[EventId],
+) -> Result<Vec<EventSummary>, rusqlite::Error> {
     let wanted = query.limit + 1;
     if let Some(key) = &query.key {
-        return find_by_key(connection, query, key);
+        return find_by_key(connection, query, key, recent);
     }
     if query.source.is_none() && query.kind.is_none() && query.entity.is_none() {
         return scan(connection, query, Span { from: i64::MIN, to: i64::MAX }, wanted);
@@ -341,6 +377,7 @@ fn find_by_key(
     connection: &Connection,
     query: &EventQuery,
     key: &EventKey,
+    recent: &[EventId],
 ) -> Result<Vec<EventSummary>, rusqlite::Error> {
     let mut events = connection
         .prepare_cached(
@@ -348,7 +385,9 @@ fn find_by_key(
         )?
         .query_map([key.as_bytes()], |row| Ok(EventId::from_bytes(row.get(0)?)))?
         .collect::<Result<Vec<_>, _>>()?;
+    events.extend_from_slice(recent);
     events.sort_unstable_by(|a, b| b.cmp(a));
+    events.dedup();
     let mut found = Vec::new();
     for event in events {
         found.extend(scan(connection, query, Span { from: event.sequence(), to: event.sequence() }, 1)?);

@@ -21,6 +21,7 @@ use rusqlite::{Connection, ErrorCode, TransactionBehavior};
 use tokio::sync::oneshot;
 
 use super::checkpoint::{Checkpointer, Tended};
+use super::ledger::{self, Ledger};
 use super::place::LockFile;
 use super::queries::{self, Statements};
 use super::reader::Readers;
@@ -90,6 +91,7 @@ pub(super) struct Ground {
     pub(super) clock: Clock,
     pub(super) lock: LockFile,
     pub(super) readers: Arc<Readers>,
+    pub(super) ledger_generation: usize,
 }
 
 pub(super) struct Writer {
@@ -100,6 +102,7 @@ pub(super) struct Writer {
     /// `None` while the journal is failing.
     connection: Option<Connection>,
     ids: EventIds,
+    ledger: Ledger,
     checkpointer: Checkpointer,
     /// Events behind the last block of the search index.
     unsealed: u64,
@@ -115,10 +118,12 @@ pub(super) struct Writer {
 
 impl Writer {
     pub(super) fn new(
-        connection: Connection,
+        mut connection: Connection,
         ground: Ground,
         shared: Arc<Shared>,
     ) -> Result<Self, OpenError> {
+        let mut ledger = Ledger::new(ground.ledger_generation, Arc::clone(&shared.recent));
+        ledger.rebuild(&mut connection)?;
         let last = queries::last_sequence(&connection)?;
         let checkpointer = Checkpointer::start(&ground.path)?;
         let mut writer = Self {
@@ -128,6 +133,7 @@ impl Writer {
             shared,
             connection: None,
             ids: EventIds::above(last, random_tail()),
+            ledger,
             checkpointer,
             unsealed: follower::unsealed(&connection)?,
             seal_after: Instant::now(),
@@ -138,6 +144,7 @@ impl Writer {
             _lock: ground.lock,
         };
         writer.adopt(connection)?;
+        writer.ledger.load_filter(&writer.readers);
         Ok(writer)
     }
 
@@ -159,7 +166,7 @@ impl Writer {
                 Ok(Command::Job(job)) => self.work(job),
                 Ok(Command::SelfTest(answer)) => self.self_test(answer),
                 Ok(Command::Close(done)) => return self.close(commands, done),
-                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Timeout) => self.merge_keys(commands),
                 Err(RecvTimeoutError::Disconnected) => return self.flush(),
             }
             self.keep_house();
@@ -172,7 +179,7 @@ impl Writer {
             let reason = self.shared.failing().clone().unwrap_or_default();
             return refuse(batch, &reason);
         };
-        match commit(connection, &mut self.ids, batch, self.clock.steady()) {
+        match commit(connection, &mut self.ids, &mut self.ledger, batch, self.clock.steady()) {
             Ok(outcome) => self.answer(batch, outcome),
             // Another process holds the write lock. Nothing was stored and the connection is sound.
             Err(error) if is_busy(&error) => refuse(batch, "another process is writing to the database file"),
@@ -259,6 +266,9 @@ impl Writer {
             super::checkpoint::empty_the_log(&connection)?;
             self.shared.wal_pages.store(0, Ordering::Relaxed);
             self_test::run(&mut connection, self.clock.now())?;
+            // A commit that failed may be in the log all the same: memory starts from what is stored.
+            self.ledger.rebuild(&mut connection)?;
+            self.ledger.load_filter(&self.readers);
             self.checkpointer = Checkpointer::start(&self.path)?;
             self.adopt(connection)
         });
@@ -288,6 +298,8 @@ impl Writer {
         if self.flushed.elapsed() >= FLUSH_EVERY || self.shared.tally().is_full() {
             self.flush();
         }
+        self.ledger.adopt_filter();
+        self.ledger.freeze_if_due();
         self.tend_the_log();
     }
 
@@ -297,6 +309,18 @@ impl Writer {
             Ok(Tended::Continues) => {}
             Ok(Tended::StartsOver) => self.shared.wal_pages.store(0, Ordering::Relaxed),
             Err(reason) => self.fail(&reason),
+        }
+    }
+
+    /// Nobody waits: merges keys into the table until somebody does.
+    fn merge_keys(&mut self, commands: &Receiver<Command>) {
+        while commands.is_empty() && self.ledger.is_merging() {
+            let Some(connection) = self.connection.as_mut() else { return };
+            match self.ledger.merge_alone(connection, ledger::MERGED_ALONE) {
+                Ok(_) => self.tend_the_log(),
+                Err(error) if is_busy(&error) => return,
+                Err(error) => return self.fail(&error.to_string()),
+            }
         }
     }
 
@@ -395,6 +419,7 @@ impl Writer {
             }
         }
         self.flush();
+        self.ledger.await_filter();
         self.checkpointer.stop();
         drop(self);
         // Whoever asked may be gone.
@@ -458,6 +483,7 @@ struct DuplicateOf {
 fn commit(
     connection: &mut Connection,
     ids: &mut EventIds,
+    ledger: &mut Ledger,
     batch: &[Work],
     now: UnixMicros,
 ) -> Result<Outcome, rusqlite::Error> {
@@ -471,12 +497,13 @@ fn commit(
         duplicates: Vec::new(),
     };
     let mut counts: HashMap<SourceName, SourceCounts> = HashMap::new();
+    ledger.begin();
     {
         let mut statements = Statements::prepare(&transaction)?;
         for work in batch {
             let mut receipt = Receipt::with_capacity(work.events.len());
             for event in &work.events {
-                let appended: Appended = statements.append(ids, event, now)?;
+                let appended: Appended = statements.append(ids, ledger, event, now)?;
                 outcome.unsigned |= !event.key_signed;
                 outcome.routed |= appended.verdict == Verdict::New && !event.routes.is_empty();
                 match appended.verdict {
@@ -507,9 +534,11 @@ fn commit(
             queries::add_totals(&transaction, source.as_str(), counts)?;
         }
     }
+    ledger.merge_along(&transaction, batch.iter().map(|work| work.events.len()).sum())?;
     crate::crash::point("after_insert");
     transaction.commit()?;
     crate::crash::point("after_commit");
+    ledger.committed();
     Ok(outcome)
 }
 

@@ -1,6 +1,6 @@
 -- The journal. Whatever comes from outside is bytes (BLOB) or checked text; times are microseconds since 1970 (UTC).
--- Accepting an event costs one row in oncehook_keys, one in oncehook_events, and one narrow row in oncehook_deliveries for
--- each route that wants it. Everything else is written later, in batches, or only for odd events.
+-- Accepting an event costs one row in oncehook_events, and one narrow row in oncehook_deliveries for each route that wants
+-- it. Everything else is written later, in batches, or only for odd events.
 
 -- Facts about this journal: how far what is written behind the accepts has come.
 CREATE TABLE oncehook_meta (
@@ -8,7 +8,7 @@ CREATE TABLE oncehook_meta (
   value ANY NOT NULL
 ) STRICT, WITHOUT ROWID;
 
--- Immutable. seq is the first 63 bits of the id (milliseconds and a counter), so new rows go to the end of the table and
+-- Immutable. A row above meta.ledger_to is also the only durable record of its key. seq is the first 63 bits of the id (milliseconds and a counter), so new rows go to the end of the table and
 -- looking an id up needs no index.
 CREATE TABLE oncehook_events (
   seq         INTEGER PRIMARY KEY,
@@ -20,13 +20,16 @@ CREATE TABLE oncehook_events (
   entity      TEXT,
   occurred_at INTEGER,
   received_at INTEGER NOT NULL,
+  key_expires_at INTEGER NOT NULL,
   integrity   TEXT    NOT NULL CHECK (integrity IN ('body', 'fields', 'none')),
   digest      BLOB    NOT NULL CHECK (length(digest) = 32),
   headers     BLOB    NOT NULL,
   body        BLOB    NOT NULL
 ) STRICT;
 
--- The ledger: the one place where a duplicate is recognised. Both columns compare byte by byte. It outlives the event.
+-- The ledger: the memory of keys. Both columns compare byte by byte. It outlives the event. Keys come in sorted, a
+-- generation at a time; those of the events above meta.ledger_to may not be here yet: there the event's row is the record,
+-- and the writer holds the key in memory.
 CREATE TABLE oncehook_keys (
   source     TEXT    NOT NULL COLLATE BINARY,
   key        BLOB    NOT NULL CHECK (length(key) BETWEEN 1 AND 255),

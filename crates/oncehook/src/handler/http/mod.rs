@@ -1,0 +1,160 @@
+//! HTTP as a handler: the event is posted to the user's application, at least once, with a key that stays the same.
+//!
+//! Promises: the original body goes out byte for byte (or the filled template); `Idempotency-Key` and `webhook-id` are the
+//! same for every attempt of a delivery, `webhook-timestamp` and `webhook-signature` fresh for each. One deadline holds for
+//! the whole exchange, and of an answer only a bounded part is read. No redirect is followed, no proxy is asked, no cookie
+//! is kept, and the guard of `outbound` stands before every connection. No error holds a secret, a header's value or
+//! more of the URL than scheme, host and port.
+//!
+//! A 2xx whose body breaks off counts as a failure: the other side may have died in the middle of its work. Trying again is
+//! safe because of the key.
+//!
+//! Does not: make it exactly once on the other side. The key is there for that.
+
+mod answer;
+mod client;
+mod headers;
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use oncehook_verify::{Secret, UnixMicros};
+use tokio::time::{Instant, timeout_at};
+use url::Url;
+
+use super::Template;
+use crate::delivery::{Claim, Failure};
+use crate::outbound::{Guard, Names, SystemNames};
+use answer::{Answer, Destination};
+use headers::Headers;
+
+/// No exchange may take longer: whoever waits holds one of the route's few places.
+const LONGEST_TIMEOUT: Duration = Duration::from_secs(300);
+
+/// How a request is made.
+pub struct HttpOptions {
+    /// Where to.
+    pub url: String,
+    /// Signs the request as Standard Webhooks does, if set.
+    pub secret: Option<Secret>,
+    /// How long the exchange may take, from connecting to the end of the answer. At most five minutes.
+    pub timeout: Duration,
+    /// What is sent; the original body if not set.
+    pub body: Option<Template>,
+    /// Further headers.
+    pub headers: Vec<(String, String)>,
+    /// Whether names that resolve to private addresses, and link-local addresses, may be reached.
+    pub allow_private: bool,
+    /// What an answer of 4xx means, apart from those that ask for another try and from 410.
+    pub on_4xx: OnClientError,
+}
+
+/// What an answer of 4xx means.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum OnClientError {
+    /// Try again, up to the route's limit: most are mistakes that somebody mends.
+    #[default]
+    Retry,
+    /// Give up at once.
+    GiveUp,
+}
+
+impl HttpOptions {
+    /// The usual way to ask a URL.
+    #[must_use]
+    pub fn new(url: impl Into<String>) -> Self {
+        Self {
+            url: url.into(),
+            secret: None,
+            timeout: Duration::from_secs(15),
+            body: None,
+            headers: Vec::new(),
+            allow_private: false,
+            on_4xx: OnClientError::default(),
+        }
+    }
+}
+
+/// Neither URL nor headers: both may hold secrets.
+impl fmt::Debug for HttpOptions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("HttpOptions")
+            .field("timeout", &self.timeout)
+            .field("allow_private", &self.allow_private)
+            .field("on_4xx", &self.on_4xx)
+            .finish_non_exhaustive()
+    }
+}
+
+/// A request to the user's application.
+pub struct HttpHandler {
+    url: Url,
+    client: reqwest::Client,
+    headers: Headers,
+    body: Option<Template>,
+    timeout: Duration,
+    destination: Destination,
+}
+
+/// Scheme, host and port.
+impl fmt::Debug for HttpHandler {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("HttpHandler").field(&self.destination.name).finish()
+    }
+}
+
+impl HttpHandler {
+    /// Checks the options. The error is for the author of the configuration.
+    pub fn new(options: HttpOptions) -> Result<Self, String> {
+        Self::with_names(options, Arc::new(SystemNames))
+    }
+
+    /// The same, with names looked up elsewhere than in the operating system. The guard judges these addresses too.
+    pub fn with_names(options: HttpOptions, names: Arc<dyn Names>) -> Result<Self, String> {
+        let guard = Guard { allow_private: options.allow_private };
+        let url = guard.check_url(&options.url).map_err(|refused| refused.to_string())?;
+        if options.timeout.is_zero() || options.timeout > LONGEST_TIMEOUT {
+            return Err(format!(
+                "the timeout must be above zero and at most {} s",
+                LONGEST_TIMEOUT.as_secs()
+            ));
+        }
+        let client = client::guarded(&url, guard, names)?;
+        let headers = Headers::new(&options)?;
+        let destination = Destination {
+            name: url.origin().ascii_serialization(),
+            on_4xx: options.on_4xx,
+            hidden: headers::hidden_words(&options),
+        };
+        Ok(Self { url, client, headers, body: options.body, timeout: options.timeout, destination })
+    }
+
+    /// Whether the body needs the result of a delivery before.
+    #[must_use]
+    pub fn needs_result(&self) -> bool {
+        self.body.as_ref().is_some_and(Template::needs_result)
+    }
+
+    /// Makes one attempt. The result is JSON: the answer's status and an excerpt of its body.
+    ///
+    /// `now` is the wall clock's time; it is signed. If the future is dropped half-way, the request may or may not have
+    /// arrived.
+    pub async fn deliver(&self, claim: &Claim, now: UnixMicros) -> Result<Option<String>, Failure> {
+        let body = match &self.body {
+            Some(template) => Bytes::from(template.fill(&claim.event)?),
+            None => claim.event.body.clone(),
+        };
+        let headers = self.headers.of_attempt(claim, &body, now)?;
+        let deadline = Instant::now() + self.timeout;
+        let request = self.client.post(self.url.clone()).headers(headers).body(body);
+        let response = match timeout_at(deadline, request.send()).await {
+            Ok(Ok(response)) => response,
+            Ok(Err(error)) => return Err(self.destination.unreachable(&error)),
+            Err(_) => return Err(self.destination.too_slow(self.timeout)),
+        };
+        let answer = Answer::read(response, deadline).await;
+        self.destination.judge(answer, now)
+    }
+}

@@ -1,0 +1,154 @@
+//! Moving a full generation into `oncehook_keys`, in the table's order and a little at a time.
+//!
+//! Promises: every row that it leaves behind belongs to the event that the generation says, or it is an error; the
+//! watermark moves in the same transaction as the last row and never before; a merge that is cut short at any point can
+//! be done again from its beginning.
+//! Does not: commit. Rows ride in the transaction of a batch of appends, and count only once that has committed.
+
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+use rusqlite::{Connection, OptionalExtension, params};
+
+use super::filter::Filter;
+use super::generation::{Entry, Generation};
+use super::{broken, table};
+
+pub(super) struct Merge {
+    generation: Arc<Generation>,
+    order: Order,
+    /// How much of the order is in the table.
+    done: usize,
+    /// How much will be once the transaction that is under way has committed.
+    pending: usize,
+}
+
+/// The order is made beside the writer, which has acknowledgements to give.
+enum Order {
+    Making(JoinHandle<Vec<u32>>),
+    Made(Vec<u32>),
+}
+
+impl Merge {
+    pub(super) fn new(generation: Arc<Generation>) -> Self {
+        let sorted = Arc::clone(&generation);
+        let making = std::thread::Builder::new()
+            .name("journal-ledger".to_owned())
+            .spawn(move || sorted.in_table_order());
+        let order = match making {
+            Ok(making) => Order::Making(making),
+            // No thread to be had: the writer does it.
+            Err(_) => Order::Made(generation.in_table_order()),
+        };
+        Self { generation, order, done: 0, pending: 0 }
+    }
+
+    /// Whether there is something to merge without waiting.
+    pub(super) fn is_ready(&self) -> bool {
+        match &self.order {
+            Order::Making(making) => making.is_finished(),
+            Order::Made(_) => true,
+        }
+    }
+
+    /// Puts up to `most` further keys into the table, and the watermark after the last one. The filter knows a key before
+    /// the table can have it.
+    pub(super) fn advance(
+        &mut self,
+        connection: &Connection,
+        filter: &mut Filter,
+        most: usize,
+    ) -> Result<(), rusqlite::Error> {
+        self.wait();
+        let Order::Made(order) = &self.order else { return Ok(()) };
+        let chunk = order.iter().skip(self.pending).take(most).filter_map(|at| self.generation.get(*at));
+        let mut count = 0;
+        let mut insert = connection.prepare_cached(
+            // The conflict target is named. A row may be there already if an earlier merge was cut short.
+            "INSERT INTO oncehook_keys (source, key, event, digest, first_seen, expires_at)
+             VALUES (?1, ?2, ?3, ?4, ?5, ?6)
+             ON CONFLICT (source, key) DO NOTHING",
+        )?;
+        for entry in chunk {
+            filter.insert(entry.hash);
+            let inserted = insert.execute(params![
+                entry.source.as_str(),
+                entry.key.as_bytes(),
+                entry.fact.event.as_bytes(),
+                entry.fact.digest,
+                entry.fact.first_seen.0,
+                entry.fact.expires_at.0,
+            ]);
+            if inserted.map_err(not_a_row)? == 0 {
+                expect_ours(connection, entry)?;
+            }
+            count += 1;
+        }
+        self.pending += count;
+        if self.pending == order.len()
+            && let Some(last) = self.generation.last_sequence()
+        {
+            set_merged_to(connection, last)?;
+        }
+        Ok(())
+    }
+
+    /// The transaction that was under way came to nothing.
+    pub(super) fn rolled_back(&mut self) {
+        self.pending = self.done;
+    }
+
+    /// It has committed. Returns whether the whole generation is in the table now.
+    pub(super) fn committed(&mut self) -> bool {
+        self.done = self.pending;
+        self.done == self.generation.len()
+    }
+
+    fn wait(&mut self) {
+        let Order::Making(_) = &self.order else { return };
+        if let Order::Making(making) = std::mem::replace(&mut self.order, Order::Made(Vec::new())) {
+            // Sorting does not panic; if it did, the order is made here.
+            let order = making.join().unwrap_or_else(|_| self.generation.in_table_order());
+            self.order = Order::Made(order);
+        }
+    }
+}
+
+/// A key that the table refuses is not the fault of the appends that it travels with.
+fn not_a_row(error: rusqlite::Error) -> rusqlite::Error {
+    match error.sqlite_error_code() {
+        Some(rusqlite::ErrorCode::ConstraintViolation) => broken(format!("a key was refused: {error}")),
+        _ => error,
+    }
+}
+
+/// The key is in the table. It must stand for the same event, or one of the two events has been accepted wrongly.
+fn expect_ours(connection: &Connection, entry: &Entry) -> Result<(), rusqlite::Error> {
+    match table::find(connection, entry.source.as_str(), entry.key.as_bytes())? {
+        Some(known) if known.event == entry.fact.event => Ok(()),
+        Some(known) => Err(broken(format!("{} and {} hold the same key", known.event, entry.fact.event))),
+        None => Err(broken(format!("the key of {} was refused, but nobody holds it", entry.fact.event))),
+    }
+}
+
+/// Up to which event every key is in `oncehook_keys`.
+///
+/// **Only events at or below it may ever be forgotten.** A later event's row is the only durable record of its key.
+pub(in super::super) fn merged_to(connection: &Connection) -> Result<i64, rusqlite::Error> {
+    let stored = connection
+        .prepare_cached("SELECT value FROM oncehook_meta WHERE name = 'ledger_to'")?
+        .query_row([], |row| row.get(0))
+        .optional()?;
+    Ok(stored.unwrap_or(0))
+}
+
+/// Never goes back.
+fn set_merged_to(connection: &Connection, event: i64) -> Result<(), rusqlite::Error> {
+    connection
+        .prepare_cached(
+            "INSERT INTO oncehook_meta (name, value) VALUES ('ledger_to', ?1)
+             ON CONFLICT (name) DO UPDATE SET value = max(value, excluded.value)",
+        )?
+        .execute([event])?;
+    Ok(())
+}
