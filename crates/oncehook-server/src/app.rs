@@ -1,15 +1,16 @@
-//! The gateway, put together: journal, gate, two listeners, and the watch that keeps asking whether duplicates are still
-//! recognised.
+//! The gateway, put together: journal, gate, two listeners, the worker, and the watch that keeps asking whether duplicates
+//! are still recognised.
 //!
 //! [`App::run`] takes listeners and a shutdown future, so tests run the real thing on free ports.
 
 use std::future::Future;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use oncehook::clock::Clock;
-use oncehook::journal::{Journal, JournalReader, SelfTestError};
+use oncehook::journal::{Deliveries, Journal, JournalReader, Retention, SelfTestError};
 use oncehook::observe::Metrics;
+use oncehook::worker::Worker;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 
@@ -17,6 +18,7 @@ use crate::config::Config;
 use crate::http::admin::{self, Admin};
 use crate::http::gate::Gate;
 use crate::http::listener::{self, ended};
+use crate::replay::Replays;
 
 /// How often the self-test runs (R44). The gate follows its verdict.
 const SELF_TEST_EVERY: Duration = Duration::from_secs(60);
@@ -28,6 +30,9 @@ const SELF_TEST_AGAIN: Duration = Duration::from_secs(1);
 const SELF_TEST_WAIT: Duration = Duration::from_secs(15);
 const CLOSE_WAIT: Duration = Duration::from_secs(30);
 
+/// Events and keys that are looked at when something is to be forgotten: few, so that accepting does not wait.
+const FORGET_BATCH: usize = 500;
+
 /// How often the journal's health is looked at.
 const HEALTH_EVERY: Duration = Duration::from_millis(250);
 
@@ -36,32 +41,51 @@ pub struct App {
     gate: Arc<Gate>,
     admin: Arc<Admin>,
     journal: Arc<dyn Journal>,
+    retention: Retention,
+    clock: Clock,
 }
 
 impl App {
     /// Puts a gateway in front of a journal. The journal has passed its self-test when it was opened.
     #[must_use]
-    pub fn new<J: Journal + JournalReader>(config: Config, journal: Arc<J>, clock: Clock) -> Self {
+    pub fn new<J: Journal + JournalReader + Deliveries>(
+        config: Config,
+        journal: Arc<J>,
+        clock: Clock,
+    ) -> Self {
         let metrics = Arc::new(Metrics::new());
         let writer: Arc<dyn Journal> = journal.clone();
         let access = admin::Access::new(&config.server);
         let limits = config.server.limits.clone();
-        let gate = Arc::new(Gate::new(config, Arc::clone(&writer), clock, Arc::clone(&metrics)));
+        let routes = config.routes.clone();
+        let retention = Retention {
+            payload: config.retention_payload,
+            dead: config.retention_dead,
+            audit: config.retention_audit,
+            batch: FORGET_BATCH,
+        };
+        let gate = Arc::new(Gate::new(config, Arc::clone(&writer), clock.clone(), Arc::clone(&metrics)));
         let admin = Arc::new(Admin {
             gate: Arc::clone(&gate),
             journal: Arc::clone(&writer),
-            reader: journal,
+            reader: Arc::clone(&journal) as Arc<dyn JournalReader>,
+            deliveries: journal,
+            worker: OnceLock::new(),
+            routes,
+            replays: Replays::default(),
             metrics,
             access,
             limits,
             self_test: watch::Sender::new(Ok(())),
         });
-        Self { gate, admin, journal: writer }
+        Self { gate, admin, journal: writer, retention, clock }
     }
 
-    /// Serves until `shutdown` is done; then refuses new connections, lets open requests finish, and closes the journal.
+    /// Serves until `shutdown` is done; then refuses new connections, lets open requests and attempts finish, gives leases
+    /// back, and closes the journal.
     pub async fn run(self, ingress: TcpListener, admin: TcpListener, shutdown: impl Future<Output = ()>) {
         let (end, ended) = watch::channel(false);
+        let worker = self.start_worker();
         self.gate.set_open(true);
         let watching = tokio::spawn(watch_journal(Arc::clone(&self.admin), ended.clone()));
         let ingress = tokio::spawn(listener::serve_ingress(ingress, Arc::clone(&self.gate), ended.clone()));
@@ -76,6 +100,8 @@ impl App {
         let _ = end.send(true);
         // A panic in one of these has been reported by its task; the journal is closed all the same.
         let _ = ingress.await;
+        self.admin.replays.cancel_all();
+        worker.stop().await;
         if tokio::time::timeout(CLOSE_WAIT, self.journal.close()).await.is_err() {
             tracing::error!("the journal did not close in time");
         }
@@ -84,6 +110,20 @@ impl App {
         let _ = watching.await;
         self.gate.log_rejections();
         tracing::info!("stopped");
+    }
+
+    fn start_worker(&self) -> Worker {
+        let admin = &self.admin;
+        let worker = Worker::start(
+            Arc::clone(&admin.deliveries),
+            &admin.routes,
+            self.retention,
+            self.clock.clone(),
+            Arc::clone(&admin.metrics),
+        );
+        // An app runs once, so nobody has set it before.
+        let _ = admin.worker.set(worker.handle());
+        worker
     }
 }
 

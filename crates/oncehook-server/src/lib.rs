@@ -1,10 +1,12 @@
 //! The oncehook gateway: configuration, HTTP, command line. The binary `oncehook` is [`cli`] and nothing more.
 //!
 //! `app` puts the parts together and keeps asking whether the memory of keys still works; `config` says how; `http` is what
-//! the world sees.
+//! the world sees; `order` and `replay` are what operators want done.
 
 pub mod app;
 pub mod cli;
 pub mod config;
 pub mod http;
+mod order;
+mod replay;
 mod telemetry;

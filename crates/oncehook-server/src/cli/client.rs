@@ -1,4 +1,5 @@
-//! A small client of a running gateway: its admin API for `events` and `show`, and the HTTP client that `send` uses too.
+//! A small client of a running gateway: its admin API for commands that read or order something, and the HTTP client that
+//! `send` uses too.
 //!
 //! Promises: no redirect is followed and no proxy is asked, so a token goes to the configured address only; every call has
 //! a deadline and every answer a limit; an error says what to do about it.
@@ -6,12 +7,13 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
 
-use anyhow::{Context as _, anyhow, bail};
-use reqwest::{Response, Url};
+use anyhow::{Context as _, bail};
+use reqwest::{RequestBuilder, Response, Url};
 use serde::Deserialize;
+use serde_json::Value;
 
 use super::text;
-use crate::config::{Config, ServerConfig};
+use crate::config::{Config, ServerConfig, operator};
 
 /// How long a request may take, from the first byte to the last.
 const TIMEOUT: Duration = Duration::from_secs(30);
@@ -51,18 +53,41 @@ impl Client {
     /// The answer to `GET path?params`: exactly its bytes. Parameters without a value are left out.
     pub(super) fn get(&self, path: &str, params: &[(&str, Option<&str>)]) -> anyhow::Result<Vec<u8>> {
         let url = url(self.server.admin, path, params)?;
-        self.runtime.block_on(self.fetch(url))
+        self.runtime.block_on(self.fetch(self.http.get(url)))
     }
 
     /// The same, read as JSON.
     pub(super) fn get_json(&self, path: &str, params: &[(&str, Option<&str>)]) -> anyhow::Result<Json> {
-        let bytes = self.get(path, params)?;
-        let text = String::from_utf8(bytes).context("the gateway's answer is not text")?;
-        Ok(Json { text })
+        Json::new(self.get(path, params)?)
     }
 
-    async fn fetch(&self, url: Url) -> anyhow::Result<Vec<u8>> {
-        let mut request = self.http.get(url);
+    /// The answer to an order.
+    pub(super) fn post(&self, path: &str, order: &Value) -> anyhow::Result<Json> {
+        let url = url(self.server.admin, path, &[])?;
+        let mut request = self.http.post(url).json(order);
+        if let Some(who) = operator() {
+            request = request.header("oncehook-who", who);
+        }
+        Json::new(self.runtime.block_on(self.fetch(request))?)
+    }
+
+    /// The answer to a cancellation.
+    pub(super) fn delete(&self, path: &str) -> anyhow::Result<Json> {
+        let url = url(self.server.admin, path, &[])?;
+        Json::new(self.runtime.block_on(self.fetch(self.http.delete(url)))?)
+    }
+
+    /// Waits a while, unless somebody presses Ctrl-C: then `true`.
+    pub(super) fn wait(&self, time: Duration) -> bool {
+        self.runtime.block_on(async {
+            tokio::select! {
+                () = tokio::time::sleep(time) => false,
+                _ = tokio::signal::ctrl_c() => true,
+            }
+        })
+    }
+
+    async fn fetch(&self, mut request: RequestBuilder) -> anyhow::Result<Vec<u8>> {
         if let Some(token) = &self.server.admin_token {
             request = request.bearer_auth(token.reveal());
         }
@@ -71,7 +96,7 @@ impl Client {
         let (body, whole) =
             read_answer(response, MAX_ANSWER_BYTES).await.map_err(|error| self.unreachable(&error))?;
         if !status.is_success() {
-            bail!("{}", refusal(status, &body));
+            return Err(Refused { status, message: refusal(status, &body) }.into());
         }
         if !whole {
             bail!("the gateway's answer is too large");
@@ -81,15 +106,35 @@ impl Client {
 
     fn unreachable(&self, error: &reqwest::Error) -> anyhow::Error {
         let admin = self.server.admin;
-        if error.is_connect() {
-            anyhow!(
+        let message = if error.is_connect() {
+            format!(
                 "no gateway answers on {admin} (server.admin): {}; is it running? `oncehook serve` starts it",
                 cause(error)
             )
         } else {
-            anyhow!("the gateway on {admin} (server.admin) gave no answer: {}", cause(error))
-        }
+            format!("the gateway on {admin} (server.admin) gave no answer: {}", cause(error))
+        };
+        Unreachable(message).into()
     }
+}
+
+/// Nobody answered.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub(super) struct Unreachable(String);
+
+/// The gateway said no.
+#[derive(Debug, thiserror::Error)]
+#[error("{message}")]
+pub(super) struct Refused {
+    status: reqwest::StatusCode,
+    message: String,
+}
+
+/// Whether the same call may work in a moment: the gateway is being restarted, or its journal is busy.
+pub(super) fn may_pass(error: &anyhow::Error) -> bool {
+    error.is::<Unreachable>()
+        || error.downcast_ref::<Refused>().is_some_and(|refused| refused.status.is_server_error())
 }
 
 /// An answer, as it came and as it is understood.
@@ -98,6 +143,10 @@ pub(super) struct Json {
 }
 
 impl Json {
+    fn new(bytes: Vec<u8>) -> anyhow::Result<Self> {
+        Ok(Self { text: String::from_utf8(bytes).context("the gateway's answer is not text")? })
+    }
+
     /// The text as the API wrote it.
     pub(super) fn text(&self) -> &str {
         &self.text

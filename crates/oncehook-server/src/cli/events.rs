@@ -5,6 +5,7 @@ use std::process::ExitCode;
 use serde::Deserialize;
 
 use super::client::Client;
+use super::filter::Filter;
 use super::{Shared, print, say, text};
 
 /// Keys and types are cut here in the table; `show` and `--json` have them whole.
@@ -12,27 +13,8 @@ const MAX_SHOWN: usize = 40;
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Events {
-    /// Only events of this source
-    #[arg(long, value_name = "NAME")]
-    source: Option<String>,
-    /// Only events of exactly this type
-    #[arg(long = "type", value_name = "TYPE")]
-    kind: Option<String>,
-    /// Only events in this status, such as quarantined, unrouted, dead, ready or succeeded
-    #[arg(long)]
-    status: Option<String>,
-    /// Only the event with this key
-    #[arg(long)]
-    key: Option<String>,
-    /// Only events about this
-    #[arg(long)]
-    entity: Option<String>,
-    /// Only events received at or after this time (RFC 3339)
-    #[arg(long, value_name = "TIME")]
-    since: Option<String>,
-    /// Only events received before this time (RFC 3339)
-    #[arg(long, value_name = "TIME")]
-    until: Option<String>,
+    #[command(flatten)]
+    filter: Filter,
     /// At most this many
     #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u16).range(1..=1000))]
     limit: u16,
@@ -43,9 +25,9 @@ pub(super) struct Events {
 
 /// A page, as the API gives it.
 #[derive(Deserialize)]
-struct Page {
-    events: Vec<Event>,
-    next: Option<String>,
+pub(super) struct Page {
+    pub(super) events: Vec<Event>,
+    pub(super) next: Option<String>,
 }
 
 /// An event, as the API gives it.
@@ -74,7 +56,21 @@ pub(super) struct Delivery {
     pub(super) state: String,
     pub(super) attempt: u32,
     pub(super) run_at: Option<String>,
-    pub(super) result: Option<String>,
+    pub(super) result: Option<serde_json::Value>,
+    pub(super) error: Option<String>,
+    pub(super) cause: Option<String>,
+    pub(super) settled_at: Option<String>,
+    /// Only where one event is shown.
+    #[serde(default)]
+    pub(super) attempts: Vec<Attempt>,
+}
+
+/// One try, as the API gives it.
+#[derive(Deserialize)]
+pub(super) struct Attempt {
+    pub(super) attempt: u32,
+    pub(super) started_at: String,
+    pub(super) outcome: Option<String>,
     pub(super) error: Option<String>,
 }
 
@@ -98,18 +94,10 @@ impl Events {
         Ok(ExitCode::SUCCESS)
     }
 
-    fn params<'a>(&'a self, limit: &'a str) -> [(&'static str, Option<&'a str>); 9] {
-        [
-            ("source", self.source.as_deref()),
-            ("type", self.kind.as_deref()),
-            ("status", self.status.as_deref()),
-            ("key", self.key.as_deref()),
-            ("entity", self.entity.as_deref()),
-            ("since", self.since.as_deref()),
-            ("until", self.until.as_deref()),
-            ("limit", Some(limit)),
-            ("cursor", self.cursor.as_deref()),
-        ]
+    fn params<'a>(&'a self, limit: &'a str) -> Vec<(&'static str, Option<&'a str>)> {
+        let mut params = self.filter.conditions().to_vec();
+        params.extend([("limit", Some(limit)), ("cursor", self.cursor.as_deref())]);
+        params
     }
 }
 

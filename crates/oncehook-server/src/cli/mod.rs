@@ -1,11 +1,16 @@
 //! The command line. One file per command; data on stdout, talk on stderr, exit codes that scripts can use:
-//! 0 done, 1 it failed or something is wrong, 2 the command line is wrong.
+//! 0 done, 1 it failed or something is wrong, 2 the command line is wrong. An order for many events is done if each of them
+//! was carried out or found nothing to do; it has failed if one could not be, or if it was cancelled.
 
+mod bulk;
 mod check;
 mod client;
 mod events;
+mod filter;
 mod init;
 mod migrate;
+mod order;
+mod pause;
 mod providers;
 mod random;
 mod request;
@@ -13,6 +18,7 @@ mod send;
 mod serve;
 mod show;
 mod source;
+mod tail;
 mod tally;
 mod text;
 mod verify;
@@ -26,13 +32,16 @@ use crate::config::{Config, Problems};
 
 /// Receives webhooks so that each one takes effect exactly once.
 #[derive(Debug, Parser)]
-#[command(name = "oncehook", version, about, max_term_width = 100)]
+#[command(name = "oncehook", version, about, max_term_width = 100, after_help = EXIT_CODES)]
 struct Cli {
     #[command(flatten)]
     shared: Shared,
     #[command(subcommand)]
     command: Command,
 }
+
+const EXIT_CODES: &str =
+    "Exit codes: 0 done; 1 it failed, or something is wrong; 2 the command line is wrong.";
 
 /// Options of every command.
 #[derive(Debug, Clone, clap::Args)]
@@ -63,6 +72,20 @@ enum Command {
     Events(events::Events),
     /// Show one event of the running gateway with its whole story
     Show(show::Show),
+    /// Try what failed again, now: one event, or all that a filter finds
+    Retry(order::Retry),
+    /// Offer events again: to routes that are new to them, and what failed; --force runs them again altogether
+    Replay(order::Replay),
+    /// Give up what is pending or dead of an event
+    Skip(order::Plain),
+    /// Let a quarantined event go to its handlers
+    Release(order::Plain),
+    /// Stop handling the events of a source or a route; accepting goes on
+    Pause(pause::Pause),
+    /// Handle them again
+    Resume(pause::Pause),
+    /// Print events as they come in
+    Tail(tail::Tail),
     /// List the providers that are known
     Providers(providers::Providers),
 }
@@ -81,6 +104,13 @@ pub fn main() -> ExitCode {
         Command::Verify(command) => command.run(shared),
         Command::Events(command) => command.run(shared),
         Command::Show(command) => command.run(shared),
+        Command::Retry(command) => command.run(shared),
+        Command::Replay(command) => command.run(shared),
+        Command::Skip(command) => command.run(shared, "skip"),
+        Command::Release(command) => command.run(shared, "release"),
+        Command::Pause(command) => command.run(shared, true),
+        Command::Resume(command) => command.run(shared, false),
+        Command::Tail(command) => command.run(shared),
         Command::Providers(command) => command.run(shared),
     };
     match outcome {

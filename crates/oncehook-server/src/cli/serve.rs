@@ -11,7 +11,7 @@ use oncehook::journal::sqlite::{SqliteJournal, SqliteOptions};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 
-use super::{Shared, say};
+use super::{Shared, check, say};
 use crate::app::App;
 use crate::config::Config;
 use crate::telemetry;
@@ -75,6 +75,9 @@ fn welcome(
     let mut lines = vec![format!("oncehook {} is ready", env!("CARGO_PKG_VERSION"))];
     for source in &config.sources {
         lines.push(format!("  webhooks  http://{ingress}/webhooks/{} ({})", source.name, source.provider));
+    }
+    for route in config.routes.iter() {
+        lines.push(format!("  route     {}", check::line(route)));
     }
     lines.push(format!("  admin     http://{admin}/api/events"));
     lines.push(format!(

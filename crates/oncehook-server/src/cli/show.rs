@@ -7,7 +7,7 @@ use oncehook::event::EventId;
 use serde::Deserialize;
 
 use super::client::Client;
-use super::events::{Delivery, Event};
+use super::events::{Attempt, Delivery, Event};
 use super::{Shared, print, text};
 
 /// Foreign text is cut here; `--json` has it whole.
@@ -31,6 +31,16 @@ struct Story {
     headers: Vec<(String, String)>,
     duplicates_seen: Option<Duplicates>,
     conflicts: Vec<Conflict>,
+    audit: Vec<Audit>,
+}
+
+/// An order, as the API gives it.
+#[derive(Deserialize)]
+struct Audit {
+    at: String,
+    who: String,
+    action: String,
+    reason: Option<String>,
 }
 
 #[derive(Deserialize)]
@@ -94,7 +104,8 @@ impl Story {
         ];
         self.tell_duplicates(&mut lines);
         list(&mut lines, "conflicts", self.conflicts.iter().map(Conflict::line));
-        list(&mut lines, "deliveries", event.deliveries.iter().map(delivery_line));
+        tell_deliveries(&mut lines, &event.deliveries);
+        list(&mut lines, "audit", self.audit.iter().map(Audit::line));
         list(&mut lines, "headers", self.headers.iter().map(|(name, value)| format!("{name}: {value}")));
         lines
     }
@@ -126,17 +137,56 @@ impl Conflict {
     }
 }
 
+/// Each delivery with its tries below it.
+fn tell_deliveries(lines: &mut Vec<String>, deliveries: &[Delivery]) {
+    if deliveries.is_empty() {
+        lines.push(fact("deliveries", "none"));
+        return;
+    }
+    lines.push("deliveries".to_owned());
+    for delivery in deliveries {
+        lines.push(item(&delivery_line(delivery)));
+        lines.extend(delivery.attempts.iter().map(|attempt| format!("  {}", item(&attempt_line(attempt)))));
+    }
+}
+
 fn delivery_line(delivery: &Delivery) -> String {
     let Delivery { route, epoch, state, attempt, .. } = delivery;
     let mut line = format!("{route}: {state}, attempt {attempt}, epoch {epoch}");
-    for (name, value) in
-        [("next", &delivery.run_at), ("result", &delivery.result), ("error", &delivery.error)]
-    {
+    let result = delivery.result.as_ref().map(ToString::to_string);
+    // What is final is not due any more.
+    let due = delivery.run_at.as_ref().filter(|_| delivery.settled_at.is_none());
+    for (name, value) in [
+        ("since", delivery.settled_at.as_ref()),
+        ("next", due),
+        ("result", result.as_ref()),
+        ("cause", delivery.cause.as_ref()),
+        ("error", delivery.error.as_ref()),
+    ] {
         if let Some(value) = value {
             line.push_str(&format!(", {name} {value}"));
         }
     }
     line
+}
+
+fn attempt_line(attempt: &Attempt) -> String {
+    let outcome = attempt.outcome.as_deref().unwrap_or("running");
+    let mut line = format!("{} {outcome} {}", attempt.attempt, attempt.started_at);
+    if let Some(error) = &attempt.error {
+        line.push_str(&format!(": {error}"));
+    }
+    line
+}
+
+impl Audit {
+    fn line(&self) -> String {
+        let mut line = format!("{} {} by {}", self.at, self.action, self.who);
+        if let Some(reason) = &self.reason {
+            line.push_str(&format!(": {reason}"));
+        }
+        line
+    }
 }
 
 /// A named fact. Everything that is printed goes through here or [`item`], and so is harmless to a terminal.
@@ -174,7 +224,10 @@ mod tests {
         let json = r#"{"id":"019a","source":"stripe","key":"evt_\u001b]0;x\u0007","type":"a.b","entity":null,"status":"unrouted",
             "flags":["conflict"],"integrity":"body","occurred_at":null,"received_at":"2026-11-15T02:20:17.123456Z","size":9,
             "duplicates":2,"deliveries":[{"route":"orders","epoch":0,"state":"dead","attempt":8,"run_at":"T","result":null,
-            "error":"no\u202e"}],"digest":"abc","headers":[["x-a","1\u001b"]],
+            "error":"no\u202e","cause":"handler","settled_at":"S","attempts":[
+              {"attempt":7,"started_at":"B","finished_at":"E","outcome":"failed","error":"bad\u0007"},
+              {"attempt":8,"started_at":"C","finished_at":null,"outcome":null,"error":null}]}],
+            "audit":[{"at":"A","who":"ada","action":"retry","reason":"fixed\u001b","detail":{"routes":["orders"]}}],"digest":"abc","headers":[["x-a","1\u001b"]],
             "duplicates_seen":{"first_at":"F","last_at":"L","latest":[{"at":"A","peer":"127.0.0.1"}]},
             "conflicts":[{"digest":"d1","count":1,"first_at":"F","last_at":"L","size":7},
                          {"digest":null,"count":5,"first_at":"F","last_at":"L","size":0}]}"#;
@@ -186,7 +239,8 @@ mod tests {
             "size        9 bytes",
             "duplicates  2, first F, last L\n  A from 127.0.0.1",
             "conflicts\n  d1 once, 7 bytes, first F, last L\n  other bodies, not kept, 5 times, first F, last L",
-            "deliveries\n  orders: dead, attempt 8, epoch 0, next T, error no\\u{202e}",
+            "deliveries\n  orders: dead, attempt 8, epoch 0, since S, cause handler, error no\\u{202e}\n    7 failed B: bad\\u{7}\n    8 running C\n",
+            "audit\n  A retry by ada: fixed\\u{1b}",
             "headers\n  x-a: 1\\u{1b}",
         ] {
             assert!(text.contains(line), "{line:?} is not in:\n{text}");

@@ -12,9 +12,11 @@ use oncehook_verify::{
     Ack, Handshakes, Identifier, Identify, MissingKey, Preset, Scheme, Secret, SetupError, Verifier,
 };
 
+use super::duration::parse_seconds;
 use super::file::{File, Table};
 use super::problem::Problems;
 use super::reference::secret_from_reference;
+use super::route::read_routes;
 
 /// A whole, checked configuration.
 #[derive(Debug)]
@@ -27,6 +29,10 @@ pub struct Config {
     pub dedup_window: Duration,
     /// `retention.payload`: how long bodies are kept.
     pub retention_payload: Duration,
+    /// `retention.dead`: how long dead letters are kept; `None` keeps them for ever.
+    pub retention_dead: Option<Duration>,
+    /// `retention.audit`: how long orders of operators are remembered.
+    pub retention_audit: Duration,
     /// `[[source]]`
     pub sources: Vec<SourceConfig>,
     /// `[[route]]`
@@ -165,7 +171,22 @@ fn read(file: &File<'_>) -> Option<Config> {
     dedup.finish(&["redis"]);
     let mut retention = root.take_table("retention", "[retention]");
     let payload = retention.take_seconds("payload").map_or(30 * DAY, toml::Spanned::into_inner);
-    retention.finish(&["dead", "audit"]);
+    let dead = retention.take_parsed("dead", |text| match text {
+        "never" => Ok(None),
+        text => parse_seconds(text).map(Some).map_err(|wanted| format!("{wanted}, or \"never\"")),
+    });
+    if let Some(dead) = &dead
+        && dead.get_ref().is_some_and(|dead| dead < payload)
+    {
+        retention.problem_with_help(
+            dead.span(),
+            "`retention.dead` is shorter than `retention.payload`",
+            "dead letters are what somebody still has to look at; keep them at least as long as the others",
+        );
+    }
+    let dead = dead.and_then(toml::Spanned::into_inner);
+    let audit = retention.take_seconds("audit").map_or(365 * DAY, toml::Spanned::into_inner);
+    retention.finish(&[]);
     if window < payload {
         root.problem_with_help(
             window_span.clone(),
@@ -191,15 +212,18 @@ fn read(file: &File<'_>) -> Option<Config> {
             None => complete = false,
         }
     }
-    root.finish(&["route", "machine"]);
+    let routes = read_routes(file, root.take_tables("route", "[[route]]"), &names);
+    root.finish(&["machine"]);
     complete.then_some(())?;
     Some(Config {
         server: server?,
         journal: journal?,
         dedup_window: Duration::from_secs(window),
         retention_payload: Duration::from_secs(payload),
+        retention_dead: dead.map(Duration::from_secs),
+        retention_audit: Duration::from_secs(audit),
         sources,
-        routes: Routes::default(),
+        routes: routes?,
     })
 }
 

@@ -5,13 +5,14 @@
 
 use std::cell::RefCell;
 use std::ops::Range;
+use std::time::Duration;
 
 use serde::Deserialize;
 use serde::de::IntoDeserializer;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
-use super::duration::parse_seconds;
+use super::duration::{parse_duration, parse_seconds};
 use super::problem::Problem;
 
 /// A text under examination, and what was found wrong with it.
@@ -100,6 +101,17 @@ impl<'t, 'f> Table<'t, 'f> {
         Table { file: self.file, title, span, values, known: Vec::new() }
     }
 
+    /// A sub-table that means something by being there.
+    pub(super) fn take_table_if_written(
+        &mut self,
+        key: &'static str,
+        title: &'static str,
+    ) -> Option<Table<'t, 'f>> {
+        let written = self.values.keys().any(|found| found.get_ref() == key);
+        let table = self.take_table(key, title);
+        written.then_some(table)
+    }
+
     /// An array of tables.
     pub(super) fn take_tables(&mut self, key: &'static str, title: &'static str) -> Vec<Table<'t, 'f>> {
         let Some(value) = self.take(key) else { return Vec::new() };
@@ -150,6 +162,49 @@ impl<'t, 'f> Table<'t, 'f> {
 
     pub(super) fn take_seconds(&mut self, key: &'static str) -> Option<Placed<u64>> {
         self.take_parsed(key, parse_seconds)
+    }
+
+    /// A duration that may be shorter than a second, and that is not nothing.
+    pub(super) fn take_duration(&mut self, key: &'static str) -> Option<Placed<Duration>> {
+        self.take_parsed(key, |text| match parse_duration(text)? {
+            Duration::ZERO => Err("must be longer than nothing".to_owned()),
+            duration => Ok(duration),
+        })
+    }
+
+    pub(super) fn take_bool(&mut self, key: &'static str) -> Option<bool> {
+        let value = self.take(key)?;
+        match value.get_ref().as_bool() {
+            Some(flag) => Some(flag),
+            None => {
+                self.wrong_type(key, &value, "true or false");
+                None
+            }
+        }
+    }
+
+    /// A table of strings whose keys are the author's own; empty if it is not written, `None` if it cannot be read.
+    pub(super) fn take_map(&mut self, key: &'static str) -> Option<Vec<(Placed<String>, Placed<String>)>> {
+        let Some(value) = self.take(key) else { return Some(Vec::new()) };
+        let Some(table) = value.get_ref().as_table() else {
+            self.wrong_type(key, &value, "a table of strings");
+            return None;
+        };
+        let mut pairs = Vec::new();
+        let mut whole = true;
+        for (name, value) in table.iter() {
+            match value.get_ref().as_str() {
+                Some(text) => pairs.push((
+                    Spanned::new(name.span(), name.get_ref().to_string()),
+                    Spanned::new(value.span(), text.to_owned()),
+                )),
+                None => {
+                    self.wrong_type(name.get_ref(), value, "a string");
+                    whole = false;
+                }
+            }
+        }
+        whole.then_some(pairs)
     }
 
     pub(super) fn take_number(

@@ -10,6 +10,7 @@ mod duration;
 mod file;
 mod problem;
 mod reference;
+mod route;
 
 pub use checked::{Config, JournalConfig, Limits, ServerConfig, SourceConfig};
 pub use problem::{Problem, Problems};
@@ -23,4 +24,14 @@ pub const DEFAULT_FILE: &str = include_str!("default.toml");
 #[expect(clippy::disallowed_methods, reason = "this is the door for the environment")]
 pub fn log_filter() -> Option<String> {
     std::env::var("ONCEHOOK_LOG").or_else(|_| std::env::var("RUST_LOG")).ok()
+}
+
+/// Who gives orders on the command line: what `ONCEHOOK_WHO` says, or else the name of the user. Nothing if that is not
+/// one printable word or so.
+#[must_use]
+#[expect(clippy::disallowed_methods, reason = "this is the door for the environment")]
+pub fn operator() -> Option<String> {
+    let name = std::env::var("ONCEHOOK_WHO").or_else(|_| std::env::var("USER")).ok()?;
+    let fit = !name.is_empty() && name.len() <= 100 && name.bytes().all(|byte| matches!(byte, b' '..=b'~'));
+    fit.then_some(name)
 }

@@ -2,32 +2,41 @@
 //!
 //! Promises: on every call the `Host` must be an IP address, `localhost` or a configured name (so a page on the internet
 //! cannot reach it through a name of its own), and the bearer token must be right, except for health checks and where a
-//! loopback listener has no token set.
+//! loopback listener has no token set. A call that changes something must not come from a strange page in a browser.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use aws_lc_rs::constant_time::verify_slices_are_equal;
 use axum::Router;
 use axum::extract::{Request, State};
 use axum::middleware::{self, Next};
 use axum::response::Response;
-use axum::routing::get;
+use axum::routing::{get, post};
 use http::{HeaderMap, StatusCode, header};
-use oncehook::journal::{Journal, JournalReader, SelfTestError};
+use oncehook::journal::{Deliveries, Journal, JournalReader, SelfTestError};
 use oncehook::observe::Metrics;
+use oncehook::route::Routes;
+use oncehook::worker::WorkerHandle;
 use oncehook_verify::{Secret, digest};
 use tokio::sync::watch;
 
 use super::api;
 use super::error::HttpError;
 use super::gate::Gate;
+use super::site;
 use crate::config::{Limits, ServerConfig};
+use crate::replay::Replays;
 
 /// What the admin routes work on.
 pub struct Admin {
     pub(crate) gate: Arc<Gate>,
     pub(crate) journal: Arc<dyn Journal>,
     pub(crate) reader: Arc<dyn JournalReader>,
+    pub(crate) deliveries: Arc<dyn Deliveries>,
+    /// Set once the worker runs.
+    pub(crate) worker: OnceLock<WorkerHandle>,
+    pub(crate) routes: Routes,
+    pub(crate) replays: Replays,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) access: Access,
     pub(crate) limits: Limits,
@@ -89,11 +98,23 @@ pub fn router(admin: Arc<Admin>) -> Router {
         .route("/api/events", get(api::events::list))
         .route("/api/events/{id}", get(api::events::show))
         .route("/api/events/{id}/body", get(api::events::body))
+        .route("/api/events/{id}/retry", post(api::orders::retry))
+        .route("/api/events/{id}/replay", post(api::orders::replay))
+        .route("/api/events/{id}/skip", post(api::orders::skip))
+        .route("/api/events/{id}/release", post(api::orders::release))
+        .route("/api/replays", post(api::replays::start))
+        .route("/api/replays/{id}", get(api::replays::show).delete(api::replays::cancel))
+        .route("/api/routes", get(api::routes::list))
+        .route("/api/routes/{name}/pause", post(api::routes::pause_route))
+        .route("/api/routes/{name}/resume", post(api::routes::resume_route))
+        .route("/api/sources/{name}/pause", post(api::routes::pause_source))
+        .route("/api/sources/{name}/resume", post(api::routes::resume_source))
         .route("/api/stats", get(api::stats::stats))
         .route("/api/openapi.json", get(api::openapi::document))
         .fallback(|| async { HttpError::not_found() })
         .method_not_allowed_fallback(|| async {
-            HttpError::method_not_allowed("GET, HEAD", "this route does not take that method")
+            // The router adds the methods that it takes.
+            HttpError::new(StatusCode::METHOD_NOT_ALLOWED, "method", "this route does not take that method")
         })
         .layer(middleware::from_fn_with_state(Arc::clone(&admin), guard))
         .with_state(admin)
@@ -104,6 +125,10 @@ async fn guard(State(admin): State<Arc<Admin>>, request: Request, next: Next) ->
     if !admin.access.knows_host(request.headers()) {
         let message = "ask by IP address or localhost, or add the name to server.admin_hosts";
         return Err(HttpError::new(StatusCode::FORBIDDEN, "host", message));
+    }
+    if !site::is_safe(request.method()) && site::is_foreign(request.headers()) {
+        let message = "this call comes from another site; make it from a program or from here";
+        return Err(HttpError::new(StatusCode::FORBIDDEN, "cross_site", message));
     }
     let open = matches!(request.uri().path(), "/healthz" | "/readyz");
     if !open && !admin.access.accepts_token(request.headers()) {

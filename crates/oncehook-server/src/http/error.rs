@@ -8,7 +8,7 @@ use http_body_util::Full;
 
 /// A refusal.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct HttpError {
+pub(crate) struct HttpError {
     pub(super) status: StatusCode,
     pub(super) code: &'static str,
     pub(super) message: String,

@@ -11,7 +11,7 @@ use oncehook::event::SourceName;
 use oncehook::journal::Journal;
 use oncehook::observe::{Metrics, SourceMetrics};
 use oncehook::route::Routes;
-use oncehook_verify::{Ack, Handshakes, Identifier, Integrity, Verifier};
+use oncehook_verify::{Ack, Handshakes, Identifier, Integrity, UnixMicros, Verifier};
 
 use super::rejections::Rejections;
 use crate::config::{Config, Limits};
@@ -94,6 +94,12 @@ impl Gate {
     #[must_use]
     pub fn is_open(&self) -> bool {
         self.open.load(Ordering::Acquire)
+    }
+
+    /// The time in which deliveries are due.
+    #[must_use]
+    pub fn steady(&self) -> UnixMicros {
+        self.clock.steady()
     }
 
     /// The names of the sources.

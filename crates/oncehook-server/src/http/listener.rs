@@ -14,7 +14,7 @@ use axum::Router;
 use http::{Request, Response};
 use hyper::body::{Body, Incoming};
 use hyper::server::conn::http1;
-use hyper::service::Service;
+use hyper::service::{Service, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use oncehook::observe::Metrics;
@@ -22,6 +22,7 @@ use tokio::io::AsyncWriteExt;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, watch};
 
+use super::api::input::Peer;
 use super::gate::Gate;
 use super::ingest;
 use super::tap::{Tap, Tapped};
@@ -43,7 +44,13 @@ pub async fn serve_ingress(listener: TcpListener, gate: Arc<Gate>, end: watch::R
 
 /// Serves the admin routes until `end` turns true.
 pub async fn serve_admin(listener: TcpListener, router: Router, limits: Limits, end: watch::Receiver<bool>) {
-    let service = move |_, _| TowerToHyperService::new(router.clone());
+    let service = move |peer, _| {
+        let router = TowerToHyperService::new(router.clone());
+        service_fn(move |mut request: Request<Incoming>| {
+            request.extensions_mut().insert(Peer(peer));
+            router.call(request)
+        })
+    };
     serve(listener, &limits, None, service, end).await;
 }
 

@@ -5,7 +5,10 @@
 //!
 //! Admin (`admin.rs`, axum):
 //! - `GET /healthz`, `/readyz`, `/metrics`
-//! - `GET /api/events`, `/api/events/{id}`, `/api/events/{id}/body`, `/api/stats`, `/api/openapi.json`
+//! - `GET /api/events`, `/api/events/{id}`, `/api/events/{id}/body`, `/api/routes`, `/api/stats`, `/api/openapi.json`
+//! - `POST /api/events/{id}/retry`, `/replay`, `/skip`, `/release`
+//! - `POST /api/replays`, `GET` and `DELETE /api/replays/{id}`
+//! - `POST /api/sources/{name}/pause`, `/resume`, and the same for `/api/routes/{name}`
 //!
 //! Both go through one accept loop (`listener.rs`) with deadlines and caps.
 
@@ -17,4 +20,5 @@ pub mod gate;
 mod ingest;
 pub mod listener;
 mod rejections;
+mod site;
 mod tap;

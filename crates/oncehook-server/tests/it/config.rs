@@ -2,6 +2,8 @@
 
 use std::path::Path;
 
+use oncehook::retry::RetryPolicy;
+use oncehook::route::{BreakerPolicy, USUAL_CONCURRENCY};
 use oncehook_server::config::{Config, DEFAULT_FILE};
 
 use crate::kit::{directory, run};
@@ -231,8 +233,17 @@ fn keys_of_later_versions_are_named_as_such() {
     for text in [
         "[server.tls]\ncert = \"x\"",
         "[dedup]\nredis = \"redis://x\"",
-        "[[route]]\nname = \"x\"",
-        "[retention]\ndead = \"1d\"",
+        "[machine]\nname = \"x\"",
+        "[[route]]\nnewer_only = true",
+        "[[route]]\nrequires = \"x\"",
+        "[[route]]\npark_for = \"1h\"",
+        "[[route]]\non_dead = \"continue\"",
+        "[[route]]\norder = \"entity\"",
+        "[[route]]\nmachine = \"x\"",
+        "[[route]]\ndatabase = \"x\"",
+        "[[route]]\n[route.publish]\nx = 1",
+        "[[route]]\n[route.fetch]\nurl = \"x\"",
+        "[[route]]\n[route.sql]\ndatabase = \"x\"",
     ] {
         let problems = Config::parse("x.toml", text).unwrap_err();
         assert!(
@@ -255,7 +266,7 @@ fn uncomment(line: &str) -> Option<&str> {
     let text = line.strip_prefix("# ")?;
     let name = text.split([' ', '=']).next()?;
     let is_key = !name.is_empty()
-        && name.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'_')
+        && name.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'_')
         && text.get(name.len()..)?.starts_with(" = ");
     (is_key || text.starts_with('[')).then_some(text)
 }
@@ -264,7 +275,8 @@ fn uncomment(line: &str) -> Option<&str> {
 fn the_default_file_shows_the_defaults() {
     let directory = tempfile::tempdir().unwrap();
     let file = placed(DEFAULT_FILE, directory.path());
-    let (file, example) = file.split_once("# A provider without a preset:").unwrap();
+    let (file, examples) = file.split_once("# A provider without a preset:").unwrap();
+    let (example, routes) = examples.split_once("# What to do with events.").unwrap();
     let mut shown = String::new();
     let mut keys = 0;
     for line in file.lines() {
@@ -274,7 +286,8 @@ fn the_default_file_shows_the_defaults() {
         shown.push_str(text.unwrap_or(line));
         shown.push('\n');
     }
-    assert!(keys >= 14, "{keys} commented keys in:\n{file}");
+    assert!(keys >= 16, "{keys} commented keys in:\n{file}");
+    let source = shown.clone();
     let shown = Config::parse("shown", &shown).unwrap_or_else(|problems| panic!("{problems}"));
     let short = placed(
         "[[source]]\nname = \"stripe\"\nprovider = \"stripe\"\nsecrets = [\"file:stripe.secret\"]\n",
@@ -285,6 +298,7 @@ fn the_default_file_shows_the_defaults() {
     assert_eq!(format!("{:#?}", shown.server), format!("{:#?}", plain.server));
     assert_eq!(shown.journal, plain.journal);
     assert_eq!((shown.dedup_window, shown.retention_payload), (plain.dedup_window, plain.retention_payload));
+    assert_eq!((shown.retention_dead, shown.retention_audit), (plain.retention_dead, plain.retention_audit));
     let (shown, plain) = (&shown.sources[0], &plain.sources[0]);
     assert_eq!((shown.name.as_str(), &shown.provider), (plain.name.as_str(), &plain.provider));
     assert_eq!(shown.verifier.tolerance_secs(), plain.verifier.tolerance_secs());
@@ -302,13 +316,34 @@ fn the_default_file_shows_the_defaults() {
     let own = own.replace("env:BILLING_SECRET", &format!("file:{}", secret.display()));
     let own = Config::parse("own", &own).unwrap_or_else(|problems| panic!("{problems}"));
     assert_eq!(own.sources[0].name.as_str(), "billing");
+
+    // And the example routes work, with policies that are the usual ones.
+    let mut text = source;
+    for line in routes.lines() {
+        text.push_str(uncomment(line).unwrap_or(line));
+        text.push('\n');
+    }
+    let text = text.replace("env:MAIL_SECRET", &format!("file:{}", secret.display()));
+    // The rest of the line with the marker.
+    let text = text.replacen(" Without a route they are kept", "# Without a route they are kept", 1);
+    let config = Config::parse("routes", &text).unwrap_or_else(|problems| panic!("{problems}"));
+    let (orders, mail) = (config.routes.get("orders").unwrap(), config.routes.get("confirmation-mail").unwrap());
+    assert_eq!((orders.handler.kind(), mail.handler.kind()), ("sql", "http"));
+    assert_eq!(orders.followups, [mail.name.clone()]);
+    for route in [orders, mail] {
+        assert_eq!(route.retry, RetryPolicy::default());
+        assert_eq!(route.breaker, BreakerPolicy::default());
+        assert_eq!(route.concurrency, USUAL_CONCURRENCY);
+    }
 }
 
 #[test]
 fn every_key_is_in_the_default_file() {
     // The help for an unknown key lists the known ones.
     let text = "zzzzzzzz = 1\n[server]\nzzzzzzzz = 1\n[server.limits]\nzzzzzzzz = 1\n[journal]\nzzzzzzzz = 1\n[dedup]\nzzzzzzzz = 1\n\
-                [retention]\nzzzzzzzz = 1\n[[source]]\nzzzzzzzz = 1\nname = \"a\"\nprovider = \"stripe\"\n";
+                [retention]\nzzzzzzzz = 1\n[[source]]\nzzzzzzzz = 1\nname = \"a\"\nprovider = \"stripe\"\n\
+                [[route]]\nzzzzzzzz = 1\n[route.retry]\nzzzzzzzz = 1\n[route.breaker]\nzzzzzzzz = 1\n\
+                [route.sql]\nzzzzzzzz = 1\n[route.http]\nzzzzzzzz = 1\n";
     let problems = Config::parse("x.toml", text).unwrap_err();
     let mut known = Vec::new();
     for help in problems.list.iter().filter_map(|problem| problem.help.as_deref()) {
@@ -316,7 +351,7 @@ fn every_key_is_in_the_default_file() {
             known.extend(keys.split(", ").map(str::to_owned));
         }
     }
-    assert!(known.len() >= 28, "{known:?}");
+    assert!(known.len() >= 56, "{known:?}");
     for key in known {
         let written = [
             format!("{key} = "),
@@ -324,6 +359,7 @@ fn every_key_is_in_the_default_file() {
             format!("[[{key}]]"),
             format!("[server.{key}]"),
             format!("[source.{key}]"),
+            format!("[route.{key}]"),
         ];
         assert!(
             written.iter().any(|written| DEFAULT_FILE.contains(written)),
@@ -337,11 +373,228 @@ fn init_writes_what_check_accepts() {
     let directory = tempfile::tempdir().unwrap();
     assert_eq!(run(directory.path(), &["init"]).0, 0);
     let (code, out, err) = run(directory.path(), &["check"]);
-    assert_eq!((code, out.as_str(), err.as_str()), (0, "", "oncehook.toml is fine: 1 source\n"));
+    assert_eq!((code, out.as_str(), err.as_str()), (0, "", "oncehook.toml is fine: 1 source, 0 routes\n"));
     let (code, out, _) = run(directory.path(), &["check", "--json"]);
     assert_eq!(code, 0);
     let report: serde_json::Value = serde_json::from_str(&out).unwrap();
-    assert_eq!(report, serde_json::json!({ "ok": true, "sources": ["stripe"], "problems": [] }));
+    assert_eq!(report, serde_json::json!({ "ok": true, "sources": ["stripe"], "routes": [], "problems": [] }));
     let written = std::fs::read_to_string(directory.path().join("oncehook.toml")).unwrap();
     assert_eq!(written, DEFAULT_FILE);
+}
+
+/// Routes in which nearly everything is wrong.
+const BAD_ROUTES: &str = r#"
+[retention]
+dead = "forever"
+audit = "200ms"
+[[source]]
+name = "shop"
+provider = "stripe"
+secrets = ["file:good"]
+[[route]]
+name = "first"
+source = "shop"
+types = ["order.*", "order.paid", "", "a?c", "*"]
+order = "sideways"
+retry = { max_attempts = 0, base = "2h", cap = "1h", tries = 3 }
+concurrency = 0
+breaker = { failures = 0, rest = "1m", longest_rest = "1s" }
+[route.sql]
+statement = "INSERT INTO t VALUES (:a, :result)"
+bind = { a = "data/id", result = "$result/id" }
+[[route]]
+name = "second"
+source = "nobody"
+types = []
+[route.sql]
+statement = ["INSERT INTO t VALUES (:a)", "SELECT :b"]
+bind = { a = "$key" }
+[[route]]
+name = "second"
+source = "shop"
+[route.sql]
+statement = "SELECT 1"
+[[route]]
+name = "third"
+after = "nowhere"
+source = "shop"
+types = ["x"]
+[route.http]
+url = "http://127.0.0.1:9/"
+body = "{{$key"
+timeout = "0s"
+secret = "plain_text_canary"
+on_4xx = "ignore"
+allow_private = "yes"
+headers = { x-token = "env:ONCEHOOK_TEST_NOT_SET", x-number = 1 }
+[[route]]
+name = "circle-a"
+after = "circle-b"
+[route.sql]
+statement = "SELECT 1"
+[[route]]
+name = "circle-b"
+after = "circle-a"
+[route.sql]
+statement = "SELECT 2"
+[[route]]
+name = "Bad Name"
+[[route]]
+name = "both"
+source = "shop"
+[route.sql]
+bind = { a = 1 }
+[route.http]
+timeout = "1h"
+body = '{"order": {{$result}}}'
+[[route]]
+name = "after-broken"
+after = "both"
+[route.sql]
+statement = "SELECT 1"
+[[route]]
+name = "lonely"
+after = "never"
+[route.sql]
+statement = "SELECT 3"
+"#;
+
+/// What must be found in it, and where.
+const FOUND_IN_ROUTES: [(&str, &str, usize); 38] = [
+    ("`dead`: \"forever\" is not a duration", "\"forever\"", 0),
+    ("`audit`: \"200ms\" is not a duration", "\"200ms\"", 0),
+    ("`order.paid` is of no use: `order.*` takes all of it", "\"order.paid\"", 0),
+    ("an empty pattern takes no event", "\"\", \"a?c\"", 0),
+    ("`*` takes all of `order.*`", "\"*\"]", 0),
+    ("\"sideways\" is not an order", "\"sideways\"", 0),
+    ("`max_attempts` must be between 1 and 100", "0, base", 0),
+    ("`base` (7200s) is longer than `cap` (3600s)", "\"2h\"", 0),
+    ("unknown key `tries` in [route.retry]", "tries", 0),
+    ("`concurrency` must be between 1 and 1000", "0\nbreaker", 0),
+    ("`failures` must be between 1 and", "0, rest", 0),
+    ("`rest` (60s) is longer than `longest_rest` (1s)", "\"1m\"", 0),
+    ("\"data/id\" is neither a JSON pointer", "\"data/id\"", 0),
+    ("this route has no `after`", "\"$result/id\"", 0),
+    ("there is no source `nobody`", "\"nobody\"", 0),
+    ("`types` is empty, so it chooses nothing", "[]\n[route.sql]", 0),
+    ("the statement uses :b, which is not bound", "[\"INSERT", 0),
+    ("a route with `after` has no `source` of its own", "\"shop\"\ntypes = [\"x\"]", 0),
+    ("a route with `after` has no `types` of its own", "[\"x\"]", 0),
+    ("a `{{` is not closed", "\"{{$key\"", 0),
+    ("`timeout`: must be longer than nothing", "\"0s\"", 0),
+    ("never as plain text here", "\"plain_text_canary\"", 0),
+    ("\"ignore\" is neither \"retry\" nor \"dead\"", "\"ignore\"", 0),
+    ("`allow_private` must be true or false, not a string", "\"yes\"", 0),
+    ("the environment variable ONCEHOOK_TEST_NOT_SET is not set", "\"env:ONCEHOOK_TEST_NOT_SET\"", 0),
+    ("`x-number` must be a string, not a integer", "1 }\n[[route]]\nname = \"circle-a\"", 0),
+    ("route `circle-a` comes after itself", "\"circle-b\"\n[route.sql]", 0),
+    ("route `circle-b` comes after `circle-a`, which does not exist", "\"circle-a\"\n[route.sql]", 0),
+    ("`name`: a route name has", "\"Bad Name\"", 0),
+    ("a [[route]] needs a `name`", "[[route]]\nname = \"Bad Name\"", 0),
+    ("a [[route]] needs a `source`", "[[route]]\nname = \"Bad Name\"", 0),
+    ("a [[route]] needs a handler", "[[route]]\nname = \"Bad Name\"", 0),
+    ("a route has one handler", "[route.http]\ntimeout = \"1h\"", 0),
+    ("[route.sql] needs a `statement`", "[route.sql]\nbind = { a = 1 }", 0),
+    ("`a` must be a string", "1 }\n[route.http]", 0),
+    ("[route.http] needs a `url`", "[route.http]\ntimeout = \"1h\"", 0),
+    ("`timeout` must not be longer than 300 s", "\"1h\"\nbody", 0),
+    ("route `lonely` comes after `never`, which does not exist", "\"never\"", 0),
+];
+
+#[test]
+fn fault_108_all_mistakes_in_routes_are_reported_at_once_with_their_places() {
+    let directory = directory(BAD_ROUTES, &[("good", "a real secret")]);
+    let (code, out, err) = run(directory.path(), &["check", "--json"]);
+    assert_eq!((code, err.as_str()), (1, ""));
+    let report: serde_json::Value = serde_json::from_str(&out).unwrap();
+    let problems = report["problems"].as_array().unwrap();
+    for (message, needle, occurrence) in FOUND_IN_ROUTES {
+        let (line, column) = place(BAD_ROUTES, needle, occurrence);
+        let found = problems.iter().any(|problem| {
+            problem["message"].as_str().unwrap().contains(message)
+                && problem["line"] == line
+                && problem["column"] == column
+        });
+        assert!(found, "{message:?} at {line}:{column} is not among:\n{problems:#?}");
+    }
+    assert!(!out.contains("canary"), "a secret that was written down is not repeated: {out}");
+    // What is wrong with a route is not held against the one that follows it.
+    assert!(!out.contains("after-broken"), "{out}");
+}
+
+/// A whole configuration with one source and these routes.
+fn with_routes(directory: &Path, routes: &str) -> String {
+    let secret = directory.join("good");
+    std::fs::write(&secret, "a real secret").unwrap();
+    format!(
+        "[[source]]\nname = \"shop\"\nprovider = \"stripe\"\nsecrets = [\"file:{}\"]\n{routes}",
+        secret.display()
+    )
+}
+
+#[test]
+fn routes_are_read_as_they_are_written() {
+    let directory = tempfile::tempdir().unwrap();
+    let text = with_routes(
+        directory.path(),
+        r#"
+        [retention]
+        dead = "400d"
+        audit = "10d"
+        [[route]]
+        name = "orders"
+        source = "shop"
+        types = ["order.*", "invoice.paid"]
+        order = "none"
+        retry = { max_attempts = 3, base = "200ms", cap = "5s" }
+        concurrency = 4
+        breaker = { failures = 2, rest = "50ms", longest_rest = "1s" }
+        [route.sql]
+        statement = ["INSERT INTO orders (id) VALUES (:id)", "UPDATE t SET n = n + 1 WHERE k = :key RETURNING n"]
+        bind = { id = "/data/id", key = "$key" }
+        [[route]]
+        name = "mail"
+        after = "orders"
+        [route.http]
+        url = "http://127.0.0.1:9/mail"
+        body = '{"order": {{$result/id}}}'
+        timeout = "500ms"
+        on_4xx = "dead"
+        [[route]]
+        name = "count"
+        after = "mail"
+        [route.sql]
+        statement = "INSERT INTO t (x) VALUES (:x)"
+        bind.x = "$result"
+        "#,
+    );
+    let config = Config::parse("x.toml", &text).unwrap_or_else(|problems| panic!("{problems}"));
+    assert_eq!(config.retention_dead.unwrap().as_secs(), 400 * 86_400);
+    assert_eq!(config.retention_audit.as_secs(), 10 * 86_400);
+    let orders = config.routes.get("orders").unwrap();
+    assert_eq!(orders.types.iter().map(|glob| glob.as_str()).collect::<Vec<_>>(), ["order.*", "invoice.paid"]);
+    assert_eq!((orders.retry.max_attempts, orders.retry.base.as_millis(), orders.retry.cap.as_secs()), (3, 200, 5));
+    assert_eq!(orders.concurrency, 4);
+    assert_eq!((orders.breaker.failures, orders.breaker.rest.as_millis()), (2, 50));
+    let count = config.routes.get("count").unwrap();
+    assert_eq!((count.source.as_str(), count.types.len()), ("shop", 2), "taken over two steps");
+    std::fs::write(directory.path().join("oncehook.toml"), &text).unwrap();
+    let (code, _, err) = run(directory.path(), &["check"]);
+    assert_eq!(code, 0, "{err}");
+    assert_eq!(
+        err,
+        "oncehook.toml is fine: 1 source, 3 routes\n  orders: shop (order.*, invoice.paid) to sql\n  \
+         mail: after orders to http\n  count: after mail to sql\n"
+    );
+    let report: serde_json::Value =
+        serde_json::from_str(&run(directory.path(), &["check", "--json"]).1).unwrap();
+    assert_eq!(
+        report["routes"][1],
+        serde_json::json!({ "name": "mail", "source": "shop", "types": ["order.*", "invoice.paid"], "after": "orders", "handler": "http" })
+    );
+    let never = text.replace("\"400d\"", "\"never\"");
+    assert_eq!(Config::parse("x.toml", &never).unwrap().retention_dead, None);
+    let short = text.replace("\"400d\"", "\"1d\"");
+    let problems = Config::parse("x.toml", &short).unwrap_err();
+    assert!(problems.to_string().contains("`retention.dead` is shorter than `retention.payload`"), "{problems}");
 }

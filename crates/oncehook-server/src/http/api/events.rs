@@ -8,9 +8,12 @@ use axum::extract::{Path, Query, State};
 use axum::response::{IntoResponse, Response};
 use http::{HeaderName, HeaderValue, StatusCode, header};
 use oncehook::event::EventId;
-use oncehook::journal::{Conflict, Delivery, EventDetail, EventQuery, EventStatus, EventSummary, ReadError};
+use oncehook::journal::{
+    Attempt, AuditEntry, Conflict, Delivery, EventDetail, EventQuery, EventStatus, EventSummary, ReadError,
+};
 use oncehook_verify::{EventKey, UnixMicros};
 use serde::{Deserialize, Serialize};
+use serde_json::value::{RawValue, to_raw_value};
 use utoipa::{IntoParams, ToSchema};
 
 use crate::http::admin::Admin;
@@ -74,10 +77,43 @@ struct DeliveryJson {
     route: String,
     epoch: u32,
     state: String,
+    /// Tries so far
     attempt: u32,
+    /// When it is due, or was
     run_at: String,
-    result: Option<String>,
+    /// What the handler returned, as JSON
+    #[schema(value_type = Option<serde_json::Value>)]
+    result: Option<Box<RawValue>>,
+    /// Why the last try failed
     error: Option<String>,
+    /// Whose fault that was: destination, handler, ours or poison
+    cause: Option<String>,
+    /// When it became final
+    settled_at: Option<String>,
+    /// Every try, oldest first; only where one event is shown
+    #[serde(skip_serializing_if = "Option::is_none")]
+    attempts: Option<Vec<AttemptJson>>,
+}
+
+#[derive(Serialize, ToSchema)]
+struct AttemptJson {
+    attempt: u32,
+    started_at: String,
+    finished_at: Option<String>,
+    /// succeeded, failed, lost or given_back
+    outcome: Option<String>,
+    error: Option<String>,
+}
+
+#[derive(Serialize, ToSchema)]
+struct AuditJson {
+    at: String,
+    who: String,
+    action: String,
+    reason: Option<String>,
+    /// What it changed, as JSON
+    #[schema(value_type = Option<serde_json::Value>)]
+    detail: Option<Box<RawValue>>,
 }
 
 /// An event with its whole story.
@@ -91,6 +127,8 @@ pub(crate) struct DetailJson {
     headers: Vec<(String, String)>,
     duplicates_seen: Option<DuplicatesJson>,
     conflicts: Vec<ConflictJson>,
+    /// What operators ordered for it, oldest first
+    audit: Vec<AuditJson>,
 }
 
 #[derive(Serialize, ToSchema)]
@@ -169,52 +207,75 @@ pub(crate) async fn body(
     Ok(response)
 }
 
-fn query(params: ListParams) -> Result<EventQuery, HttpError> {
-    let bad = |message: String| HttpError::bad_request("query", message);
-    let time = |name: &str, text: Option<String>| match text {
-        None => Ok(None),
-        Some(text) => match UnixMicros::parse_rfc3339(&text) {
-            Some(time) => Ok(Some(time)),
-            None => Err(bad(format!("{name} must be a time such as 2026-11-15T02:20:17Z"))),
-        },
-    };
-    let status = match params.status {
-        None => None,
-        Some(word) => Some(EventStatus::parse(&word).ok_or_else(|| {
-            let known: Vec<_> = EventStatus::ALL.iter().map(|status| status.as_str()).collect();
-            bad(format!("status must be one of {}", known.join(", ")))
-        })?),
-    };
-    let key = match params.key {
-        None => None,
-        Some(key) => Some(EventKey::from_display(&key).ok_or_else(|| bad("key is not a key".to_owned()))?),
-    };
-    let after = match params.cursor {
-        None => None,
-        Some(cursor) => Some(cursor.parse().map_err(|_| bad("cursor is not one that we gave".to_owned()))?),
-    };
-    let limit = params.limit.unwrap_or(100);
-    if !(1..=1_000).contains(&limit) {
-        return Err(bad("limit must be between 1 and 1000".to_owned()));
-    }
-    Ok(EventQuery {
-        source: params.source,
-        kind: params.r#type,
-        status,
-        key,
-        entity: params.entity,
-        since: time("since", params.since)?,
-        until: time("until", params.until)?,
-        after,
-        limit,
-    })
+/// What an event must be like, as a caller writes it.
+pub(super) struct Conditions {
+    pub(super) source: Option<String>,
+    pub(super) r#type: Option<String>,
+    pub(super) status: Option<String>,
+    pub(super) key: Option<String>,
+    pub(super) entity: Option<String>,
+    pub(super) since: Option<String>,
+    pub(super) until: Option<String>,
 }
 
-fn event_id(text: &str) -> Result<EventId, HttpError> {
+impl Conditions {
+    /// Checks them. `code` is the error's.
+    pub(super) fn read(self, code: &'static str) -> Result<EventQuery, HttpError> {
+        let bad = |message: String| HttpError::bad_request(code, message);
+        let time = |name: &str, text: Option<String>| match text {
+            None => Ok(None),
+            Some(text) => match UnixMicros::parse_rfc3339(&text) {
+                Some(time) => Ok(Some(time)),
+                None => Err(bad(format!("{name} must be a time such as 2026-11-15T02:20:17Z"))),
+            },
+        };
+        let status = match self.status {
+            None => None,
+            Some(word) => Some(EventStatus::parse(&word).ok_or_else(|| {
+                let known: Vec<_> = EventStatus::ALL.iter().map(|status| status.as_str()).collect();
+                bad(format!("status must be one of {}", known.join(", ")))
+            })?),
+        };
+        let key = match self.key {
+            None => None,
+            Some(key) => {
+                Some(EventKey::from_display(&key).ok_or_else(|| bad("key is not a key".to_owned()))?)
+            }
+        };
+        Ok(EventQuery {
+            source: self.source,
+            kind: self.r#type,
+            status,
+            key,
+            entity: self.entity,
+            since: time("since", self.since)?,
+            until: time("until", self.until)?,
+            after: None,
+            limit: 0,
+        })
+    }
+}
+
+fn query(params: ListParams) -> Result<EventQuery, HttpError> {
+    let ListParams { source, r#type, status, key, entity, since, until, limit, cursor } = params;
+    let bad = |message: &str| HttpError::bad_request("query", message);
+    let query = Conditions { source, r#type, status, key, entity, since, until }.read("query")?;
+    let after = match cursor {
+        None => None,
+        Some(cursor) => Some(cursor.parse().map_err(|_| bad("cursor is not one that we gave"))?),
+    };
+    let limit = limit.unwrap_or(100);
+    if !(1..=1_000).contains(&limit) {
+        return Err(bad("limit must be between 1 and 1000"));
+    }
+    Ok(EventQuery { after, limit, ..query })
+}
+
+pub(super) fn event_id(text: &str) -> Result<EventId, HttpError> {
     text.parse().map_err(|_| no_event())
 }
 
-fn no_event() -> HttpError {
+pub(super) fn no_event() -> HttpError {
     HttpError::new(StatusCode::NOT_FOUND, "no_event", "there is no such event")
 }
 
@@ -256,15 +317,49 @@ fn delivery_json(delivery: &Delivery) -> DeliveryJson {
         state: delivery.state.clone(),
         attempt: delivery.attempt,
         run_at: delivery.run_at.to_rfc3339(),
-        result: delivery.result.clone(),
+        result: delivery.result.as_deref().map(raw_json),
         error: delivery.error.clone(),
+        cause: delivery.cause.clone(),
+        settled_at: delivery.settled_at.map(|at| at.to_rfc3339()),
+        attempts: None,
+    }
+}
+
+/// A result as it was stored, number for number. One that is not JSON is a text.
+fn raw_json(text: &str) -> Box<RawValue> {
+    RawValue::from_string(text.to_owned())
+        .or_else(|_| to_raw_value(text))
+        .unwrap_or_else(|_| RawValue::NULL.to_owned())
+}
+
+fn attempt_json(attempt: &Attempt) -> AttemptJson {
+    AttemptJson {
+        attempt: attempt.number,
+        started_at: attempt.started_at.to_rfc3339(),
+        finished_at: attempt.finished_at.map(|at| at.to_rfc3339()),
+        outcome: attempt.outcome.clone(),
+        error: attempt.error.clone(),
+    }
+}
+
+fn audit_json(entry: &AuditEntry) -> AuditJson {
+    AuditJson {
+        at: entry.at.to_rfc3339(),
+        who: entry.who.clone(),
+        action: entry.action.clone(),
+        reason: entry.reason.clone(),
+        detail: entry.detail.as_deref().map(raw_json),
     }
 }
 
 fn detail_json(detail: &EventDetail, headers: &[u8]) -> DetailJson {
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    let mut event = event_json(&detail.event);
+    for (shown, delivery) in event.deliveries.iter_mut().zip(&detail.event.deliveries) {
+        shown.attempts = Some(delivery.attempts.iter().map(attempt_json).collect());
+    }
     DetailJson {
-        event: event_json(&detail.event),
+        event,
         digest: hex::encode(detail.digest),
         headers: header_lines(headers).map(|(name, value)| (text(name), text(value))).collect(),
         duplicates_seen: detail.duplicates_seen.map(|(first_at, last_at)| DuplicatesJson {
@@ -277,6 +372,7 @@ fn detail_json(detail: &EventDetail, headers: &[u8]) -> DetailJson {
                 .collect(),
         }),
         conflicts: detail.conflicts.iter().map(conflict_json).collect(),
+        audit: detail.audit.iter().map(audit_json).collect(),
     }
 }
 

@@ -2,5 +2,9 @@
 
 pub(super) mod events;
 pub(super) mod health;
+pub(super) mod input;
 pub(super) mod openapi;
+pub(super) mod orders;
+pub(super) mod replays;
+pub(super) mod routes;
 pub(super) mod stats;

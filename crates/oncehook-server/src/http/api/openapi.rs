@@ -3,11 +3,14 @@
 use axum::Json;
 use utoipa::OpenApi;
 
-use super::{events, health, stats};
+use super::{events, health, orders, replays, routes, stats};
 
 #[derive(OpenApi)]
 #[openapi(
-    info(title = "oncehook admin API", description = "What the gateway has received, and how it is doing."),
+    info(
+        title = "oncehook admin API",
+        description = "What the gateway has received, what came of it, and how it is doing."
+    ),
     paths(
         health::healthz,
         health::readyz,
@@ -15,6 +18,18 @@ use super::{events, health, stats};
         events::list,
         events::show,
         events::body,
+        orders::retry,
+        orders::replay,
+        orders::skip,
+        orders::release,
+        replays::start,
+        replays::show,
+        replays::cancel,
+        routes::list,
+        routes::pause_route,
+        routes::resume_route,
+        routes::pause_source,
+        routes::resume_source,
         stats::stats,
     )
 )]

@@ -9,6 +9,8 @@ use serde::Serialize;
 use utoipa::ToSchema;
 
 use super::events::read_error;
+use super::orders::work_error;
+use super::routes::{BacklogJson, backlog_json};
 use crate::http::admin::Admin;
 use crate::http::error::HttpError;
 
@@ -29,6 +31,8 @@ pub(crate) struct StatsJson {
     rejected: u64,
     /// Every configured source, and every source that ever stored an event
     sources: Vec<SourceJson>,
+    /// Every configured route, and every route that has left something behind
+    routes: Vec<RouteJson>,
     journal: JournalJson,
 }
 
@@ -41,6 +45,15 @@ struct SourceJson {
     quarantined: u64,
     /// Requests refused since the start of this process
     rejected: u64,
+}
+
+#[derive(Serialize, ToSchema)]
+struct RouteJson {
+    route: String,
+    /// Whether it is in the configuration; what waits for a route that is not, waits for ever
+    configured: bool,
+    #[serde(flatten)]
+    backlog: BacklogJson,
 }
 
 #[derive(Serialize, ToSchema)]
@@ -80,6 +93,7 @@ pub(crate) async fn stats(State(admin): State<Arc<Admin>>) -> Result<Json<StatsJ
         .collect();
     let sum = |of: fn(&SourceJson) -> u64| sources.iter().map(of).sum::<u64>();
     let (events, duplicates) = (sum(|s| s.events), sum(|s| s.duplicates));
+    let routes = routes(&admin).await?;
     let state = admin.journal.state();
     Ok(Json(StatsJson {
         events,
@@ -89,6 +103,7 @@ pub(crate) async fn stats(State(admin): State<Arc<Admin>>) -> Result<Json<StatsJ
         duplicate_rate: duplicates as f64 / (events + duplicates).max(1) as f64,
         rejected: sum(|s| s.rejected),
         sources,
+        routes,
         journal: JournalJson {
             kind: state.kind,
             durability: state.durability.as_str(),
@@ -99,4 +114,21 @@ pub(crate) async fn stats(State(admin): State<Arc<Admin>>) -> Result<Json<StatsJ
             failing: state.failing,
         },
     }))
+}
+
+async fn routes(admin: &Admin) -> Result<Vec<RouteJson>, HttpError> {
+    let backlogs = admin.deliveries.backlog().await.map_err(work_error)?;
+    let now = admin.gate.steady();
+    let configured = admin.routes.iter().map(|route| RouteJson {
+        route: route.name.to_string(),
+        configured: true,
+        backlog: backlog_json(backlogs.iter().find(|backlog| backlog.route == route.name.as_str()), now),
+    });
+    let left = backlogs.iter().filter(|backlog| admin.routes.get(&backlog.route).is_none());
+    let left = left.map(|backlog| RouteJson {
+        route: backlog.route.clone(),
+        configured: false,
+        backlog: backlog_json(Some(backlog), now),
+    });
+    Ok(configured.chain(left).collect())
 }

@@ -1,0 +1,195 @@
+//! Orders for many events: what a filter finds is shown first, then somebody says yes, then the gateway does it while
+//! this watches.
+//!
+//! Promises: nothing is ordered before it was counted and agreed to, by a person at a terminal or by `--yes`. Ctrl-C
+//! cancels the rest.
+//!
+//! Does not: give the orders itself. The gateway does, and goes on if this program is killed.
+
+use std::io::{BufRead as _, IsTerminal as _};
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::bail;
+use indicatif::{ProgressBar, ProgressStyle};
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+
+use super::client::{Client, Json};
+use super::filter::Filter;
+use super::{Shared, print, say, text};
+
+/// How often the gateway is asked how far it is.
+const ASK_EVERY: Duration = Duration::from_millis(200);
+
+/// Options of orders for many events.
+#[derive(Debug, clap::Args)]
+pub(super) struct Pacing {
+    /// With a filter: only show what would be touched
+    #[arg(long)]
+    dry_run: bool,
+    /// With a filter: do not ask
+    #[arg(long)]
+    yes: bool,
+    /// With a filter: events per second
+    #[arg(long, default_value_t = 200, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    rate: u32,
+}
+
+/// What to do with each event.
+pub(super) struct Bulk {
+    pub(super) verb: &'static str,
+    pub(super) epoch: Option<u32>,
+    pub(super) route: Option<String>,
+    pub(super) reason: Option<String>,
+}
+
+/// What a filter finds, as the API gives it.
+#[derive(Deserialize)]
+struct Survey {
+    matched: u64,
+    complete: bool,
+    statuses: std::collections::BTreeMap<String, u64>,
+    events: Vec<String>,
+}
+
+#[derive(Deserialize)]
+struct Started {
+    replay: String,
+}
+
+/// How far it is, as the API gives it.
+#[derive(Deserialize)]
+struct Progress {
+    state: String,
+    matched: u64,
+    done: u64,
+    changed: u64,
+    failed: u64,
+    errors: Vec<Trouble>,
+}
+
+#[derive(Deserialize)]
+struct Trouble {
+    event: Option<String>,
+    error: String,
+}
+
+impl Bulk {
+    pub(super) fn run(
+        self,
+        client: &Client,
+        shared: &Shared,
+        filter: &Filter,
+        pacing: &Pacing,
+    ) -> anyhow::Result<ExitCode> {
+        let found = client.post("/api/replays", &self.order(filter, pacing, true))?;
+        let survey: Survey = found.read()?;
+        if pacing.dry_run {
+            if shared.json {
+                print(found.text());
+            } else {
+                print(&self.question(&survey));
+            }
+            return Ok(ExitCode::SUCCESS);
+        }
+        if survey.matched > 0 {
+            say(&self.question(&survey));
+            if !pacing.yes && !agreed()? {
+                say("nothing was done");
+                return Ok(ExitCode::FAILURE);
+            }
+        }
+        let Started { replay } = client.post("/api/replays", &self.order(filter, pacing, false))?.read()?;
+        let answer = watch(client, &replay, survey.matched)?;
+        let progress: Progress = answer.read()?;
+        if shared.json {
+            print(answer.text());
+        } else {
+            print(&progress.lines().join("\n"));
+        }
+        let fine = progress.state == "done" && progress.failed == 0;
+        Ok(if fine { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    }
+
+    fn order(&self, filter: &Filter, pacing: &Pacing, dry_run: bool) -> Value {
+        let conditions = filter.conditions();
+        let given =
+            conditions.iter().filter_map(|(name, value)| Some(((*name).to_owned(), (*value)?.into())));
+        json!({
+            "filter": given.collect::<Map<String, Value>>(),
+            "verb": self.verb,
+            "epoch": self.epoch,
+            "route": self.route,
+            "reason": self.reason,
+            "rate": pacing.rate,
+            "dry_run": dry_run,
+        })
+    }
+
+    fn question(&self, survey: &Survey) -> String {
+        let statuses: Vec<_> =
+            survey.statuses.iter().map(|(status, count)| format!("{count} {status}")).collect();
+        let at_least = if survey.complete { "" } else { "at least " };
+        let events = if survey.matched == 1 { "event" } else { "events" };
+        let mut lines = vec![format!("{}: {at_least}{} {events}", self.verb, survey.matched)];
+        if !statuses.is_empty() {
+            lines.push(format!("  {}", statuses.join(", ")));
+        }
+        lines.extend(survey.events.iter().map(|event| format!("  {event}")));
+        if survey.matched > survey.events.len() as u64 {
+            lines.push("  …".to_owned());
+        }
+        text::shown_lines(&lines.join("\n"), 4_000)
+    }
+}
+
+impl Progress {
+    fn lines(&self) -> Vec<String> {
+        let Self { state, matched, done, changed, failed, .. } = self;
+        let unchanged = done.saturating_sub(*changed).saturating_sub(*failed);
+        let mut lines = vec![format!(
+            "{}: {matched} found, {changed} changed, {unchanged} left as they were, {failed} failed",
+            text::shown(state, 20)
+        )];
+        lines.extend(self.errors.iter().map(|trouble| {
+            let event = trouble.event.as_deref().unwrap_or("-");
+            text::shown(&format!("  {event} {}", trouble.error), 400)
+        }));
+        lines
+    }
+}
+
+/// Asks the person at the terminal. Without one, nobody can agree.
+fn agreed() -> anyhow::Result<bool> {
+    let stdin = std::io::stdin();
+    if !stdin.is_terminal() {
+        bail!("there is no terminal to ask at; add --yes to go on, or --dry-run to only look");
+    }
+    say("Go on? [y/N]");
+    let mut answer = String::new();
+    stdin.lock().read_line(&mut answer)?;
+    Ok(matches!(answer.trim(), "y" | "Y" | "yes"))
+}
+
+/// Follows a replay to its end.
+fn watch(client: &Client, replay: &str, total: u64) -> anyhow::Result<Json> {
+    let path = format!("/api/replays/{replay}");
+    let style = ProgressStyle::with_template("{wide_bar} {pos}/{len} {per_sec} {eta}");
+    // Shows itself on a terminal only.
+    let bar = ProgressBar::new(total).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
+    loop {
+        let answer = client.get_json(&path, &[])?;
+        let progress: Progress = answer.read()?;
+        bar.set_length(total.max(progress.matched));
+        bar.set_position(progress.done);
+        if progress.state != "running" {
+            bar.finish_and_clear();
+            return Ok(answer);
+        }
+        if client.wait(ASK_EVERY) {
+            client.delete(&path)?;
+            bar.suspend(|| say("cancelling; orders that were given stay given"));
+        }
+    }
+}

@@ -1,0 +1,260 @@
+//! `oncehook tail`: events of the running gateway as they come in, one line each.
+//!
+//! Promises: no event is printed twice and none that arrives while it runs is left out, in the order of arrival; a gateway
+//! that is restarted is waited for. With `--status` an event is printed when it gets there, if it is among the latest 1,000
+//! that are there.
+//!
+//! Does not: show an event again when its status changes later, unless `--changes` asks for it (then for the latest 1,000).
+
+use std::collections::{HashMap, VecDeque};
+use std::io::Write as _;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use serde::Deserialize;
+use serde_json::value::RawValue;
+
+use super::client::{Client, may_pass};
+use super::events::Event;
+use super::{Shared, say, text};
+
+/// How often the gateway is asked.
+const ASK_EVERY: Duration = Duration::from_millis(300);
+
+/// How often while it does not answer.
+const ASK_AGAIN: Duration = Duration::from_secs(1);
+
+/// Events in one answer.
+const PAGE: usize = 1_000;
+
+/// Events that are remembered as printed, so that one that changes is recognised.
+const REMEMBERED: usize = 100_000;
+
+/// Keys and types are cut here; `--json` has them whole.
+const MAX_SHOWN: usize = 60;
+
+#[derive(Debug, clap::Args)]
+pub(super) struct Tail {
+    /// Begin with the latest so many
+    #[arg(short = 'n', long = "lines", default_value_t = 10, value_name = "N",
+          value_parser = clap::value_parser!(u16).range(0..=1000))]
+    lines: u16,
+    /// Only events of this source
+    #[arg(long, value_name = "NAME")]
+    source: Option<String>,
+    /// Only events of exactly this type
+    #[arg(long = "type", value_name = "TYPE")]
+    kind: Option<String>,
+    /// Only events that are in this status, or get into it
+    #[arg(long)]
+    status: Option<String>,
+    /// Print an event again when its status changes
+    #[arg(long)]
+    changes: bool,
+}
+
+/// A page with its events as they were written, so that `--json` passes them on untouched.
+#[derive(Deserialize)]
+struct Page {
+    events: Vec<Box<RawValue>>,
+    next: Option<String>,
+}
+
+/// An event and its text.
+struct Line {
+    event: Event,
+    json: Box<RawValue>,
+}
+
+/// What was printed.
+#[derive(Default)]
+struct Seen {
+    statuses: HashMap<String, String>,
+    order: VecDeque<String>,
+    /// Nothing at or below this id is new.
+    floor: Option<String>,
+}
+
+impl Tail {
+    pub(super) fn run(self, shared: &Shared) -> anyhow::Result<ExitCode> {
+        let client = Client::new(shared.load()?)?;
+        let mut seen = Seen::default();
+        // Nobody there at the beginning is a mistake; nobody there later is a restart.
+        let latest = self.fetch(&client, 1, &seen)?;
+        seen.start(&latest);
+        let skipped = latest.len().saturating_sub(usize::from(self.lines));
+        if !write_lines(latest.iter().skip(skipped), shared.json) {
+            return Ok(ExitCode::SUCCESS);
+        }
+        let mut away = false;
+        loop {
+            if client.wait(if away { ASK_AGAIN } else { ASK_EVERY }) {
+                return Ok(ExitCode::SUCCESS);
+            }
+            match self.fetch(&client, usize::MAX, &seen) {
+                Ok(lines) => {
+                    if std::mem::take(&mut away) {
+                        say("the gateway answers again");
+                    }
+                    let fresh: Vec<&Line> =
+                        lines.iter().filter(|line| seen.note(&line.event, self.changes)).collect();
+                    if !write_lines(fresh.into_iter(), shared.json) {
+                        return Ok(ExitCode::SUCCESS);
+                    }
+                }
+                Err(error) if may_pass(&error) => {
+                    if !std::mem::replace(&mut away, true) {
+                        say(&format!("{error:#}; waiting"));
+                    }
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// The latest events, oldest first: at most so many pages, and no further back than what is known.
+    fn fetch(&self, client: &Client, pages: usize, seen: &Seen) -> anyhow::Result<Vec<Line>> {
+        let limit = PAGE.to_string();
+        let mut lines = Vec::new();
+        let mut cursor: Option<String> = None;
+        for _ in 0..pages {
+            let params = [
+                ("source", self.source.as_deref()),
+                ("type", self.kind.as_deref()),
+                ("status", self.status.as_deref()),
+                ("limit", Some(limit.as_str())),
+                ("cursor", cursor.as_deref()),
+            ];
+            let page: Page = client.get_json("/api/events", &params)?.read()?;
+            let mut reached = false;
+            for json in page.events {
+                let event: Event = serde_json::from_str(json.get())?;
+                reached |= seen.knows(&event);
+                lines.push(Line { event, json });
+            }
+            cursor = page.next;
+            // Without a status an event's place in the list never changes, so what comes after a known one is known.
+            if cursor.is_none() || reached {
+                break;
+            }
+        }
+        lines.reverse();
+        Ok(lines)
+    }
+}
+
+impl Seen {
+    /// Takes the first page as known. What is older than a full page is not new when it comes into sight later.
+    fn start(&mut self, lines: &[Line]) {
+        if lines.len() >= PAGE {
+            self.floor = lines.first().map(|line| line.event.id.clone());
+        }
+        for line in lines {
+            self.note(&line.event, false);
+        }
+    }
+
+    fn knows(&self, event: &Event) -> bool {
+        self.statuses.contains_key(&event.id) || self.floor.as_ref().is_some_and(|floor| event.id <= *floor)
+    }
+
+    /// Notes an event. Returns whether it is to be printed.
+    fn note(&mut self, event: &Event, changes: bool) -> bool {
+        if let Some(status) = self.statuses.get_mut(&event.id) {
+            let changed = *status != event.status;
+            status.clone_from(&event.status);
+            return changed && changes;
+        }
+        if self.knows(event) {
+            return false;
+        }
+        self.statuses.insert(event.id.clone(), event.status.clone());
+        self.order.push_back(event.id.clone());
+        if self.order.len() > REMEMBERED
+            && let Some(oldest) = self.order.pop_front()
+        {
+            self.statuses.remove(&oldest);
+            self.floor = Some(self.floor.take().map_or(oldest.clone(), |floor| floor.max(oldest)));
+        }
+        true
+    }
+}
+
+/// Prints lines. `false` if nobody reads them any more.
+fn write_lines<'l>(lines: impl Iterator<Item = &'l Line>, json: bool) -> bool {
+    let mut stdout = std::io::stdout().lock();
+    let write = || -> std::io::Result<()> {
+        for line in lines {
+            let text = if json { line.json.get().to_owned() } else { human(&line.event) };
+            writeln!(stdout, "{text}")?;
+        }
+        stdout.flush()
+    };
+    write().is_ok()
+}
+
+fn human(event: &Event) -> String {
+    let mut line = format!(
+        "{} {} {:<11} {} {} {}",
+        text::shown(&event.received_at, MAX_SHOWN),
+        text::shown(&event.id, MAX_SHOWN),
+        text::shown(&event.status, MAX_SHOWN),
+        text::shown(&event.source, MAX_SHOWN),
+        text::shown(event.r#type.as_deref().unwrap_or("-"), MAX_SHOWN),
+        text::shown(&event.key, MAX_SHOWN),
+    );
+    if event.duplicates > 0 {
+        line.push_str(&format!(" ×{}", event.duplicates.saturating_add(1)));
+    }
+    for flag in &event.flags {
+        line.push_str(&format!(" [{}]", text::shown(flag, MAX_SHOWN)));
+    }
+    let failing =
+        event.deliveries.iter().find_map(|delivery| Some((&delivery.route, delivery.error.as_ref()?)));
+    if let Some((route, error)) = failing {
+        line.push_str(&format!(" {}: {}", text::shown(route, MAX_SHOWN), text::shown(error, 200)));
+    }
+    line
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn event(id: &str, status: &str) -> Event {
+        let json = serde_json::json!({
+            "id": id, "source": "s", "key": "k\u{1b}[2J", "type": null, "entity": null, "status": status,
+            "flags": ["conflict"], "integrity": "body", "occurred_at": null, "received_at": "T", "size": 1,
+            "duplicates": 2, "deliveries": [{"route": "r", "epoch": 0, "state": status, "attempt": 1, "run_at": "T",
+            "result": null, "error": "no\nway", "cause": null, "settled_at": null}],
+        });
+        serde_json::from_value(json).unwrap()
+    }
+
+    #[test]
+    fn an_event_is_printed_once_unless_its_changes_are_wanted() {
+        let mut seen = Seen::default();
+        assert!(seen.note(&event("a", "ready"), true));
+        assert!(!seen.note(&event("a", "ready"), true));
+        assert!(seen.note(&event("a", "dead"), true));
+        assert!(!seen.note(&event("a", "dead"), true));
+        assert!(!seen.note(&event("a", "ready"), false));
+    }
+
+    #[test]
+    fn what_was_forgotten_as_printed_is_not_printed_again() {
+        let mut seen = Seen::default();
+        for number in 0..REMEMBERED + 10 {
+            assert!(seen.note(&event(&format!("{number:08}"), "ready"), false));
+        }
+        assert!(seen.statuses.len() <= REMEMBERED);
+        assert!(!seen.note(&event("00000003", "dead"), true));
+        assert!(seen.note(&event("99999999", "ready"), true));
+    }
+
+    #[test]
+    fn a_line_is_one_line_and_harmless() {
+        let line = human(&event("019a", "dead"));
+        assert_eq!(line, "T 019a dead        s - k\\u{1b}[2J ×3 [conflict] r: no\\u{a}way");
+    }
+}

@@ -1,0 +1,384 @@
+//! `[[route]]`: which events go to which handler.
+//!
+//! Promises: every problem of every route is noted in its place, also what shows only when the routes are put together (a
+//! name used twice, an `after` that leads nowhere or in a circle).
+//!
+//! Does not: prepare statements or resolve names. Whether a table exists shows when the first event is handled, and
+//! then costs an attempt, not the event.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Duration;
+
+use oncehook::delivery::RouteName;
+use oncehook::event::SourceName;
+use oncehook::glob::Glob;
+use oncehook::handler::{
+    Dialect, Expression, Handler, HttpHandler, HttpOptions, OnClientError, SqlHandler, Template,
+};
+use oncehook::retry::RetryPolicy;
+use oncehook::route::{BreakerPolicy, Route, RouteError, Routes};
+use toml::Spanned;
+
+use super::file::{File, Placed, Table};
+use super::reference::secret_from_reference;
+
+/// Keys of a route that a coming version knows.
+const LATER_KEYS: &[&str] =
+    &["newer_only", "machine", "requires", "park_for", "fetch", "on_dead", "publish", "database"];
+
+/// The longest that an answer may be waited for: a lease must outlast it.
+const LONGEST_TIMEOUT: Duration = Duration::from_secs(300);
+
+/// A route that was read, and where.
+struct Placing {
+    route: Route,
+    name: Range<usize>,
+    /// Where `after` stands; the whole table if it is not written.
+    after: Range<usize>,
+}
+
+/// Reads all routes. `None` if one of them cannot be used; the problems are noted.
+pub(super) fn read_routes(
+    file: &File<'_>,
+    tables: Vec<Table<'_, '_>>,
+    sources: &[SourceName],
+) -> Option<Routes> {
+    let mut declared = Vec::new();
+    let mut placings = Vec::new();
+    let mut complete = true;
+    for mut table in tables {
+        let placing = read_route(&mut table, sources, &mut declared);
+        complete &= placing.is_some();
+        placings.extend(placing);
+        table.finish(LATER_KEYS);
+    }
+    put_together(file, placings, &declared).filter(|_| complete)
+}
+
+/// Puts routes together. What does not fit is noted and left out, until the rest fits.
+fn put_together(file: &File<'_>, mut placings: Vec<Placing>, declared: &[RouteName]) -> Option<Routes> {
+    let mut complete = true;
+    loop {
+        let error = match Routes::new(placings.iter().map(|placing| placing.route.clone()).collect()) {
+            Ok(routes) => return complete.then_some(routes),
+            Err(error) => error,
+        };
+        complete = false;
+        let (RouteError::Twice(name) | RouteError::AfterNothing(name, _) | RouteError::Circle(name)) = &error;
+        // Of two routes with one name it is the second that is wrong.
+        let at = placings.iter().rposition(|placing| placing.route.name == *name)?;
+        let placing = placings.remove(at);
+        match &error {
+            RouteError::Twice(_) => file.problem(placing.name, error.to_string(), None),
+            // It is there, but something else is wrong with it, and has been said.
+            RouteError::AfterNothing(_, before) if declared.contains(before) => {}
+            RouteError::AfterNothing(..) | RouteError::Circle(_) => {
+                file.problem(placing.after, error.to_string(), None);
+            }
+        }
+    }
+}
+
+/// Every problem of a route is reported, so this goes on after the first.
+fn read_route(
+    table: &mut Table<'_, '_>,
+    sources: &[SourceName],
+    declared: &mut Vec<RouteName>,
+) -> Option<Placing> {
+    let span = table.span();
+    let name = table.take_parsed("name", |name| RouteName::new(name).map_err(|error| error.to_string()));
+    declared.extend(name.as_ref().map(|name| name.get_ref().clone()));
+    let source = table.take_string("source");
+    let types = table.take_strings("types");
+    let after = table.take_parsed("after", |name| RouteName::new(name).map_err(|error| error.to_string()));
+    let source = match &after {
+        Some(_) => {
+            follow_up_has_none(table, "source", source.map(|source| source.span()));
+            follow_up_has_none(table, "types", types.as_ref().map(Spanned::span));
+            // Taken from the route before it; until then any will do.
+            sources.first().cloned()
+        }
+        None => read_source(table, source, sources),
+    };
+    let types = types.map(|types| read_types(table, &types)).unwrap_or_default();
+    read_order(table);
+    let retry = read_retry(table.take_table("retry", "[route.retry]"));
+    let concurrency =
+        table.take_number("concurrency", 1..=1_000).and_then(|number| usize::try_from(number).ok());
+    let breaker = read_breaker(table.take_table("breaker", "[route.breaker]"));
+    let handler = read_handler(table, after.is_some());
+    if name.is_none() {
+        table.problem(span.clone(), "a [[route]] needs a `name`");
+    }
+
+    let (name, after_span) = (name?, after.as_ref().map_or(span, Spanned::span));
+    let mut route = Route::new(name.get_ref().clone(), source?, handler?);
+    route.types = types;
+    route.after = after.map(Spanned::into_inner);
+    route.retry = retry;
+    route.concurrency = concurrency.unwrap_or(route.concurrency);
+    route.breaker = breaker;
+    Some(Placing { route, name: name.span(), after: after_span })
+}
+
+fn follow_up_has_none(table: &Table<'_, '_>, key: &str, written: Option<Range<usize>>) {
+    if let Some(span) = written {
+        table.problem_with_help(
+            span,
+            format!("a route with `after` has no `{key}` of its own"),
+            "it takes the events of the route that it comes after",
+        );
+    }
+}
+
+fn read_source(
+    table: &Table<'_, '_>,
+    source: Option<Placed<String>>,
+    sources: &[SourceName],
+) -> Option<SourceName> {
+    let Some(source) = source else {
+        table.problem_with_help(
+            table.span(),
+            "a [[route]] needs a `source`",
+            "the name of a [[source]], or `after` with the name of another route",
+        );
+        return None;
+    };
+    let known = sources.iter().find(|known| known.as_str() == source.get_ref());
+    if known.is_none() {
+        let names: Vec<_> = sources.iter().map(SourceName::as_str).collect();
+        table.problem_with_help(
+            source.span(),
+            format!("there is no source `{}`", source.get_ref()),
+            &format!("declared: {}", names.join(", ")),
+        );
+    }
+    known.cloned()
+}
+
+/// A pattern that can never decide anything is a mistake about the others.
+fn read_types(table: &Table<'_, '_>, types: &Placed<Vec<Placed<String>>>) -> Vec<Glob> {
+    if types.get_ref().is_empty() {
+        table.problem_with_help(
+            types.span(),
+            "`types` is empty, so it chooses nothing",
+            "leave it out to take every event of the source",
+        );
+    }
+    let mut globs: Vec<Glob> = Vec::new();
+    for text in types.get_ref() {
+        let glob = Glob::new(text.get_ref());
+        if text.get_ref().is_empty() {
+            table.problem(text.span(), "an empty pattern takes no event");
+        } else if let Some(wider) = globs.iter().find(|wider| covers(wider, &glob)) {
+            table.problem(
+                text.span(),
+                format!("`{}` is of no use: `{}` takes all of it", text.get_ref(), wider.as_str()),
+            );
+        } else if let Some(narrower) = globs.iter().find(|narrower| covers(&glob, narrower)) {
+            table.problem(
+                text.span(),
+                format!("`{}` takes all of `{}`, which is of no use then", text.get_ref(), narrower.as_str()),
+            );
+        }
+        globs.push(glob);
+    }
+    globs
+}
+
+/// Whether a pattern takes whatever another one takes. Says no where it is not sure: a `?` cannot stand for a `*`.
+fn covers(wide: &Glob, narrow: &Glob) -> bool {
+    wide.matches(narrow.as_str()) && !(wide.as_str().contains('?') && narrow.as_str().contains('*'))
+}
+
+fn read_order(table: &mut Table<'_, '_>) {
+    // Only what is the case anyway can be said so far.
+    table.take_parsed("order", |order| match order {
+        "none" => Ok(()),
+        "entity" => Err("\"entity\" is not part of this version yet; only \"none\" is".to_owned()),
+        other => Err(format!("{other:?} is not an order; write \"none\"")),
+    });
+}
+
+fn read_retry(mut table: Table<'_, '_>) -> RetryPolicy {
+    let usual = RetryPolicy::default();
+    let max_attempts =
+        table.take_number("max_attempts", 1..=100).and_then(|number| u32::try_from(number).ok());
+    let base = table.take_duration("base");
+    let cap = table.take_duration("cap");
+    let span = base.as_ref().or(cap.as_ref()).map_or_else(|| table.span(), Spanned::span);
+    let policy = RetryPolicy {
+        max_attempts: max_attempts.unwrap_or(usual.max_attempts),
+        base: base.map_or(usual.base, Spanned::into_inner),
+        cap: cap.map_or(usual.cap, Spanned::into_inner),
+    };
+    if policy.base > policy.cap {
+        table.problem(
+            span,
+            format!(
+                "`base` ({:?}) is longer than `cap` ({:?}), which no wait exceeds",
+                policy.base, policy.cap
+            ),
+        );
+    }
+    table.finish(&[]);
+    policy
+}
+
+fn read_breaker(mut table: Table<'_, '_>) -> BreakerPolicy {
+    let usual = BreakerPolicy::default();
+    let failures = table.take_number("failures", 1..=1_000_000).and_then(|number| u32::try_from(number).ok());
+    let rest = table.take_duration("rest");
+    let longest_rest = table.take_duration("longest_rest");
+    let span = rest.as_ref().or(longest_rest.as_ref()).map_or_else(|| table.span(), Spanned::span);
+    let policy = BreakerPolicy {
+        failures: failures.unwrap_or(usual.failures),
+        rest: rest.map_or(usual.rest, Spanned::into_inner),
+        longest_rest: longest_rest.map_or(usual.longest_rest, Spanned::into_inner),
+    };
+    if policy.rest > policy.longest_rest {
+        table.problem(
+            span,
+            format!("`rest` ({:?}) is longer than `longest_rest` ({:?})", policy.rest, policy.longest_rest),
+        );
+    }
+    table.finish(&[]);
+    policy
+}
+
+/// Exactly one handler.
+fn read_handler(table: &mut Table<'_, '_>, follows: bool) -> Option<Handler> {
+    let sql = table.take_table_if_written("sql", "[route.sql]");
+    let http = table.take_table_if_written("http", "[route.http]");
+    if let (Some(_), Some(http)) = (&sql, &http) {
+        table.problem_with_help(
+            http.span(),
+            "a route has one handler, and this one has [route.sql] too",
+            "make it a route of its own, with `after` if it must come second",
+        );
+    }
+    let several = sql.is_some() && http.is_some();
+    let sql = sql.map(|sql| read_sql(sql, follows));
+    let http = http.map(|http| read_http(http, follows));
+    match (sql, http) {
+        (None, None) => {
+            table.problem(table.span(), "a [[route]] needs a handler: [route.sql] or [route.http]");
+            None
+        }
+        (sql, http) => sql.flatten().or(http.flatten()).filter(|_| !several),
+    }
+}
+
+const NO_RESULT: &str = "`$result` is what the route before returned, and this route has no `after`";
+
+fn read_sql(mut table: Table<'_, '_>, follows: bool) -> Option<Handler> {
+    let statement = table.take_one_or_many("statement");
+    let bind = read_bindings(&mut table, follows);
+    let handler = match (statement, bind) {
+        (None, _) => {
+            table.problem(table.span(), "[route.sql] needs a `statement`");
+            None
+        }
+        // A binding that could not be read would look like one that is missing.
+        (Some(_), None) => None,
+        (Some(statement), Some(bind)) => match SqlHandler::new(statement.get_ref(), &bind, Dialect::Sqlite) {
+            Ok(handler) => Some(Handler::Sql(Arc::new(handler))),
+            Err(error) => {
+                table.problem(statement.span(), format!("`statement`: {error}"));
+                None
+            }
+        },
+    };
+    table.finish(&["database"]);
+    handler
+}
+
+/// `None` if one of them cannot be read.
+fn read_bindings(table: &mut Table<'_, '_>, follows: bool) -> Option<BTreeMap<String, Expression>> {
+    let mut bind = BTreeMap::new();
+    let mut complete = true;
+    for (name, text) in table.take_map("bind")? {
+        match Expression::parse(text.get_ref()) {
+            Ok(expression) => {
+                if expression.needs_result() && !follows {
+                    table.problem(text.span(), NO_RESULT);
+                }
+                bind.insert(name.into_inner(), expression);
+            }
+            Err(error) => {
+                table.problem(text.span(), error);
+                complete = false;
+            }
+        }
+    }
+    complete.then_some(bind)
+}
+
+fn read_http(mut table: Table<'_, '_>, follows: bool) -> Option<Handler> {
+    let url = table.take_string("url");
+    let secret = table.take_parsed("secret", secret_from_reference).map(Spanned::into_inner);
+    let timeout = table.take_duration("timeout");
+    let body = table.take_parsed("body", Template::parse);
+    let headers = read_headers(&mut table);
+    let allow_private = table.take_bool("allow_private").unwrap_or(false);
+    let on_4xx = table.take_parsed("on_4xx", |word| match word {
+        "retry" => Ok(OnClientError::Retry),
+        "dead" => Ok(OnClientError::GiveUp),
+        other => Err(format!("{other:?} is neither \"retry\" nor \"dead\"")),
+    });
+    if let Some(body) = body.as_ref().filter(|body| body.get_ref().needs_result() && !follows) {
+        table.problem(body.span(), NO_RESULT);
+    }
+    if let Some(timeout) = timeout.as_ref().filter(|timeout| *timeout.get_ref() > LONGEST_TIMEOUT) {
+        table.problem(
+            timeout.span(),
+            format!("`timeout` must not be longer than {} s", LONGEST_TIMEOUT.as_secs()),
+        );
+    }
+    let handler = match url {
+        None => {
+            table.problem(table.span(), "[route.http] needs a `url`");
+            None
+        }
+        Some(url) => {
+            let usual = HttpOptions::new(url.get_ref().as_str());
+            let options = HttpOptions {
+                secret,
+                timeout: timeout.map_or(usual.timeout, Spanned::into_inner),
+                body: body.map(Spanned::into_inner),
+                headers,
+                allow_private,
+                on_4xx: on_4xx.map_or(usual.on_4xx, Spanned::into_inner),
+                ..usual
+            };
+            match HttpHandler::new(options) {
+                Ok(handler) => Some(Handler::Http(Arc::new(handler))),
+                Err(error) => {
+                    table.problem(url.span(), error);
+                    None
+                }
+            }
+        }
+    };
+    table.finish(&[]);
+    handler
+}
+
+/// A value may be a reference to a secret, so that a token need not stand in the file.
+fn read_headers(table: &mut Table<'_, '_>) -> Vec<(String, String)> {
+    let mut headers = Vec::new();
+    for (name, value) in table.take_map("headers").unwrap_or_default() {
+        let text = value.get_ref();
+        if !text.starts_with("env:") && !text.starts_with("file:") {
+            headers.push((name.into_inner(), value.into_inner()));
+            continue;
+        }
+        match secret_from_reference(text) {
+            Ok(secret) => headers.push((name.into_inner(), secret.reveal().to_owned())),
+            Err(message) => table.problem(value.span(), message),
+        }
+    }
+    headers
+}

@@ -1,0 +1,178 @@
+//! `/api/replays`: orders for many events at once. `replay.rs` says what they promise.
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::extract::{Path, State};
+use axum::response::{IntoResponse, Response};
+use http::StatusCode;
+use oncehook::journal::{EventQuery, Verb};
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use super::events::{Conditions, read_error};
+use super::input::{Input, Operator};
+use super::orders::{forced, route_name};
+use crate::http::admin::Admin;
+use crate::http::error::HttpError;
+use crate::replay::{Desk, Job, Plan, Progress, Survey, survey};
+
+/// Events per second, unless the order says otherwise, and at most.
+const USUAL_RATE: u32 = 200;
+const MOST_RATE: u32 = 10_000;
+
+/// What to do with which events.
+#[derive(Debug, Default, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct ReplaysJson {
+    /// Which events; at least one condition
+    #[serde(default)]
+    filter: FilterJson,
+    /// What to do with each; `replay` if not given
+    #[serde(default)]
+    verb: VerbJson,
+    /// The new epoch of every event; needed for `force`
+    epoch: Option<u32>,
+    /// Why, for the audit; needed for `force`
+    reason: Option<String>,
+    /// Only this route
+    route: Option<String>,
+    /// Events per second, 1 to 10,000; 200 if not given
+    rate: Option<u32>,
+    /// Only count what would be touched
+    #[serde(default)]
+    dry_run: bool,
+}
+
+/// What to do with each event.
+#[derive(Debug, Default, Clone, Copy, Deserialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+enum VerbJson {
+    /// Try what failed again
+    Retry,
+    /// Offer it again; what took effect stays as it is
+    #[default]
+    Replay,
+    /// Run it again although it took effect
+    Force,
+}
+
+/// Which events. All conditions must hold.
+#[derive(Debug, Default, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+struct FilterJson {
+    source: Option<String>,
+    r#type: Option<String>,
+    status: Option<String>,
+    key: Option<String>,
+    entity: Option<String>,
+    since: Option<String>,
+    until: Option<String>,
+}
+
+/// A replay that began.
+#[derive(Serialize, ToSchema)]
+pub(crate) struct StartedJson {
+    /// Ask `/api/replays/{id}` how far it is
+    replay: String,
+}
+
+#[utoipa::path(post, path = "/api/replays", request_body = ReplaysJson, responses(
+    (status = 200, description = "A dry run: what would be touched", body = Survey),
+    (status = 202, description = "It has begun", body = StartedJson),
+    (status = 400, description = "Something in the order is wrong"),
+    (status = 409, description = "Another one is running"),
+))]
+pub(crate) async fn start(
+    State(admin): State<Arc<Admin>>,
+    operator: Operator,
+    Input(input): Input<ReplaysJson>,
+) -> Result<Response, HttpError> {
+    let dry_run = input.dry_run;
+    let plan = plan(input, operator)?;
+    if dry_run {
+        let found = survey(admin.reader.as_ref(), &plan.query).await.map_err(read_error)?;
+        return Ok(Json(found).into_response());
+    }
+    let desk = Desk {
+        reader: Arc::clone(&admin.reader),
+        deliveries: Arc::clone(&admin.deliveries),
+        routes: admin.routes.clone(),
+    };
+    let job = admin.replays.start(new_id()?, desk, plan).map_err(|running| {
+        let message = format!("replay {running} is running; wait for it or cancel it");
+        HttpError::new(StatusCode::CONFLICT, "busy", message)
+    })?;
+    let started = StartedJson { replay: job.progress().replay };
+    Ok((StatusCode::ACCEPTED, Json(started)).into_response())
+}
+
+#[utoipa::path(get, path = "/api/replays/{id}", params(("id" = String, Path, description = "The replay's id")), responses(
+    (status = 200, body = Progress),
+    (status = 404, description = "There is no such replay in this process"),
+))]
+pub(crate) async fn show(
+    State(admin): State<Arc<Admin>>,
+    Path(id): Path<String>,
+) -> Result<Json<Progress>, HttpError> {
+    Ok(Json(find(&admin, &id)?.progress()))
+}
+
+#[utoipa::path(delete, path = "/api/replays/{id}", params(("id" = String, Path, description = "The replay's id")), responses(
+    (status = 200, description = "It ends after the orders that are under way", body = Progress),
+    (status = 404, description = "There is no such replay in this process"),
+))]
+pub(crate) async fn cancel(
+    State(admin): State<Arc<Admin>>,
+    Path(id): Path<String>,
+) -> Result<Json<Progress>, HttpError> {
+    let job = find(&admin, &id)?;
+    job.cancel();
+    Ok(Json(job.progress()))
+}
+
+fn find(admin: &Admin, id: &str) -> Result<Arc<Job>, HttpError> {
+    admin.replays.get(id).ok_or_else(|| {
+        let message = "there is no such replay; a restart forgets them, and giving it again is safe";
+        HttpError::new(StatusCode::NOT_FOUND, "no_replay", message)
+    })
+}
+
+fn plan(input: ReplaysJson, operator: Operator) -> Result<Plan, HttpError> {
+    let query = query(input.filter)?;
+    let who = operator.because(input.reason)?;
+    let verb = match (input.verb, input.epoch) {
+        (VerbJson::Retry, None) => Verb::Retry,
+        (VerbJson::Replay, None) => Verb::Replay,
+        (VerbJson::Force, Some(epoch)) => forced(epoch, &who)?,
+        (VerbJson::Force, None) => {
+            return Err(HttpError::bad_request("epoch", "\"force\" needs the `epoch` that every event gets"));
+        }
+        (VerbJson::Retry | VerbJson::Replay, Some(_)) => {
+            return Err(HttpError::bad_request("epoch", "`epoch` goes with \"verb\": \"force\" only"));
+        }
+    };
+    let rate = input.rate.unwrap_or(USUAL_RATE);
+    if !(1..=MOST_RATE).contains(&rate) {
+        return Err(HttpError::bad_request("rate", format!("`rate` must be between 1 and {MOST_RATE}")));
+    }
+    let route = input.route.map(|route| route_name(&route)).transpose()?;
+    Ok(Plan { query, verb, route, who, rate })
+}
+
+/// A filter without a condition would be everything, which nobody means.
+fn query(filter: FilterJson) -> Result<EventQuery, HttpError> {
+    let FilterJson { source, r#type, status, key, entity, since, until } = filter;
+    let texts = [&source, &r#type, &status, &key, &entity, &since, &until];
+    if texts.iter().all(|text| text.is_none()) {
+        return Err(HttpError::bad_request("filter", "`filter` needs at least one condition"));
+    }
+    Conditions { source, r#type, status, key, entity, since, until }.read("filter")
+}
+
+fn new_id() -> Result<String, HttpError> {
+    let mut bytes = [0; 8];
+    aws_lc_rs::rand::fill(&mut bytes)
+        .map_err(|_| HttpError::unavailable_read("random", "the system gives no random bytes; try again"))?;
+    Ok(hex::encode(bytes))
+}

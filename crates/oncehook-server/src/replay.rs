@@ -1,0 +1,408 @@
+//! Orders for many events at once: found by a filter, given one by one, paced so that live traffic does not notice.
+//!
+//! Promises: one replay runs at a time; each of its orders is the same as one given by hand, with the same audit; giving
+//! the whole replay again does nothing twice. Events that arrive after it began are not part of it.
+//!
+//! Does not: survive the process. A replay that was interrupted is simply given again.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use oncehook::delivery::RouteName;
+use oncehook::event::EventId;
+use oncehook::journal::{
+    Deliveries, EventPage, EventQuery, EventSummary, JournalReader, OrderError, ReadError, Verb, Who,
+};
+use oncehook::route::Routes;
+use serde::Serialize;
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+use tokio::time::Instant;
+use utoipa::ToSchema;
+
+use crate::http::listener::ended;
+use crate::order::order;
+
+/// Events that are looked up together.
+const PAGE: usize = 200;
+
+/// Orders under way at once: a journal that commits in groups takes several as fast as one.
+const AT_ONCE: usize = 16;
+
+/// How often an order or a page is asked for while the journal does not answer, and how long to wait in between.
+const TRIES: u32 = 5;
+const TRY_AGAIN: Duration = Duration::from_secs(1);
+
+/// Errors that are told one by one, and ids that a survey lists.
+const TOLD: usize = 10;
+
+/// Replays that can still be asked about.
+const REMEMBERED: usize = 16;
+
+/// A survey stops after this many events or this much time, and says so.
+const SURVEY_EVENTS: u64 = 100_000;
+const SURVEY_TIME: Duration = Duration::from_secs(15);
+
+/// What a replay works with.
+#[derive(Clone)]
+pub(crate) struct Desk {
+    pub(crate) reader: Arc<dyn JournalReader>,
+    pub(crate) deliveries: Arc<dyn Deliveries>,
+    pub(crate) routes: Routes,
+}
+
+/// What is to be done.
+#[derive(Debug, Clone)]
+pub(crate) struct Plan {
+    pub(crate) query: EventQuery,
+    pub(crate) verb: Verb,
+    pub(crate) route: Option<RouteName>,
+    pub(crate) who: Who,
+    /// Events per second.
+    pub(crate) rate: u32,
+}
+
+/// What a filter finds.
+#[derive(Debug, Default, Serialize, ToSchema)]
+pub(crate) struct Survey {
+    /// Events that match
+    pub(crate) matched: u64,
+    /// Whether all were counted; there may be more otherwise
+    pub(crate) complete: bool,
+    /// How many in each status
+    pub(crate) statuses: BTreeMap<&'static str, u64>,
+    /// The newest of them
+    pub(crate) events: Vec<String>,
+}
+
+/// Where a replay stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Stage {
+    Running,
+    Done,
+    Cancelled,
+    /// The journal did not answer; give the replay again
+    Failed,
+}
+
+/// How far a replay has come.
+#[derive(Debug, Clone, Serialize, ToSchema)]
+pub(crate) struct Progress {
+    pub(crate) replay: String,
+    pub(crate) state: Stage,
+    /// Events found so far
+    pub(crate) matched: u64,
+    /// Orders given
+    pub(crate) done: u64,
+    /// Orders that changed something; the others found everything as it should be
+    pub(crate) changed: u64,
+    /// Orders that could not be carried out
+    pub(crate) failed: u64,
+    /// The first few of these
+    pub(crate) errors: Vec<Trouble>,
+}
+
+/// An order that could not be carried out.
+#[derive(Debug, Clone, Serialize, ToSchema)]
+pub(crate) struct Trouble {
+    pub(crate) event: Option<String>,
+    pub(crate) error: String,
+}
+
+/// The replays of this process.
+#[derive(Default)]
+pub(crate) struct Replays {
+    jobs: Mutex<VecDeque<Arc<Job>>>,
+}
+
+/// One replay.
+pub(crate) struct Job {
+    progress: Mutex<Progress>,
+    cancel: watch::Sender<bool>,
+}
+
+impl Replays {
+    /// Starts one, unless one is running: then its id is the error.
+    pub(crate) fn start(&self, id: String, desk: Desk, plan: Plan) -> Result<Arc<Job>, String> {
+        let mut jobs = self.lock();
+        if let Some(running) = jobs.iter().find(|job| job.progress().state == Stage::Running) {
+            return Err(running.progress().replay);
+        }
+        let job = Arc::new(Job::new(id));
+        jobs.push_back(Arc::clone(&job));
+        if jobs.len() > REMEMBERED {
+            jobs.pop_front();
+        }
+        tokio::spawn(run(Arc::clone(&job), desk, plan));
+        Ok(job)
+    }
+
+    pub(crate) fn get(&self, id: &str) -> Option<Arc<Job>> {
+        self.lock().iter().find(|job| job.progress().replay == id).cloned()
+    }
+
+    /// Stops whatever runs. Orders that were given stay given.
+    pub(crate) fn cancel_all(&self) {
+        self.lock().iter().for_each(|job| job.cancel());
+    }
+
+    fn lock(&self) -> MutexGuard<'_, VecDeque<Arc<Job>>> {
+        self.jobs.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Job {
+    fn new(replay: String) -> Self {
+        let progress = Progress {
+            replay,
+            state: Stage::Running,
+            matched: 0,
+            done: 0,
+            changed: 0,
+            failed: 0,
+            errors: Vec::new(),
+        };
+        Self { progress: Mutex::new(progress), cancel: watch::Sender::new(false) }
+    }
+
+    pub(crate) fn progress(&self) -> Progress {
+        self.lock().clone()
+    }
+
+    /// Asks it to stop. It does after the orders that are under way.
+    pub(crate) fn cancel(&self) {
+        let _before = self.cancel.send_replace(true);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Progress> {
+        self.progress.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn note(&self, given: Given) -> Result<(), NoAnswer> {
+        let mut progress = self.lock();
+        progress.done += 1;
+        match given.outcome {
+            Outcome::Changed => progress.changed += 1,
+            Outcome::Unchanged => {}
+            Outcome::Failed(error) => progress.fail(Some(given.event), error),
+            Outcome::NoAnswer(error) => {
+                progress.fail(Some(given.event), error);
+                return Err(NoAnswer);
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Progress {
+    fn fail(&mut self, event: Option<EventId>, error: String) {
+        self.failed += 1;
+        if self.errors.len() < TOLD {
+            self.errors.push(Trouble { event: event.map(|event| event.to_string()), error });
+        }
+    }
+}
+
+/// The journal does not answer, so there is no point in going on.
+struct NoAnswer;
+
+/// An order that was given.
+struct Given {
+    event: EventId,
+    outcome: Outcome,
+}
+
+enum Outcome {
+    Changed,
+    Unchanged,
+    Failed(String),
+    NoAnswer(String),
+}
+
+/// Counts what a filter finds, without touching it.
+pub(crate) async fn survey(reader: &dyn JournalReader, query: &EventQuery) -> Result<Survey, ReadError> {
+    let mut survey = Survey::default();
+    let mut query = EventQuery { limit: 1_000, ..query.clone() };
+    let started = Instant::now();
+    loop {
+        let page = reader.list(query.clone()).await?;
+        for event in &page.events {
+            survey.matched += 1;
+            *survey.statuses.entry(event.status.as_str()).or_default() += 1;
+            if survey.events.len() < TOLD {
+                survey.events.push(event.id.to_string());
+            }
+        }
+        query.after = page.next;
+        if page.next.is_none() {
+            survey.complete = true;
+            return Ok(survey);
+        }
+        if survey.matched >= SURVEY_EVENTS || started.elapsed() > SURVEY_TIME {
+            return Ok(survey);
+        }
+    }
+}
+
+async fn run(job: Arc<Job>, desk: Desk, plan: Plan) {
+    let (verb, who) = (plan.verb.as_str(), plan.who.name.clone());
+    let id = job.progress().replay;
+    tracing::info!(replay = id, verb, who, rate = plan.rate, "a replay begins");
+    let state = carry_out(&job, &desk, plan).await;
+    job.lock().state = state;
+    let Progress { done, changed, failed, .. } = job.progress();
+    tracing::info!(replay = id, ?state, done, changed, failed, "a replay ended");
+}
+
+/// Goes through the pages, newest event first. What the orders change does not move the pages: each begins after the last
+/// event of the one before.
+async fn carry_out(job: &Job, desk: &Desk, plan: Plan) -> Stage {
+    let mut cancelled = job.cancel.subscribe();
+    let mut pace = Pace::new(plan.rate);
+    let mut orders = JoinSet::new();
+    let mut query = EventQuery { limit: PAGE, ..plan.query.clone() };
+    loop {
+        let page = match find(desk, &query).await {
+            Ok(page) => page,
+            Err(error) => {
+                job.lock().fail(None, error.to_string());
+                return settle(job, &mut orders, Stage::Failed).await;
+            }
+        };
+        job.lock().matched += page.events.len() as u64;
+        for event in page.events {
+            tokio::select! {
+                biased;
+                () = ended(&mut cancelled) => return settle(job, &mut orders, Stage::Cancelled).await,
+                () = pace.next() => {}
+            }
+            if orders.len() >= AT_ONCE && !next_is_fine(job, &mut orders).await {
+                return settle(job, &mut orders, Stage::Failed).await;
+            }
+            orders.spawn(give(desk.clone(), plan.clone(), event));
+        }
+        if page.next.is_none() {
+            return settle(job, &mut orders, Stage::Done).await;
+        }
+        query.after = page.next;
+    }
+}
+
+/// Waits for the orders that are under way.
+async fn settle(job: &Job, orders: &mut JoinSet<Given>, mut stage: Stage) -> Stage {
+    while !orders.is_empty() {
+        if !next_is_fine(job, orders).await {
+            stage = Stage::Failed;
+        }
+    }
+    stage
+}
+
+/// Notes the next order that ends. `false` if there is no point in going on.
+async fn next_is_fine(job: &Job, orders: &mut JoinSet<Given>) -> bool {
+    match orders.join_next().await {
+        None => true,
+        Some(Ok(given)) => job.note(given).is_ok(),
+        // A panic has been reported by its task; the order is one that failed.
+        Some(Err(error)) => {
+            job.lock().fail(None, error.to_string());
+            false
+        }
+    }
+}
+
+async fn give(desk: Desk, plan: Plan, event: EventSummary) -> Given {
+    let order = order(&desk.routes, &event, plan.verb, plan.route, plan.who);
+    let mut tries = 1;
+    let outcome = loop {
+        match desk.deliveries.order(order.clone()).await {
+            Ok(ordered) if ordered.routes.is_empty() => break Outcome::Unchanged,
+            Ok(_) => break Outcome::Changed,
+            // Forgotten meanwhile, or nothing to do for it.
+            Err(OrderError::NoEvent | OrderError::Unfit(_)) => break Outcome::Unchanged,
+            Err(OrderError::Epoch { next }) => {
+                let done = matches!(plan.verb, Verb::ForceReplay { epoch } if epoch < next);
+                let error = format!("the next epoch is {next}");
+                break if done { Outcome::Unchanged } else { Outcome::Failed(error) };
+            }
+            Err(OrderError::Work(error)) if tries == TRIES => break Outcome::NoAnswer(error.to_string()),
+            Err(OrderError::Work(_)) => {
+                tries += 1;
+                tokio::time::sleep(TRY_AGAIN).await;
+            }
+        }
+    };
+    Given { event: event.id, outcome }
+}
+
+async fn find(desk: &Desk, query: &EventQuery) -> Result<EventPage, ReadError> {
+    let mut tries = 1;
+    loop {
+        match desk.reader.list(query.clone()).await {
+            Err(ReadError::Engine(_)) if tries < TRIES => {
+                tries += 1;
+                tokio::time::sleep(TRY_AGAIN).await;
+            }
+            answer => return answer,
+        }
+    }
+}
+
+/// Lets so many through per second, with short bursts after a wait, so that a coarse timer does not slow it down.
+struct Pace {
+    rate: f64,
+    allowance: f64,
+    at: Instant,
+}
+
+impl Pace {
+    fn new(rate: u32) -> Self {
+        Self { rate: f64::from(rate.max(1)), allowance: 1.0, at: Instant::now() }
+    }
+
+    async fn next(&mut self) {
+        loop {
+            let now = Instant::now();
+            self.allowance += now.duration_since(self.at).as_secs_f64() * self.rate;
+            self.allowance = self.allowance.min((self.rate / 20.0).max(1.0));
+            self.at = now;
+            if self.allowance >= 1.0 {
+                self.allowance -= 1.0;
+                return;
+            }
+            tokio::time::sleep(Duration::from_secs_f64((1.0 - self.allowance) / self.rate)).await;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn the_pace_is_kept() {
+        for rate in [1, 7, 200, 10_000] {
+            let mut pace = Pace::new(rate);
+            let started = Instant::now();
+            for _ in 0..rate * 3 {
+                pace.next().await;
+            }
+            let seconds = started.elapsed().as_secs_f64();
+            assert!((1.9..=3.2).contains(&seconds), "{} at {rate} per second took {seconds}", rate * 3);
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn time_that_was_lost_is_not_made_up_for_in_a_rush() {
+        let mut pace = Pace::new(100);
+        pace.next().await;
+        tokio::time::sleep(Duration::from_secs(60)).await;
+        let started = Instant::now();
+        for _ in 0..100 {
+            pace.next().await;
+        }
+        assert!(started.elapsed() > Duration::from_millis(900), "{:?}", started.elapsed());
+    }
+}
