@@ -14,6 +14,7 @@
 mod bloom;
 mod checkpoint;
 mod connection;
+mod database_file;
 mod follower;
 mod ledger;
 mod place;
