@@ -3,18 +3,19 @@
 //! Accept loop, verification, identification and digest are the real ones; only the append is missing. What the real
 //! gateway reaches of this rate is what durability costs.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::sync::Mutex;
 
 use oncehook::clock::Clock;
-use oncehook::event::{EventId, EventIds, NewEvents};
+use oncehook::event::{EventId, EventIds, NewEvents, SourceName};
 use oncehook::journal::{
     AppendError, Appended, BoxFuture, Durability, EventDetail, EventPage, EventQuery, Journal, JournalReader,
-    JournalState, ReadError, Receipt, SelfTestError, Stats, StoredBody, Ticket, Verdict,
+    JournalState, Layer, ReadError, Receipt, SelfTestError, Stats, StoredBody, Ticket, Verdict,
 };
 use oncehook_server::app::App;
 use oncehook_server::config::Config;
+use oncehook_verify::UnixMicros;
 use tokio::net::TcpListener;
 use tokio::sync::oneshot;
 
@@ -26,11 +27,20 @@ impl Journal for NoJournal {
         let mut ids = self.0.lock().unwrap();
         let receipt: Receipt = events
             .iter()
-            .map(|event| Appended { id: ids.next(event.received_at), verdict: Verdict::New })
+            .map(|event| Appended {
+                id: ids.next(event.received_at),
+                verdict: Verdict::New,
+                expires_at: event.expires_at,
+            })
             .collect();
         let (answer, ticket) = oneshot::channel();
         let _ = answer.send(Ok(receipt));
         Ok(ticket)
+    }
+
+    fn note_duplicate(&self, _: EventId, _: &SourceName, _: UnixMicros, _: IpAddr, _: Layer) -> bool {
+        // Nothing is known here, so nothing can be a duplicate.
+        false
     }
 
     fn state(&self) -> JournalState {

@@ -127,7 +127,7 @@ async fn the_first_is_new_and_the_rest_are_duplicates<J: Journal + JournalReader
     assert_eq!(first.verdict, Verdict::New);
     for _ in 0..3 {
         let again = append_one(&*case.journal, event("evt_1", body)).await;
-        assert_eq!(again, Appended { id: first.id, verdict: Verdict::Duplicate });
+        assert_eq!(again, Appended { verdict: Verdict::Duplicate, ..first });
     }
     let events = all(&*case.journal).await;
     assert_eq!(events.len(), 1);
@@ -190,7 +190,7 @@ async fn keys_are_compared_byte_by_byte<J: Journal + JournalReader>(case: Case<J
 async fn another_body_is_a_conflict_and_the_first_stays<J: Journal + JournalReader>(case: Case<J>) {
     let first = append_one(&*case.journal, event("evt_1", "{\"amount\":1}")).await;
     let other = append_one(&*case.journal, event("evt_1", "{\"amount\":1000000}")).await;
-    assert_eq!(other, Appended { id: first.id, verdict: Verdict::Conflict });
+    assert_eq!(other, Appended { verdict: Verdict::Conflict, ..first });
     append_one(&*case.journal, event("evt_1", "{\"amount\":1000000}")).await;
     let again = append_one(&*case.journal, event("evt_1", "{\"amount\":1}")).await;
     assert_eq!(again.verdict, Verdict::Duplicate);
@@ -212,7 +212,7 @@ async fn different_bodies_are_kept_up_to_a_limit<J: Journal + JournalReader>(cas
     for _ in 0..2 {
         for body in 0..20 {
             let other = append_one(&*case.journal, event("evt_1", &format!("body {body:02}"))).await;
-            assert_eq!(other, Appended { id: first.id, verdict: Verdict::Conflict });
+            assert_eq!(other, Appended { verdict: Verdict::Conflict, ..first });
         }
     }
     let conflicts = case.journal.show(first.id).await.unwrap().unwrap().conflicts;
@@ -262,10 +262,7 @@ async fn quarantined_events_are_stored_and_marked<J: Journal + JournalReader>(ca
     let held = NewEvent { quarantine: Some(Quarantine::AmbiguousJson), ..event("evt_1", "{}") };
     let first = append_one(&*case.journal, held.clone()).await;
     assert_eq!(first.verdict, Verdict::Quarantined);
-    assert_eq!(
-        append_one(&*case.journal, held).await,
-        Appended { id: first.id, verdict: Verdict::Duplicate }
-    );
+    assert_eq!(append_one(&*case.journal, held).await, Appended { verdict: Verdict::Duplicate, ..first });
     append_one(&*case.journal, event("evt_2", "{}")).await;
     let query = EventQuery { status: Some(EventStatus::Quarantined), ..Default::default() };
     let found = find(&*case.journal, query).await;
@@ -442,9 +439,9 @@ async fn what_was_stored_is_there_after_reopening<J: Journal + JournalReader>(su
 
     let journal = (subject.open)(directory.path(), clock);
     let again = append_one(&*journal, event("evt_1", "{}")).await;
-    assert_eq!(again, Appended { id: first.id, verdict: Verdict::Duplicate });
+    assert_eq!(again, Appended { verdict: Verdict::Duplicate, ..first });
     let conflict = append_one(&*journal, event("evt_1", "{ }")).await;
-    assert_eq!(conflict, Appended { id: first.id, verdict: Verdict::Conflict });
+    assert_eq!(conflict, Appended { verdict: Verdict::Conflict, ..first });
     assert_eq!(all(&*journal).await.len(), 301);
     let detail = journal.show(first.id).await.unwrap().unwrap();
     assert_eq!((detail.event.duplicates, detail.conflicts.len()), (6, 1));

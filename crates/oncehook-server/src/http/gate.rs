@@ -8,6 +8,7 @@ use http::HeaderName;
 use ipnet::IpNet;
 use oncehook::clock::Clock;
 use oncehook::event::SourceName;
+use oncehook::fastpath::FastPath;
 use oncehook::journal::Journal;
 use oncehook::observe::{Metrics, SourceMetrics};
 use oncehook_verify::{Ack, Handshakes, Identifier, Integrity, Verifier};
@@ -19,6 +20,7 @@ use crate::config::{Config, Limits};
 pub struct Gate {
     pub(super) sources: HashMap<String, Source>,
     pub(super) journal: Arc<dyn Journal>,
+    pub(super) fast_path: FastPath,
     pub(super) clock: Clock,
     pub(super) limits: Limits,
     pub(super) trusted_proxies: Vec<IpNet>,
@@ -70,6 +72,7 @@ impl Gate {
         Self {
             sources,
             journal,
+            fast_path: FastPath::default(),
             clock,
             limits: config.server.limits,
             trusted_proxies: config.server.trusted_proxies,

@@ -4,16 +4,17 @@
 //! Does not: survive anything. It is for tests and for reading.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::net::IpAddr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use oncehook_verify::{EventKey, Quarantine};
+use oncehook_verify::{EventKey, Quarantine, UnixMicros};
 use tokio::sync::oneshot;
 
 use super::tally::remember;
 use super::{
     AppendError, Appended, BoxFuture, CONFLICTS_KEPT, Conflict, DuplicateSeen, Durability, EventDetail,
-    EventPage, EventQuery, EventStatus, EventSummary, Flag, Journal, JournalReader, JournalState, ReadError,
-    Receipt, SelfTestError, SourceCounts, Stats, StoredBody, Ticket, Verdict,
+    EventPage, EventQuery, EventStatus, EventSummary, Flag, Journal, JournalReader, JournalState, Layer,
+    ReadError, Receipt, SelfTestError, SourceCounts, Stats, StoredBody, Ticket, Verdict,
 };
 use crate::event::{EventId, EventIds, NewEvent, NewEvents, SourceName};
 
@@ -77,6 +78,7 @@ impl State {
         let key = (event.source.clone(), event.key.clone());
         let Some(&id) = self.keys.get(&key) else {
             let id = self.ids.next(event.received_at);
+            let expires_at = event.expires_at;
             let verdict = match event.quarantine {
                 Some(_) => Verdict::Quarantined,
                 None => Verdict::New,
@@ -102,29 +104,29 @@ impl State {
                 latest: VecDeque::new(),
             };
             self.events.insert(id, stored);
-            return Appended { id, verdict };
+            return Appended { id, verdict, expires_at };
         };
         let Some(first) = self.events.get_mut(&id) else {
-            return Appended { id, verdict: Verdict::Duplicate };
+            return Appended { id, verdict: Verdict::Duplicate, expires_at: event.expires_at };
         };
+        let expires_at = first.event.expires_at;
         if first.event.digest == event.digest {
             counts.duplicates += 1;
-            first.note_duplicate(&event);
-            Appended { id, verdict: Verdict::Duplicate }
+            first.note_duplicate(event.received_at, event.peer);
+            Appended { id, verdict: Verdict::Duplicate, expires_at }
         } else {
             counts.conflicts += 1;
             first.note_conflict(&event);
-            Appended { id, verdict: Verdict::Conflict }
+            Appended { id, verdict: Verdict::Conflict, expires_at }
         }
     }
 }
 
 impl Stored {
-    fn note_duplicate(&mut self, event: &NewEvent) {
-        let at = event.received_at;
+    fn note_duplicate(&mut self, at: UnixMicros, peer: IpAddr) {
         self.duplicates += 1;
         self.seen = Some(self.seen.map_or((at, at), |(first, last)| (first, last.max(at))));
-        remember(&mut self.latest, DuplicateSeen { at, peer: event.peer });
+        remember(&mut self.latest, DuplicateSeen { at, peer });
     }
 
     fn note_conflict(&mut self, event: &NewEvent) {
@@ -196,6 +198,23 @@ impl Journal for MemoryJournal {
         // The ticket is in our hands, so the answer arrives.
         let _ = answer.send(Ok(receipt));
         Ok(ticket)
+    }
+
+    fn note_duplicate(
+        &self,
+        event: EventId,
+        source: &SourceName,
+        at: UnixMicros,
+        peer: IpAddr,
+        _: Layer,
+    ) -> bool {
+        let mut state = self.lock();
+        let Some(first) = state.events.get_mut(&event) else { return false };
+        first.note_duplicate(at, peer);
+        if let Some(counts) = state.counts.get_mut(source.as_str()) {
+            counts.duplicates += 1;
+        }
+        true
     }
 
     fn state(&self) -> JournalState {
