@@ -10,7 +10,7 @@ use oncehook::clock::Clock;
 use oncehook::event::{NewEvent, NewEvents, SourceName};
 use oncehook::journal::{
     AppendError, Appended, CONFLICTS_KEPT, DUPLICATES_REMEMBERED, EventQuery, EventStatus, EventSummary,
-    Flag, Journal, JournalReader, Receipt, Verdict,
+    Flag, Journal, JournalReader, Layer, Receipt, Verdict,
 };
 use oncehook_verify::{EventKey, Integrity, Quarantine, UnixMicros, digest};
 
@@ -48,6 +48,7 @@ pub async fn exercise<J: Journal + JournalReader>(subject: &Subject<J>) {
     run(subject, quarantined_events_are_stored_and_marked).await;
     run(subject, the_same_body_under_an_unsigned_key_is_a_suspected_replay).await;
     run(subject, duplicates_are_counted_and_the_latest_remembered).await;
+    run(subject, duplicates_recognised_elsewhere_are_counted_like_the_journals_own).await;
     run(subject, lists_filter_and_page).await;
     run(subject, the_self_test_passes_and_leaves_nothing).await;
     run(subject, a_closed_journal_refuses).await;
@@ -312,6 +313,30 @@ async fn duplicates_are_counted_and_the_latest_remembered<J: Journal + JournalRe
     assert_eq!(detail.duplicates_seen, Some((NOW, UnixMicros(NOW.0 + 19))));
     let peers: Vec<_> = detail.duplicates_latest.iter().map(|seen| seen.peer.to_string()).collect();
     assert_eq!(peers.len(), DUPLICATES_REMEMBERED);
+    assert_eq!((peers[0].as_str(), peers[7].as_str()), ("192.0.2.12", "192.0.2.19"));
+    assert_eq!(case.journal.stats().await.unwrap().sources[0].duplicates, 20);
+}
+
+async fn duplicates_recognised_elsewhere_are_counted_like_the_journals_own<J: Journal + JournalReader>(
+    case: Case<J>,
+) {
+    let first = append_one(&*case.journal, event("evt_1", "{}")).await;
+    let shop = event("evt_1", "{}").source;
+    for number in 0..20_u8 {
+        let (at, peer) = (UnixMicros(NOW.0 + i64::from(number)), [192, 0, 2, number].into());
+        if number % 2 == 0 {
+            assert!(case.journal.note_duplicate(first.id, &shop, at, peer, Layer::Memory));
+        } else {
+            append_one(&*case.journal, NewEvent { received_at: at, peer, ..event("evt_1", "{}") }).await;
+        }
+        if number == 10 {
+            tokio::time::sleep(Duration::from_millis(700)).await;
+        }
+    }
+    let detail = case.journal.show(first.id).await.unwrap().unwrap();
+    assert_eq!(detail.event.duplicates, 20);
+    assert_eq!(detail.duplicates_seen, Some((NOW, UnixMicros(NOW.0 + 19))));
+    let peers: Vec<_> = detail.duplicates_latest.iter().map(|seen| seen.peer.to_string()).collect();
     assert_eq!((peers[0].as_str(), peers[7].as_str()), ("192.0.2.12", "192.0.2.19"));
     assert_eq!(case.journal.stats().await.unwrap().sources[0].duplicates, 20);
 }
