@@ -13,7 +13,7 @@ use quick_cache::{Equivalent, Weighter};
 use crate::event::{EventId, NewEvent, SourceName};
 
 /// All keys together weigh at most this, as [`Weight`] counts.
-const BYTES: u64 = 24 << 20;
+const BYTES: u64 = 16 << 20;
 
 /// What a key weighs beside its own bytes, roughly: names, digest, id, and the cache's own bookkeeping.
 const BYTES_PER_KEY: u64 = 176;
