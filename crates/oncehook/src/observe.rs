@@ -17,7 +17,7 @@ use prometheus_client::registry::{Registry, Unit};
 
 use oncehook_verify::UnixMicros;
 
-use crate::journal::{Backlog, JournalState, Verdict};
+use crate::journal::{Backlog, JournalState, Layer, Verdict};
 
 /// Label: the source.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -101,6 +101,7 @@ pub struct SourceMetrics {
     source: String,
     accepted: Counter,
     duplicates: Counter,
+    duplicates_in_memory: Counter,
     conflicts: Counter,
     quarantined: Counter,
     rejected: Family<ReasonLabel, Counter>,
@@ -222,12 +223,15 @@ impl Metrics {
     #[must_use]
     pub fn source(&self, source: &str) -> SourceMetrics {
         let label = SourceLabel { source: source.to_owned() };
+        let duplicates = |layer: Layer| {
+            let label = LayerLabel { source: source.to_owned(), layer: layer.as_str() };
+            self.duplicates.get_or_create_owned(&label)
+        };
         SourceMetrics {
             source: source.to_owned(),
             accepted: self.accepted.get_or_create_owned(&label),
-            duplicates: self
-                .duplicates
-                .get_or_create_owned(&LayerLabel { source: source.to_owned(), layer: "journal" }),
+            duplicates: duplicates(Layer::Journal),
+            duplicates_in_memory: duplicates(Layer::Memory),
             conflicts: self.conflicts.get_or_create_owned(&label),
             quarantined: self.quarantined.get_or_create_owned(&label),
             rejected: self.rejected.clone(),
@@ -313,15 +317,18 @@ impl RouteMetrics<'_> {
 }
 
 impl SourceMetrics {
-    /// Counts what an append decided.
-    pub fn count(&self, verdict: Verdict) {
+    /// Counts what was decided, and by whom.
+    pub fn count(&self, verdict: Verdict, layer: Layer) {
         match verdict {
             Verdict::New => self.accepted.inc(),
             Verdict::Quarantined => {
                 self.accepted.inc();
                 self.quarantined.inc()
             }
-            Verdict::Duplicate => self.duplicates.inc(),
+            Verdict::Duplicate => match layer {
+                Layer::Journal => self.duplicates.inc(),
+                Layer::Memory => self.duplicates_in_memory.inc(),
+            },
             Verdict::Conflict => self.conflicts.inc(),
         };
     }

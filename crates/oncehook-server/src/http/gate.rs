@@ -8,6 +8,7 @@ use http::HeaderName;
 use ipnet::IpNet;
 use oncehook::clock::Clock;
 use oncehook::event::SourceName;
+use oncehook::fastpath::FastPath;
 use oncehook::journal::Journal;
 use oncehook::observe::{Metrics, SourceMetrics};
 use oncehook::route::Routes;
@@ -21,6 +22,7 @@ pub struct Gate {
     pub(super) sources: HashMap<String, Source>,
     pub(super) routes: Routes,
     pub(super) journal: Arc<dyn Journal>,
+    pub(super) fast_path: FastPath,
     pub(super) clock: Clock,
     pub(super) limits: Limits,
     pub(super) trusted_proxies: Vec<IpNet>,
@@ -73,6 +75,7 @@ impl Gate {
             sources,
             routes: config.routes,
             journal,
+            fast_path: FastPath::default(),
             clock,
             limits: config.server.limits,
             trusted_proxies: config.server.trusted_proxies,

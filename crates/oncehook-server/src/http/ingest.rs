@@ -1,7 +1,7 @@
 //! The hot path: read a bounded body, verify it on its raw bytes, identify it, hand it to the journal, answer.
 //!
 //! Promises: nothing unverified goes further than this file; a 2xx is sent only after the journal has said that the event
-//! is durable; everything else is an error that names itself and says whether to try again.
+//! is durable, or has said so before; everything else is an error that names itself and says whether to try again.
 //!
 //! Cancellation: hyper drops [`answer`] when the sender hangs up. Before the body is complete nothing has happened; after
 //! it was submitted the journal goes on by itself, and only the answer is lost. The sender's retry is then a duplicate.
@@ -16,7 +16,8 @@ use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, header
 use http_body_util::{BodyExt, Full};
 use hyper::body::{Body, Incoming};
 use oncehook::event::{NewEvent, NewEvents};
-use oncehook::journal::{AppendError, Receipt};
+use oncehook::fastpath::Settled;
+use oncehook::journal::{AppendError, Layer, Receipt};
 use oncehook_verify::{Ack, Identified, Item, Reply, UnixMicros};
 use prometheus_client::metrics::gauge::Gauge;
 
@@ -107,13 +108,13 @@ async fn receive(
         Identified::One(item) => (std::iter::once(event(item)).collect(), false),
         Identified::Batch(items) => (items.into_iter().map(event).collect(), true),
     };
-    let receipt = store(gate, source, events).await?;
-    for appended in &receipt {
-        source.metrics.count(appended.verdict);
+    let settled = store(gate, source, events).await?;
+    for appended in &settled.receipt {
+        source.metrics.count(appended.verdict, settled.layer);
     }
     Ok(match &source.ack {
-        None => accepted(&receipt, batch),
-        Some(ack) => acknowledged(ack, &receipt),
+        None => accepted(&settled.receipt, batch),
+        Some(ack) => acknowledged(ack, &settled.receipt),
     })
 }
 
@@ -297,20 +298,18 @@ fn new_event(
     }
 }
 
-/// Waits until the journal has the events. An empty batch has nothing to wait for.
-async fn store(gate: &Gate, source: &Source, events: NewEvents) -> Result<Receipt, HttpError> {
+/// Waits until the journal has the events, or is known to have them. An empty batch has nothing to wait for.
+async fn store(gate: &Gate, source: &Source, events: NewEvents) -> Result<Settled, HttpError> {
     if events.is_empty() {
-        return Ok(Receipt::new());
+        return Ok(Settled { receipt: Receipt::new(), layer: Layer::Journal });
     }
     let unavailable = |reason: &'static str| {
         source.metrics.count_unavailable(reason);
         HttpError::unavailable(reason)
     };
-    let ticket = gate.journal.submit(events).map_err(|error| unavailable(reason(&error)))?;
-    match tokio::time::timeout(gate.limits.commit, ticket).await {
-        Ok(Ok(Ok(receipt))) => Ok(receipt),
-        Ok(Ok(Err(error))) => Err(unavailable(reason(&error))),
-        Ok(Err(_)) => Err(unavailable("journal_gone")),
+    let append = gate.fast_path.append(&*gate.journal, events);
+    match tokio::time::timeout(gate.limits.commit, append).await {
+        Ok(settled) => settled.map_err(|error| unavailable(reason(&error))),
         Err(_) => Err(unavailable("journal_slow")),
     }
 }
@@ -320,6 +319,7 @@ fn reason(error: &AppendError) -> &'static str {
         AppendError::Full => "journal_full",
         AppendError::Unavailable(_) => "journal_failed",
         AppendError::Closed => "journal_closed",
+        AppendError::Gone => "journal_gone",
     }
 }
 

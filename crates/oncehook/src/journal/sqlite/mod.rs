@@ -19,6 +19,7 @@ mod apply;
 mod bloom;
 mod checkpoint;
 mod connection;
+mod database_file;
 mod deliveries;
 mod follower;
 mod forget;
@@ -33,20 +34,22 @@ mod self_test;
 mod user_sql;
 mod writer;
 
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
 
 use crossbeam_channel::{Sender, TrySendError};
+use oncehook_verify::UnixMicros;
 use tokio::sync::{Semaphore, oneshot, watch};
 
 use super::tally::Tally;
 use super::{
     AppendError, BoxFuture, Durability, EventDetail, EventPage, EventQuery, Journal, JournalReader,
-    JournalState, ReadError, SelfTestError, Stats, StoredBody, Ticket,
+    JournalState, Layer, ReadError, SelfTestError, Stats, StoredBody, Ticket,
 };
 use crate::clock::Clock;
-use crate::event::{EventId, NewEvents};
+use crate::event::{EventId, NewEvents, SourceName};
 use crate::retry::Chance;
 use ledger::Recent;
 use place::LockFile;
@@ -154,7 +157,9 @@ struct Shared {
     /// in behind the writer's back and wait for ever.
     closed: RwLock<bool>,
     tally: Mutex<Tally>,
-    /// How often the tally has moved into the tables. Grows while the tally is locked.
+    /// Held while the tally moves into the tables: then its counts stand in neither place.
+    flushing: Mutex<()>,
+    /// How often the tally has moved into the tables. Grows under `flushing`.
     flushes: AtomicU64,
     failing: Mutex<Option<String>>,
     /// Keys that may not be in the table yet.
@@ -188,8 +193,27 @@ impl Shared {
         self.tally.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// The tally as people may see it: not while it is on its way into the tables.
+    fn settled_tally(&self) -> SettledTally<'_> {
+        let settled = self.flushing.lock().unwrap_or_else(PoisonError::into_inner);
+        SettledTally { tally: self.tally(), _settled: settled }
+    }
+
     fn failing(&self) -> MutexGuard<'_, Option<String>> {
         self.failing.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+struct SettledTally<'s> {
+    tally: MutexGuard<'s, Tally>,
+    _settled: MutexGuard<'s, ()>,
+}
+
+impl std::ops::Deref for SettledTally<'_> {
+    type Target = Tally;
+
+    fn deref(&self) -> &Tally {
+        &self.tally
     }
 }
 
@@ -289,6 +313,23 @@ impl Journal for SqliteJournal {
             }
         })?;
         Ok(ticket)
+    }
+
+    fn note_duplicate(
+        &self,
+        event: EventId,
+        source: &SourceName,
+        at: UnixMicros,
+        peer: IpAddr,
+        layer: Layer,
+    ) -> bool {
+        let mut tally = self.shared.tally();
+        // Counts that nobody takes away must not pile up without end.
+        let room = !tally.is_overfull();
+        if room {
+            tally.add(event, source, at, peer, layer);
+        }
+        room
     }
 
     fn state(&self) -> JournalState {

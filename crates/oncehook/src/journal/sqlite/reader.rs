@@ -73,7 +73,7 @@ impl Readers {
                 Some((first, last, latest)) => (Some((first, last)), parse_latest(&latest)),
                 None => (None, std::collections::VecDeque::new()),
             };
-            if let Some(pending) = self.shared.tally().get(id) {
+            if let Some(pending) = self.shared.settled_tally().get(id) {
                 seen = Some(seen.map_or((pending.first_at, pending.last_at), |(first, last)| {
                     (first, last.max(pending.last_at))
                 }));
@@ -121,9 +121,9 @@ impl Readers {
                     })
                 })?
                 .collect::<Result<_, _>>()?;
-            for (_, pending) in self.shared.tally().iter() {
+            for (_, pending) in self.shared.settled_tally().iter() {
                 if let Some(counts) = sources.iter_mut().find(|counts| counts.source == pending.source.as_str()) {
-                    counts.duplicates += pending.count;
+                    counts.duplicates += pending.count();
                 }
             }
             Ok(Stats { sources })
@@ -197,8 +197,8 @@ impl Readers {
 
     /// Adds what stands in other tables, or is still in memory.
     fn complete(&self, connection: &Connection, event: &mut EventSummary) -> Result<(), rusqlite::Error> {
-        if let Some(pending) = self.shared.tally().get(event.id) {
-            event.duplicates += pending.count;
+        if let Some(pending) = self.shared.settled_tally().get(event.id) {
+            event.duplicates += pending.count();
         }
         event.deliveries = deliveries(connection, event.id)?;
         Ok(())

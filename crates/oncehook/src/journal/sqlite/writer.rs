@@ -11,8 +11,8 @@
 
 use std::collections::HashMap;
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, RecvTimeoutError};
@@ -28,7 +28,7 @@ use super::reader::Readers;
 use super::{OpenError, Shared, connection, follower, self_test, user_sql};
 use crate::clock::Clock;
 use crate::event::{EventId, EventIds, NewEvents, SourceName};
-use crate::journal::{AppendError, Appended, Receipt, SelfTestError, SourceCounts, Verdict};
+use crate::journal::{AppendError, Appended, Layer, Receipt, SelfTestError, SourceCounts, Verdict};
 
 /// What the thread can be told.
 #[expect(clippy::large_enum_variant, reason = "nearly every command is an append, and it is moved once")]
@@ -230,7 +230,7 @@ impl Writer {
         if !outcome.duplicates.is_empty() {
             let mut tally = self.shared.tally();
             for duplicate in outcome.duplicates {
-                tally.add(duplicate.event, &duplicate.source, duplicate.at, duplicate.peer);
+                tally.add(duplicate.event, &duplicate.source, duplicate.at, duplicate.peer, Layer::Journal);
             }
         }
         for (work, receipt) in batch.drain(..).zip(outcome.receipts) {
@@ -334,20 +334,20 @@ impl Writer {
     fn flush(&mut self) {
         self.flushed = Instant::now();
         let Some(connection) = self.connection.as_mut() else { return };
-        let mut tally = self.shared.tally();
-        if tally.is_empty() {
+        if self.shared.tally().is_empty() {
             return;
         }
-        match queries::store_duplicates(connection, &tally) {
-            Ok(()) => {
-                tally.clear();
-                self.shared.flushes.fetch_add(1, Ordering::Release);
-            }
-            Err(error) if is_busy(&error) => {}
-            Err(error) => {
-                drop(tally);
-                self.fail(&error.to_string());
-            }
+        let flushing = self.shared.flushing.lock().unwrap_or_else(PoisonError::into_inner);
+        // Taken out, not locked: whoever counts a duplicate must not wait for the disk.
+        let taken = self.shared.tally().take();
+        let Err(error) = queries::store_duplicates(connection, &taken) else {
+            self.shared.flushes.fetch_add(1, Ordering::Release);
+            return;
+        };
+        self.shared.tally().give_back(taken);
+        drop(flushing);
+        if !is_busy(&error) {
+            self.fail(&error.to_string());
         }
     }
 
