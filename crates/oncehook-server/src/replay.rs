@@ -17,7 +17,7 @@ use oncehook::journal::{
 use oncehook::route::Routes;
 use serde::Serialize;
 use tokio::sync::watch;
-use tokio::task::JoinSet;
+use tokio::task::{JoinError, JoinSet};
 use tokio::time::Instant;
 use utoipa::ToSchema;
 
@@ -180,9 +180,18 @@ impl Job {
         self.progress.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn note(&self, given: Given) -> Result<(), NoAnswer> {
+    /// Notes an order that was given. An error if there is no point in going on.
+    fn note(&self, ended: Result<Given, JoinError>) -> Result<(), NoAnswer> {
         let mut progress = self.lock();
         progress.done += 1;
+        let given = match ended {
+            Ok(given) => given,
+            // A panic has been reported by its task; the order is one that failed.
+            Err(error) => {
+                progress.fail(None, error.to_string());
+                return Err(NoAnswer);
+            }
+        };
         match given.outcome {
             Outcome::Changed => progress.changed += 1,
             Outcome::Unchanged => {}
@@ -273,13 +282,8 @@ async fn carry_out(job: &Job, desk: &Desk, plan: Plan) -> Stage {
         };
         job.lock().matched += page.events.len() as u64;
         for event in page.events {
-            tokio::select! {
-                biased;
-                () = ended(&mut cancelled) => return settle(job, &mut orders, Stage::Cancelled).await,
-                () = pace.next() => {}
-            }
-            if orders.len() >= AT_ONCE && !next_is_fine(job, &mut orders).await {
-                return settle(job, &mut orders, Stage::Failed).await;
+            if let Err(stage) = turn(job, &mut orders, &mut pace, &mut cancelled).await {
+                return settle(job, &mut orders, stage).await;
             }
             orders.spawn(give(desk.clone(), plan.clone(), event));
         }
@@ -290,27 +294,31 @@ async fn carry_out(job: &Job, desk: &Desk, plan: Plan) -> Stage {
     }
 }
 
+/// Waits until the next order may be given, and notes those that end meanwhile.
+async fn turn(
+    job: &Job,
+    orders: &mut JoinSet<Given>,
+    pace: &mut Pace,
+    cancelled: &mut watch::Receiver<bool>,
+) -> Result<(), Stage> {
+    loop {
+        tokio::select! {
+            biased;
+            () = ended(cancelled) => return Err(Stage::Cancelled),
+            Some(ended) = orders.join_next() => job.note(ended).map_err(|NoAnswer| Stage::Failed)?,
+            () = pace.next(), if orders.len() < AT_ONCE => return Ok(()),
+        }
+    }
+}
+
 /// Waits for the orders that are under way.
 async fn settle(job: &Job, orders: &mut JoinSet<Given>, mut stage: Stage) -> Stage {
-    while !orders.is_empty() {
-        if !next_is_fine(job, orders).await {
+    while let Some(ended) = orders.join_next().await {
+        if job.note(ended).is_err() {
             stage = Stage::Failed;
         }
     }
     stage
-}
-
-/// Notes the next order that ends. `false` if there is no point in going on.
-async fn next_is_fine(job: &Job, orders: &mut JoinSet<Given>) -> bool {
-    match orders.join_next().await {
-        None => true,
-        Some(Ok(given)) => job.note(given).is_ok(),
-        // A panic has been reported by its task; the order is one that failed.
-        Some(Err(error)) => {
-            job.lock().fail(None, error.to_string());
-            false
-        }
-    }
 }
 
 async fn give(desk: Desk, plan: Plan, event: EventSummary) -> Given {

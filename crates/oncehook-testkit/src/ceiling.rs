@@ -6,17 +6,22 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::Mutex;
+use std::time::Duration;
 
 use oncehook::clock::Clock;
+use oncehook::delivery::{Claim, Fence, RouteName, Settled, Settlement};
 use oncehook::event::{EventId, EventIds, NewEvents};
 use oncehook::journal::{
-    AppendError, Appended, BoxFuture, Durability, EventDetail, EventPage, EventQuery, Journal, JournalReader,
-    JournalState, ReadError, Receipt, SelfTestError, Stats, StoredBody, Ticket, Verdict,
+    AppendError, Appended, Backlog, BoxFuture, Deliveries, Durability, EventDetail, EventPage, EventQuery,
+    Forgotten, Journal, JournalReader, JournalState, Order, OrderError, Ordered, Pausable, Pause, Progress,
+    ReadError, Receipt, Retention, SelfTestError, Stats, StoredBody, Ticket, Verdict, Who, WorkError,
 };
+use oncehook::route::Route;
 use oncehook_server::app::App;
 use oncehook_server::config::Config;
+use oncehook_verify::UnixMicros;
 use tokio::net::TcpListener;
-use tokio::sync::oneshot;
+use tokio::sync::{oneshot, watch};
 
 /// Keeps nothing. Benchmarks only.
 struct NoJournal(Mutex<EventIds>);
@@ -70,6 +75,69 @@ impl JournalReader for NoJournal {
     fn stats(&self) -> BoxFuture<'_, Result<Stats, ReadError>> {
         Box::pin(async { Ok(Stats::default()) })
     }
+}
+
+/// Nothing is stored, so nothing is ever due.
+impl Deliveries for NoJournal {
+    fn changes(&self) -> watch::Receiver<u64> {
+        watch::Sender::new(0).subscribe()
+    }
+
+    fn apply(&self, _: Arc<Route>, _: usize) -> BoxFuture<'_, Result<Progress, WorkError>> {
+        nothing()
+    }
+
+    fn claim(&self, _: Arc<Route>, _: usize, _: Duration) -> BoxFuture<'_, Result<Vec<Claim>, WorkError>> {
+        nothing()
+    }
+
+    fn call(&self, _: Arc<Route>, _: Vec<Claim>) -> BoxFuture<'_, Result<Vec<Settled>, WorkError>> {
+        nothing()
+    }
+
+    fn settle(&self, settlements: Vec<Settlement>) -> BoxFuture<'_, Result<Vec<Settled>, WorkError>> {
+        Box::pin(async move { Ok(settlements.iter().map(|_| Settled::Lost).collect()) })
+    }
+
+    fn renew(&self, _: Vec<Fence>, _: Duration) -> BoxFuture<'_, Result<(), WorkError>> {
+        nothing()
+    }
+
+    fn give_back(&self, _: Vec<Claim>) -> BoxFuture<'_, Result<(), WorkError>> {
+        nothing()
+    }
+
+    fn reclaim(&self, _: Arc<Route>) -> BoxFuture<'_, Result<usize, WorkError>> {
+        nothing()
+    }
+
+    fn next_due(&self, _: RouteName) -> BoxFuture<'_, Result<Option<UnixMicros>, WorkError>> {
+        nothing()
+    }
+
+    fn backlog(&self) -> BoxFuture<'_, Result<Vec<Backlog>, WorkError>> {
+        nothing()
+    }
+
+    fn order(&self, _: Order) -> BoxFuture<'_, Result<Ordered, OrderError>> {
+        Box::pin(async { Err(OrderError::NoEvent) })
+    }
+
+    fn set_paused(&self, _: Pause, _: Who) -> BoxFuture<'_, Result<(), WorkError>> {
+        Box::pin(async { Err(WorkError::Unsupported("nothing is kept here".to_owned())) })
+    }
+
+    fn paused(&self) -> BoxFuture<'_, Result<Vec<Pausable>, WorkError>> {
+        nothing()
+    }
+
+    fn forget(&self, _: Retention) -> BoxFuture<'_, Result<Forgotten, WorkError>> {
+        nothing()
+    }
+}
+
+fn nothing<T: Default + Send>() -> BoxFuture<'static, Result<T, WorkError>> {
+    Box::pin(async { Ok(T::default()) })
 }
 
 /// Runs the ceiling with the configuration in the working directory until the process is killed.
