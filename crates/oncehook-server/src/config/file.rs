@@ -35,6 +35,9 @@ pub(super) struct Table<'t, 'f> {
 /// A value and its place.
 pub(super) type Placed<T> = Spanned<T>;
 
+/// Names and texts, each with its place.
+pub(super) type Pairs = Vec<(Placed<String>, Placed<String>)>;
+
 impl<'t> File<'t> {
     pub(super) fn new(text: &'t str) -> Self {
         Self { text, problems: RefCell::new(Vec::new()) }
@@ -185,7 +188,7 @@ impl<'t, 'f> Table<'t, 'f> {
 
     /// A table of strings whose keys are the author's own (empty if it is not written), and whether all of it could be
     /// read.
-    pub(super) fn take_map(&mut self, key: &'static str) -> (Vec<(Placed<String>, Placed<String>)>, bool) {
+    pub(super) fn take_map(&mut self, key: &'static str) -> (Pairs, bool) {
         let Some(value) = self.take(key) else { return (Vec::new(), true) };
         let Some(table) = value.get_ref().as_table() else {
             self.wrong_type(key, &value, "a table of strings");
