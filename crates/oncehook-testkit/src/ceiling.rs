@@ -103,7 +103,7 @@ impl Deliveries for NoJournal {
         nothing()
     }
 
-    fn give_back(&self, _: Vec<Claim>) -> BoxFuture<'_, Result<(), WorkError>> {
+    fn give_back(&self, _: Vec<Fence>) -> BoxFuture<'_, Result<(), WorkError>> {
         nothing()
     }
 

@@ -29,10 +29,10 @@ pub struct Subject<J> {
 }
 
 /// One journal in use by one behaviour.
-struct Case<J> {
-    journal: Arc<J>,
-    clock: Clock,
-    directory: tempfile::TempDir,
+pub(crate) struct Case<J> {
+    pub(crate) journal: Arc<J>,
+    pub(crate) clock: Clock,
+    pub(crate) directory: tempfile::TempDir,
 }
 
 /// Runs every behaviour, each on a journal of its own.
@@ -57,7 +57,7 @@ pub async fn exercise<J: Journal + JournalReader>(subject: &Subject<J>) {
     }
 }
 
-async fn run<J, F>(subject: &Subject<J>, behaviour: impl Fn(Case<J>) -> F)
+pub(crate) async fn run<J, F>(subject: &Subject<J>, behaviour: impl Fn(Case<J>) -> F)
 where
     F: Future<Output = ()>,
 {
@@ -106,7 +106,7 @@ pub async fn try_append(
     journal.submit(events.into_iter().collect::<NewEvents>())?.await.unwrap()
 }
 
-async fn append_one(journal: &impl Journal, event: NewEvent) -> Appended {
+pub(crate) async fn append_one(journal: &impl Journal, event: NewEvent) -> Appended {
     let receipt = append(journal, [event]).await;
     assert_eq!(receipt.len(), 1);
     receipt[0]

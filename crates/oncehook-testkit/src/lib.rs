@@ -1,6 +1,7 @@
 //! Suites, fault tools and load for oncehook. Nothing here is part of a production build.
 //!
 //! - [`ceiling`]: the gateway without storage, for benchmarks.
+//! - [`deliveries`]: what every journal promises workers and operators, with random histories of its own.
 //! - [`journal`]: the behaviour of every journal, one call per backend.
 //! - [`model`]: random histories against the reference journal, with a printed seed.
 //! - [`gateway`]: the real binary on free ports, to start, kill and ask.
@@ -10,6 +11,7 @@
 //! - [`workload`]: load with latency figures, shared by tests and benchmarks.
 
 pub mod ceiling;
+pub mod deliveries;
 pub mod gateway;
 pub mod journal;
 pub mod model;

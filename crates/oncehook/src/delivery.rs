@@ -239,6 +239,12 @@ impl Failure {
         Self { cause, message: bounded(message.into()), remedy: Remedy::GiveUp }
     }
 
+    /// The failure of an attempt whose lease ran out. Whatever it was, the event is the only thing known to be part of it.
+    #[must_use]
+    pub fn never_ended() -> Self {
+        Self::retry(Cause::Poison, "the attempt never ended: the process stopped, or it outlasted its lease")
+    }
+
     /// Not before this much time has passed.
     #[must_use]
     pub fn after(mut self, wait: Duration) -> Self {

@@ -1,14 +1,16 @@
 //! The journal as a worker and an operator see it: deliveries that are due, attempts that end, orders that are given.
 //!
-//! Promises of every backend, checked by one suite (`oncehook-testkit`, `deliveries.rs`):
+//! Promises of every backend, checked by one suite (`oncehook-testkit`, `deliveries`):
 //!
 //! - A delivery is settled once per epoch. Whoever settles with an attempt that is not the latest writes nothing
 //!   ([`Settled::Lost`]); the fence stands in the statement, the lease only makes sure that somebody goes on.
 //! - An effect in the journal's database and its settlement commit together, or neither does.
 //! - Follow-ups are written in the transaction that settles what they follow.
-//! - What is pending is never forgotten; a key is forgotten only after its window and only if its event is final.
+//! - What is pending is never forgotten; a key is forgotten only after its window, and only if nothing can come of its event.
 //!
-//! Times (`due`, leases) are the journal's own [`steady`](crate::clock::Clock::steady) clock.
+//! Every time that is written here (due, leases, attempts, the audit) or compared (what is old) is of the journal's own
+//! [`steady`](crate::clock::Clock::steady) clock, so that an attempt never ends before it began and a clock that is set a
+//! year ahead forgets nothing. A time has come when it is now: leases end and windows pass at the very microsecond.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,6 +26,7 @@ use crate::route::Route;
 /// What a worker and an operator ask of a journal.
 pub trait Deliveries: Send + Sync + 'static {
     /// Changes whenever deliveries may have become due. Only wakes; a worker that misses it finds the work by looking.
+    /// Looking for work, claiming and renewing change nothing here, or a worker would wake itself.
     fn changes(&self) -> watch::Receiver<u64>;
 
     /// Runs due deliveries of a `sql` route: takes up to `limit`, runs the statements, settles, commits. A failing
@@ -32,6 +35,11 @@ pub trait Deliveries: Send + Sync + 'static {
 
     /// Leases due deliveries of a route whose handler leaves the process or runs foreign code. Each is another attempt,
     /// counted before it begins, so that one that ends the process is counted too.
+    ///
+    /// Due is what is `ready` or `retrying` and whose time has come; what became due first comes first, then the older
+    /// event, then the older epoch. No two callers get the same attempt. The limit of attempts is the delivery's own, or
+    /// else the route's. A follow-up is handed the result of the route before it: of its own epoch, or else of the
+    /// latest epoch before.
     fn claim(
         &self,
         route: Arc<Route>,
@@ -43,35 +51,52 @@ pub trait Deliveries: Send + Sync + 'static {
     fn call(&self, route: Arc<Route>, claims: Vec<Claim>) -> BoxFuture<'_, Result<Vec<Settled>, WorkError>>;
 
     /// Settles attempts. One transaction, one answer per settlement, in order.
+    ///
+    /// Only a delivery that is `running` with the attempt of the fence is settled; a lease that has run out but was not
+    /// taken away yet still settles, because nobody else has begun. Success keeps the result, clears the error and makes
+    /// the follow-ups: in the same epoch, due now, unless they exist. A failure makes none.
     fn settle(&self, settlements: Vec<Settlement>) -> BoxFuture<'_, Result<Vec<Settled>, WorkError>>;
 
-    /// Prolongs leases. Those that are lost stay lost.
+    /// Prolongs leases, counted from now. Those that are lost stay lost.
     fn renew(&self, fences: Vec<Fence>, lease: Duration) -> BoxFuture<'_, Result<(), WorkError>>;
 
-    /// Gives leases back without an outcome, due at once. The attempt keeps its number but is not held against the
-    /// delivery.
-    fn give_back(&self, claims: Vec<Claim>) -> BoxFuture<'_, Result<(), WorkError>>;
+    /// Gives leases back without an outcome, due at once: `ready` if the delivery never failed, else `retrying`. The
+    /// attempt keeps its number but is not held against the delivery: its limit is one more than the claim said. Fences
+    /// that are lost change nothing.
+    fn give_back(&self, fences: Vec<Fence>) -> BoxFuture<'_, Result<(), WorkError>>;
 
-    /// Takes leases away that have run out: due again after a back-off, or dead if it was the last attempt. Returns how
-    /// many.
+    /// Takes leases of a route away that have run out: due again after the route's back-off, or dead if it was the last
+    /// attempt ([`Failure::never_ended`](crate::delivery::Failure::never_ended) either way). Returns how many.
     fn reclaim(&self, route: Arc<Route>) -> BoxFuture<'_, Result<usize, WorkError>>;
 
-    /// When the next delivery of a route is due.
+    /// When the next delivery of a route is due; in the past if one is due already. Leased ones do not count.
     fn next_due(&self, route: RouteName) -> BoxFuture<'_, Result<Option<UnixMicros>, WorkError>>;
 
-    /// How much waits, per route and state.
+    /// How much waits, runs and is dead, by route name. Routes with none of these are left out.
     fn backlog(&self) -> BoxFuture<'_, Result<Vec<Backlog>, WorkError>>;
 
-    /// Carries out an operator's order for one event, and writes it down.
+    /// Carries out an operator's order for one event, and writes it down: an order that was carried out has a row in the
+    /// audit, even if there was nothing to change; one that was refused changed and wrote nothing.
+    ///
+    /// Reasons to refuse are looked for in this order: no such event, the event is held (or, for a release, is not), no
+    /// reason given, not the next epoch, nothing to do.
     fn order(&self, order: Order) -> BoxFuture<'_, Result<Ordered, OrderError>>;
 
-    /// Stops or resumes the handling of a source or route. Accepting goes on. Survives a restart.
+    /// Stops or resumes the handling of a source or route, and writes it into the audit. Accepting goes on. Survives a
+    /// restart. This is a note for workers: `claim` and `apply` do not look at it.
     fn set_paused(&self, pause: Pause, who: Who) -> BoxFuture<'_, Result<(), WorkError>>;
 
-    /// What is paused.
+    /// What is paused: routes, then sources, by name.
     fn paused(&self) -> BoxFuture<'_, Result<Vec<Pausable>, WorkError>>;
 
     /// Forgets a small batch of what is old. Returns what was forgotten, and whether there is more to do at once.
+    ///
+    /// - An event goes when `payload` has passed since its receipt and nothing of it is pending. Nobody acted on a dead
+    ///   or a held event yet, so it stays until `dead` has passed too: since the last delivery died, or since the receipt
+    ///   of a held one. What no route wanted goes like what succeeded.
+    /// - A key goes when its window has passed and its event is gone, or is neither pending nor dead nor held: as long as
+    ///   a retry could still have an effect, a late copy must find the key.
+    /// - What is kept does not stop what comes after it from being forgotten.
     fn forget(&self, retention: Retention) -> BoxFuture<'_, Result<Forgotten, WorkError>>;
 }
 
@@ -104,13 +129,13 @@ pub enum WorkError {
 pub struct Backlog {
     /// The route.
     pub route: String,
-    /// Its deliveries that are due or will be.
+    /// Its deliveries that are due or will be: `ready`, `retrying`, `parked`.
     pub waiting: u64,
     /// Its deliveries that are leased.
     pub running: u64,
     /// Its dead deliveries.
     pub dead: u64,
-    /// When the oldest waiting one became due.
+    /// The earliest time at which a waiting one is or was due.
     pub oldest: Option<UnixMicros>,
 }
 
@@ -130,7 +155,7 @@ pub struct Order {
     pub event: EventId,
     /// What to do.
     pub verb: Verb,
-    /// Only this route.
+    /// Only this route's deliveries. Of `wanting`, only this route.
     pub route: Option<RouteName>,
     /// Who says so.
     pub who: Who,
@@ -140,23 +165,34 @@ pub struct Order {
     pub attempts: u32,
 }
 
+impl Order {
+    /// Whether the order is for that route's deliveries.
+    #[must_use]
+    pub fn is_for(&self, route: &RouteName) -> bool {
+        self.route.as_ref().is_none_or(|only| only == route)
+    }
+}
+
 /// What an operator can order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verb {
-    /// Try what failed again, now: dead deliveries, and those that wait for their next attempt.
+    /// Try what failed again, now: dead deliveries, and those that wait for their next attempt, of every epoch. Refused if
+    /// there is none. The attempt goes on counting; the limit becomes [`Order::attempts`] more.
     Retry,
-    /// Offer the event again: as `Retry`, and deliveries for routes that did not exist when it came. What took effect
-    /// stays as it is.
+    /// Offer the event again: as `Retry`, and first deliveries (epoch 0) for the routes of [`Order::wanting`] that never
+    /// had one. What took effect stays as it is, and if everything did, nothing changes.
     Replay,
-    /// Run it again although it took effect: a new epoch of every delivery. The number must be the next one, so that two
-    /// operators who mean the same thing do it once.
+    /// Run it again although it took effect: deliveries in a new epoch for the routes of [`Order::wanting`], or for the
+    /// one of [`Order::route`] (which may be a follow-up). The number must be the next one, so that two operators who
+    /// mean the same thing do it once. Needs a reason. Deliveries of earlier epochs go on as they were.
     ForceReplay {
         /// The new epoch.
         epoch: u32,
     },
-    /// Give up what is pending or dead.
+    /// Give up what is pending or dead. Refused while one of these is running, and if there is none.
     Skip,
-    /// Let a held event go to its handlers.
+    /// Let a held event go to the routes of [`Order::wanting`]. Refused if it is not held. Every other verb but `Skip`
+    /// is refused until then.
     Release,
 }
 
@@ -174,13 +210,30 @@ impl Verb {
     }
 }
 
+impl Who {
+    /// Whether a reason was given that says something.
+    #[must_use]
+    pub fn has_reason(&self) -> bool {
+        self.reason.as_ref().is_some_and(|reason| !reason.trim().is_empty())
+    }
+}
+
 /// What an order changed.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Ordered {
-    /// Routes whose delivery was changed or made.
+    /// Routes of which a delivery was changed or made, by name, each once.
     pub routes: Vec<RouteName>,
-    /// The latest epoch of the event.
+    /// The latest epoch of the event's deliveries; 0 if it has none.
     pub epoch: u32,
+}
+
+impl Ordered {
+    /// As the audit keeps it.
+    #[must_use]
+    pub fn to_json(&self) -> String {
+        let routes: Vec<&str> = self.routes.iter().map(RouteName::as_str).collect();
+        serde_json::json!({ "routes": routes, "epoch": self.epoch }).to_string()
+    }
 }
 
 /// Why an order was not carried out.
@@ -232,16 +285,24 @@ pub struct Pause {
     pub paused: bool,
 }
 
+impl Pause {
+    /// The word in the audit.
+    #[must_use]
+    pub fn as_str(&self) -> &'static str {
+        if self.paused { "pause" } else { "resume" }
+    }
+}
+
 /// How long things are kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Retention {
     /// Bodies of final events, from their receipt.
     pub payload: Duration,
-    /// Dead letters; `None` keeps them for ever.
+    /// Dead letters, from their death, and held events, from their receipt; `None` keeps them for ever.
     pub dead: Option<Duration>,
     /// The audit.
     pub audit: Duration,
-    /// At most this many events and keys are looked at.
+    /// At most this many events, this many keys and this many audit rows are forgotten in one go.
     pub batch: usize,
 }
 

@@ -290,6 +290,21 @@ impl EventStatus {
     }
 }
 
+impl From<DeliveryState> for EventStatus {
+    fn from(state: DeliveryState) -> Self {
+        match state {
+            DeliveryState::Dead => Self::Dead,
+            DeliveryState::Parked => Self::Parked,
+            DeliveryState::Retrying => Self::Retrying,
+            DeliveryState::Running => Self::Running,
+            DeliveryState::Ready => Self::Ready,
+            DeliveryState::Superseded => Self::Superseded,
+            DeliveryState::Skipped => Self::Skipped,
+            DeliveryState::Succeeded => Self::Succeeded,
+        }
+    }
+}
+
 /// Counts since the journal was made. Forgetting events does not lower them.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Stats {
@@ -321,4 +336,33 @@ pub enum ReadError {
     /// The engine said no.
     #[error("the journal could not be read: {0}")]
     Engine(String),
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_success_without_a_lease_is_told_once() {
+        let mut delivery = Delivery {
+            route: "orders".to_owned(),
+            epoch: 0,
+            state: "succeeded".to_owned(),
+            attempt: 2,
+            run_at: UnixMicros(5),
+            result: None,
+            error: None,
+            cause: None,
+            settled_at: Some(UnixMicros(9)),
+            attempts: Vec::new(),
+        };
+        let told = delivery.unleased_success(None).unwrap();
+        assert_eq!((told.number, told.started_at, told.finished_at), (2, UnixMicros(9), Some(UnixMicros(9))));
+        assert_eq!((told.outcome.as_deref(), told.error.as_deref()), (Some("succeeded"), None));
+        let failed = Attempt { number: 1, ..told.clone() };
+        assert_eq!(delivery.unleased_success(Some(&failed)), Some(told.clone()));
+        assert_eq!(delivery.unleased_success(Some(&told)), None, "it was leased, so it is written down");
+        delivery.state = "retrying".to_owned();
+        assert_eq!(delivery.unleased_success(None), None);
+    }
 }

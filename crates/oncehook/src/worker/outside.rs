@@ -10,7 +10,7 @@ use tokio::task::JoinSet;
 use super::breaker::{Breaker, Permit};
 use super::lane::{ended, reclaim, rest, until_due};
 use super::{AFTER_TROUBLE, GRACE, LEASE, RENEW_EVERY, Shared};
-use crate::delivery::{Cause, Claim, Failure, Settled, Settlement, Verdict};
+use crate::delivery::{Cause, Claim, Failure, Fence, Settled, Settlement, Verdict};
 use crate::handler::HttpHandler;
 use crate::retry::Chance;
 use crate::route::Route;
@@ -190,14 +190,14 @@ impl Lane {
         }
     }
 
+    fn fences(&self) -> Vec<Fence> {
+        self.claims.iter().map(|claim| claim.fence.clone()).collect()
+    }
+
     /// Keeps the leases of what runs, and takes those back that nobody holds.
     async fn renew(&mut self) {
-        let fences: Vec<_> = self
-            .claims
-            .iter()
-            .map(|claim| claim.fence.clone())
-            .chain(self.ended.iter().map(|settlement| settlement.fence.clone()))
-            .collect();
+        let mut fences = self.fences();
+        fences.extend(self.ended.iter().map(|settlement| settlement.fence.clone()));
         if !fences.is_empty()
             && let Err(error) = self.shared.deliveries.renew(fences, LEASE).await
         {
@@ -221,7 +221,7 @@ impl Lane {
             rest(AFTER_TROUBLE, &mut end).await;
         }
         if !self.claims.is_empty()
-            && let Err(error) = self.shared.deliveries.give_back(std::mem::take(&mut self.claims)).await
+            && let Err(error) = self.shared.deliveries.give_back(self.fences()).await
         {
             tracing::warn!(route = self.route.name.as_str(), %error, "leases could not be given back; they will run out");
         }

@@ -8,7 +8,8 @@ use oncehook::clock::Clock;
 use oncehook::event::{NewEvent, SourceName};
 use oncehook::journal::sqlite::{OpenError, SqliteJournal, SqliteOptions};
 use oncehook::journal::{AppendError, Durability, EventQuery, Journal, JournalReader, Verdict};
-use oncehook_testkit::journal::{Subject, append, event, exercise, try_append};
+use oncehook_testkit::deliveries::{compare_deliveries, exercise_deliveries};
+use oncehook_testkit::journal::{NOW, Subject, append, event, exercise, try_append};
 use oncehook_testkit::model::compare;
 use rusqlite::Connection;
 
@@ -31,6 +32,28 @@ async fn r12_random_histories_end_as_in_the_reference() {
         let directory = tempfile::tempdir().unwrap();
         let journal = open_in(directory.path()).unwrap();
         compare(&journal, seed, 300).await;
+        journal.close().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn r14_the_embedded_journal_hands_out_work_like_a_journal() {
+    let open = |directory: &Path, clock: Clock| {
+        let options = SqliteOptions { clock, ..SqliteOptions::new(directory.join("journal.db")) };
+        Arc::new(SqliteJournal::open(&options).unwrap())
+    };
+    exercise_deliveries(&Subject { open: Box::new(open), survives: true }).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn r14_random_histories_of_work_end_as_in_the_reference() {
+    for seed in 1..=10 {
+        let directory = tempfile::tempdir().unwrap();
+        let clock = Clock::manual(NOW);
+        let options =
+            SqliteOptions { clock: clock.clone(), ..SqliteOptions::new(directory.path().join("journal.db")) };
+        let journal = SqliteJournal::open(&options).unwrap();
+        compare_deliveries(&journal, &clock, seed, 300).await;
         journal.close().await;
     }
 }

@@ -10,7 +10,7 @@ use tokio::sync::{oneshot, watch};
 
 use super::orders::{self, Refused};
 use super::queue::{self, Held};
-use super::writer::Command;
+use super::writer::{Command, Desk};
 use super::{SqliteJournal, apply, forget};
 use crate::delivery::{Claim, Fence, RouteName, Settled, Settlement};
 use crate::handler::Handler;
@@ -29,19 +29,27 @@ impl SqliteJournal {
         &self,
         work: impl FnOnce(&mut Connection) -> Result<T, rusqlite::Error> + Send + 'static,
     ) -> BoxFuture<'_, Result<T, WorkError>> {
+        self.work_at(|desk| work(desk.connection))
+    }
+
+    /// The same with all that the writer has.
+    fn work_at<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(Desk<'_>) -> Result<T, rusqlite::Error> + Send + 'static,
+    ) -> BoxFuture<'_, Result<T, WorkError>> {
         Box::pin(async move {
             let gone = || WorkError::Unavailable("the journal is closed".to_owned());
             let (answer, outcome) = oneshot::channel();
-            let job = move |connection: Result<&mut Connection, &str>| {
-                let connection = match connection {
-                    Ok(connection) => connection,
+            let job = move |desk: Result<Desk<'_>, &str>| {
+                let desk = match desk {
+                    Ok(desk) => desk,
                     Err(reason) => {
                         // Whoever asked may be gone, here and below.
                         let _ = answer.send(Err(WorkError::Unavailable(reason.to_owned())));
                         return Ok(());
                     }
                 };
-                match work(connection) {
+                match work(desk) {
                     Ok(done) => {
                         let _ = answer.send(Ok(done));
                         Ok(())
@@ -132,8 +140,8 @@ impl Deliveries for SqliteJournal {
             let mut claims = Vec::with_capacity(due.len());
             for delivery in due {
                 let fence = Fence { delivery: delivery.id(&route), attempt: delivery.attempt + 1 };
-                if queue::lease(&transaction, &fence, now, later(now, lease))? {
-                    let attempt_limit = delivery.attempt_limit;
+                let attempt_limit = delivery.attempt_limit;
+                if queue::lease(&transaction, &fence, attempt_limit, now, later(now, lease))? {
                     claims.push(Claim { fence, attempt_limit, event: delivery.event });
                 }
             }
@@ -171,23 +179,31 @@ impl Deliveries for SqliteJournal {
 
     fn renew(&self, fences: Vec<Fence>, lease: Duration) -> BoxFuture<'_, Result<(), WorkError>> {
         let until = later(self.clock.steady(), lease);
-        self.change(move |transaction| {
-            fences.iter().try_for_each(|fence| queue::renew(transaction, fence, until))
+        self.work(move |connection| {
+            let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+            fences.iter().try_for_each(|fence| queue::renew(&transaction, fence, until))?;
+            transaction.commit()
         })
     }
 
-    fn give_back(&self, claims: Vec<Claim>) -> BoxFuture<'_, Result<(), WorkError>> {
+    fn give_back(&self, fences: Vec<Fence>) -> BoxFuture<'_, Result<(), WorkError>> {
         let now = self.clock.steady();
         self.change(move |transaction| {
-            claims.iter().try_for_each(|claim| queue::give_back(transaction, claim, now).map(|_| ()))
+            fences.iter().try_for_each(|fence| queue::give_back(transaction, fence, now).map(|_| ()))
         })
     }
 
     fn reclaim(&self, route: Arc<Route>) -> BoxFuture<'_, Result<usize, WorkError>> {
-        let (now, chance) = (self.clock.steady(), Arc::clone(&self.chance));
-        self.change(move |transaction| {
+        let (now, chance, shared) = (self.clock.steady(), Arc::clone(&self.chance), Arc::clone(&self.shared));
+        self.work(move |connection| {
             let mut chance = chance.lock().unwrap_or_else(PoisonError::into_inner);
-            queue::reclaim(transaction, &route, now, &mut chance)
+            let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+            let reclaimed = queue::reclaim(&transaction, &route, now, &mut chance)?;
+            transaction.commit()?;
+            if reclaimed > 0 {
+                shared.changed();
+            }
+            Ok(reclaimed)
         })
     }
 
@@ -231,9 +247,9 @@ impl Deliveries for SqliteJournal {
 
     fn forget(&self, retention: Retention) -> BoxFuture<'_, Result<Forgotten, WorkError>> {
         let (now, round) = (self.clock.now(), Arc::clone(&self.round));
-        self.work(move |connection| {
+        self.work_at(move |desk| {
             let mut round = round.lock().unwrap_or_else(PoisonError::into_inner);
-            forget::batch(connection, &mut round, &retention, now)
+            forget::batch(desk.connection, desk.ledger, &mut round, &retention, now)
         })
     }
 }

@@ -1,52 +1,82 @@
 //! Forgetting: old events, then the keys that outlive them, then the audit; a small batch at a time.
 //!
 //! Promises: what is pending is never forgotten, dead and quarantined events only when the operator said how long they are
-//! kept; a key only after its window and when its event is final or gone. Each batch is one short transaction.
+//! kept; a key only after its window and when nothing more can come of its event. Each batch is one short transaction.
 //!
-//! Two hands go round: one over the events from the oldest on, one over the ledger. Where they are is kept in memory by
-//! the caller; a restart begins a new round, which costs reading and nothing else.
+//! A round goes over the events from the oldest on, then over the ledger. Where it is, is kept in memory by the caller; a
+//! restart begins a new round, which costs reading and nothing else.
 
 use oncehook_verify::UnixMicros;
-use rusqlite::{Connection, TransactionBehavior, params};
+use rusqlite::{Connection, OptionalExtension, TransactionBehavior, params};
 
-use super::ledger;
+use super::ledger::{self, Ledger};
 use crate::event::EventId;
 use crate::journal::{Forgotten, Retention};
 
-/// Where the hands are.
-#[derive(Debug, Clone, Default)]
-pub(super) struct Round {
-    event: i64,
-    key: Option<(String, Vec<u8>)>,
+/// Where a round is.
+#[derive(Debug, Clone)]
+pub(super) enum Round {
+    /// Among the events, behind this one.
+    Events(i64),
+    /// In the ledger, behind this key.
+    Keys(String, Vec<u8>),
 }
 
-/// A key costs far less to look at than an event.
-const KEYS_PER_EVENT: usize = 4;
+impl Default for Round {
+    fn default() -> Self {
+        Self::Events(0)
+    }
+}
 
 /// Forgets a batch.
 pub(super) fn batch(
     connection: &mut Connection,
+    ledger: &mut Ledger,
     round: &mut Round,
     retention: &Retention,
     now: UnixMicros,
 ) -> Result<Forgotten, rusqlite::Error> {
-    let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
-    let mut next = round.clone();
-    let mut forgotten = Forgotten::default();
-    let events_left = events(&transaction, &mut next, retention, now, &mut forgotten)?;
-    if forgotten.events > 0 {
-        drop_blocks(&transaction, next.event)?;
+    if merge_first(connection, ledger, retention, now)? {
+        return Ok(Forgotten { more: true, ..Forgotten::default() });
     }
-    let keys_left = keys(&transaction, &mut next, retention, now, &mut forgotten)?;
+    let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+    let mut forgotten = Forgotten::default();
+    let next = match round {
+        Round::Events(after) => events(&transaction, *after, retention, now, &mut forgotten)?,
+        Round::Keys(source, key) => keys(&transaction, (source, key), retention, now, &mut forgotten)?,
+    };
     forgotten.audit = transaction
         .prepare_cached(
-            "DELETE FROM oncehook_audit WHERE id IN (SELECT id FROM oncehook_audit WHERE at < ?1 LIMIT ?2)",
+            "DELETE FROM oncehook_audit WHERE id IN (SELECT id FROM oncehook_audit WHERE at <= ?1 LIMIT ?2)",
         )?
         .execute(params![before(now, retention.audit), limit(retention.batch)])?;
     transaction.commit()?;
-    *round = next;
-    forgotten.more = events_left || keys_left || forgotten.audit == retention.batch;
+    forgotten.more = next.is_some() || forgotten.audit == retention.batch;
+    *round = next.unwrap_or_default();
     Ok(forgotten)
+}
+
+/// An event whose key is not in the ledger yet is the only record of it, so keys that are old go there first. Returns
+/// whether there was something to do. (With the usual settings keys are there days before.)
+fn merge_first(
+    connection: &mut Connection,
+    ledger: &mut Ledger,
+    retention: &Retention,
+    now: UnixMicros,
+) -> Result<bool, rusqlite::Error> {
+    // The oldest of them speaks for all: looking at each would cost a walk through the newest events.
+    let waiting: Option<bool> = connection
+        .prepare_cached(
+            "SELECT received_at <= ?2 OR key_expires_at <= ?3 FROM oncehook_events WHERE seq > ?1 ORDER BY seq LIMIT 1",
+        )?
+        .query_row(params![ledger::merged_to(connection)?, before(now, retention.payload), now.0], |row| row.get(0))
+        .optional()?;
+    let waiting = waiting.unwrap_or(false);
+    if waiting {
+        ledger.freeze();
+        ledger.merge_alone(connection, ledger::MERGED_ALONE)?;
+    }
+    Ok(waiting)
 }
 
 fn limit(batch: usize) -> i64 {
@@ -57,48 +87,48 @@ fn before(now: UnixMicros, age: std::time::Duration) -> i64 {
     now.0.saturating_sub(i64::try_from(age.as_micros()).unwrap_or(i64::MAX))
 }
 
-/// Returns whether the hand has not come round yet.
+/// Goes on among the events. Returns where the round is then.
 fn events(
     connection: &Connection,
-    round: &mut Round,
+    after: i64,
     retention: &Retention,
     now: UnixMicros,
     forgotten: &mut Forgotten,
-) -> Result<bool, rusqlite::Error> {
+) -> Result<Option<Round>, rusqlite::Error> {
     let old = before(now, retention.payload);
     let old_dead = retention.dead.map_or(i64::MIN, |dead| before(now, dead));
-    // An event whose key is not in the ledger yet is the only record of it, and stays.
-    // What stands in the way of forgetting: something pending, or something an operator may still want.
+    // What stands in the way of forgetting: something pending, or something that an operator may still want and that
+    // ended (or, if it is held, came) not long enough ago.
     let mut statement = connection.prepare_cached(
         "SELECT e.seq, e.received_at, e.source, e.digest,
                 EXISTS (SELECT 1 FROM oncehook_deliveries d WHERE d.event = e.seq
-                           AND d.state IN ('ready', 'running', 'retrying', 'parked')),
-                EXISTS (SELECT 1 FROM oncehook_deliveries d WHERE d.event = e.seq AND d.state = 'dead')
-             OR EXISTS (SELECT 1 FROM oncehook_flags f WHERE f.event = e.seq AND f.flag = 'quarantined')
-           FROM oncehook_events e WHERE e.seq > ?1 AND e.seq <= ?3 ORDER BY e.seq LIMIT ?2",
+                           AND (d.state IN ('ready', 'running', 'retrying', 'parked')
+                                OR d.state = 'dead' AND coalesce(d.settled_at, e.received_at) > ?3))
+             OR EXISTS (SELECT 1 FROM oncehook_flags f WHERE f.event = e.seq AND f.flag = 'quarantined'
+                           AND e.received_at > ?3)
+           FROM oncehook_events e WHERE e.seq > ?1 ORDER BY e.seq LIMIT ?2",
     )?;
-    let mut rows =
-        statement.query(params![round.event, limit(retention.batch), ledger::merged_to(connection)?])?;
+    let mut rows = statement.query(params![after, limit(retention.batch), old_dead])?;
     let mut seen = 0;
+    let mut reached = after;
     while let Some(row) = rows.next()? {
-        let (event, received_at): (i64, i64) = (row.get(0)?, row.get(1)?);
         // Events stand in the order in which they came; behind the first young one there are no old ones.
-        if received_at >= old {
-            round.event = 0;
-            return Ok(false);
+        if row.get::<_, i64>(1)? > old {
+            break;
         }
         seen += 1;
-        round.event = event;
-        let (pending, wanted): (bool, bool) = (row.get(4)?, row.get(5)?);
-        if !pending && (!wanted || received_at < old_dead) {
-            delete(connection, event, row.get_ref(2)?.as_str()?, row.get_ref(3)?.as_blob()?)?;
+        reached = row.get(0)?;
+        let kept: bool = row.get(4)?;
+        if !kept {
+            delete(connection, reached, row.get_ref(2)?.as_str()?, row.get_ref(3)?.as_blob()?)?;
             forgotten.events += 1;
         }
     }
-    if seen < retention.batch {
-        round.event = 0;
+    if forgotten.events > 0 {
+        drop_blocks(connection, reached)?;
     }
-    Ok(seen == retention.batch)
+    let through = seen < retention.batch;
+    Ok(Some(if through { Round::Keys(String::new(), Vec::new()) } else { Round::Events(reached) }))
 }
 
 /// Drops blocks of the search index that have no event left. The last block stays: it remembers how far ids went.
@@ -106,7 +136,7 @@ fn drop_blocks(connection: &Connection, reached: i64) -> Result<(), rusqlite::Er
     connection
         .prepare_cached(
             "DELETE FROM oncehook_blocks
-              WHERE (?1 = 0 OR last <= ?1) AND last < (SELECT max(last) FROM oncehook_blocks)
+              WHERE last <= ?1 AND last < (SELECT max(last) FROM oncehook_blocks)
                 AND NOT EXISTS (SELECT 1 FROM oncehook_events WHERE seq BETWEEN first AND last)",
         )?
         .execute([reached])?;
@@ -131,39 +161,41 @@ fn delete(connection: &Connection, event: i64, source: &str, digest: &[u8]) -> R
     Ok(())
 }
 
-/// Returns whether the hand has not come round yet.
+/// Goes on in the ledger. Returns where the round is then; nowhere if it is over.
 fn keys(
     connection: &Connection,
-    round: &mut Round,
+    (source, key): (&str, &[u8]),
     retention: &Retention,
     now: UnixMicros,
     forgotten: &mut Forgotten,
-) -> Result<bool, rusqlite::Error> {
-    let wanted = retention.batch.saturating_mul(KEYS_PER_EVENT);
-    let (source, key) = round.key.take().unwrap_or_default();
+) -> Result<Option<Round>, rusqlite::Error> {
     let seen: Vec<(String, Vec<u8>, [u8; 16], i64)> = connection
         .prepare_cached(
             "SELECT source, key, event, expires_at FROM oncehook_keys WHERE (source, key) > (?1, ?2)
               ORDER BY source, key LIMIT ?3",
         )?
-        .query_map(params![source, key, limit(wanted)], |row| {
+        .query_map(params![source, key, limit(retention.batch)], |row| {
             Ok((row.get(0)?, row.get(1)?, row.get(2)?, row.get(3)?))
         })?
         .collect::<Result<_, _>>()?;
     for (source, key, event, expires_at) in &seen {
-        // As long as the event is here its key is: whoever asks about the event must find it.
-        let event = EventId::from_bytes(*event).sequence();
-        if *expires_at < now.0 && !is_here(connection, event)? {
+        if *expires_at <= now.0 && is_done(connection, EventId::from_bytes(*event).sequence())? {
             forgotten.keys += connection
                 .prepare_cached("DELETE FROM oncehook_keys WHERE source = ?1 AND key = ?2")?
                 .execute(params![source, key])?;
         }
     }
-    let full = seen.len() == wanted;
-    round.key = seen.into_iter().next_back().filter(|_| full).map(|(source, key, ..)| (source, key));
-    Ok(full)
+    let full = seen.len() == retention.batch;
+    Ok(seen.into_iter().next_back().filter(|_| full).map(|(source, key, ..)| Round::Keys(source, key)))
 }
 
-fn is_here(connection: &Connection, event: i64) -> Result<bool, rusqlite::Error> {
-    connection.prepare_cached("SELECT 1 FROM oncehook_events WHERE seq = ?1")?.exists([event])
+/// Whether nothing more can come of an event, short of a forced replay. One that is gone has neither of these rows.
+fn is_done(connection: &Connection, event: i64) -> Result<bool, rusqlite::Error> {
+    connection
+        .prepare_cached(
+            "SELECT NOT EXISTS (SELECT 1 FROM oncehook_deliveries WHERE event = ?1
+                                   AND state IN ('ready', 'running', 'retrying', 'parked', 'dead'))
+                AND NOT EXISTS (SELECT 1 FROM oncehook_flags WHERE event = ?1 AND flag = 'quarantined')",
+        )?
+        .query_row([event], |row| row.get(0))
 }

@@ -37,13 +37,13 @@ pub(super) fn carry_out(
         .prepare_cached("SELECT max(epoch) FROM oncehook_deliveries WHERE event = ?1")?
         .query_row([event.sequence()], |row| row.get(0))?;
     let latest = latest.unwrap_or(0);
-    if held && order.verb != Verb::Release {
-        return Err(unfit("the event is quarantined; release it first"));
+    if held && !matches!(order.verb, Verb::Release | Verb::Skip) {
+        return Err(unfit("the event is held; release it first"));
     }
     let wanted = |route: &&RouteName| order.route.as_ref().is_none_or(|only| only == *route);
     let wanting: Vec<&RouteName> = order.wanting.iter().filter(wanted).collect();
     let mut epoch = latest;
-    let routes = match order.verb {
+    let mut routes = match order.verb {
         Verb::Retry => {
             let revived = revive(transaction, order, now)?;
             if revived.is_empty() {
@@ -67,16 +67,18 @@ pub(super) fn carry_out(
             if asked != latest + 1 {
                 return Err(Refused::Unfit(OrderError::Epoch { next: latest + 1 }));
             }
-            if wanting.is_empty() {
+            // A route that is named runs again even if it is a follow-up, or wants the event no more.
+            let again = order.route.as_ref().map_or(wanting, |named| vec![named]);
+            if again.is_empty() {
                 return Err(unfit("no route wants this event"));
             }
             epoch = asked;
-            queue::enqueue(transaction, event, asked, wanting, now)?
+            queue::enqueue(transaction, event, asked, again, now)?
         }
         Verb::Skip => skip(transaction, order, wall)?,
         Verb::Release => {
             if !held {
-                return Err(unfit("the event is not quarantined"));
+                return Err(unfit("the event is not held"));
             }
             transaction
                 .prepare_cached("DELETE FROM oncehook_flags WHERE event = ?1 AND flag = 'quarantined'")?
@@ -84,6 +86,8 @@ pub(super) fn carry_out(
             queue::enqueue(transaction, event, 0, wanting, now)?
         }
     };
+    routes.sort_unstable();
+    routes.dedup();
     let detail = serde_json::json!({
         "routes": routes.iter().map(RouteName::as_str).collect::<Vec<_>>(),
         "epoch": epoch,
@@ -127,7 +131,7 @@ fn revive(
         connection,
         "UPDATE oncehook_deliveries
             SET state = CASE WHEN attempt > 0 THEN 'retrying' ELSE 'ready' END, run_at = ?3, settled_at = NULL,
-                attempt_limit = attempt + ?4
+                cause = NULL, attempt_limit = attempt + ?4
           WHERE event = ?1 AND (?2 IS NULL OR route = ?2) AND state IN ('dead', 'retrying', 'parked')
         RETURNING route",
         params![order.event.sequence(), only, now.0, order.attempts],

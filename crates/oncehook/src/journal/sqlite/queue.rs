@@ -7,7 +7,7 @@ use bytes::Bytes;
 use oncehook_verify::{EventKey, UnixMicros};
 use rusqlite::{Connection, Row, params};
 
-use crate::delivery::{Cause, Claim, DeliveryId, Failure, Fence, HandedEvent, RouteName, Verdict};
+use crate::delivery::{DeliveryId, Failure, Fence, HandedEvent, RouteName, Verdict};
 use crate::event::{EventId, SourceName};
 use crate::retry::Chance;
 use crate::route::Route;
@@ -38,8 +38,10 @@ pub(super) fn due(
     let mut statement = connection.prepare_cached(
         "SELECT d.epoch, d.attempt, d.attempt_limit,
                 e.id, e.source, e.key, e.type, e.entity, e.occurred_at, e.received_at, e.headers, e.body,
+                -- A follow-up that is forced alone knows the result of the epoch before.
                 (SELECT p.result FROM oncehook_deliveries p
-                  WHERE p.event = d.event AND p.route = ?2 AND p.epoch = d.epoch)
+                  WHERE p.event = d.event AND p.route = ?2 AND p.epoch <= d.epoch AND p.state = 'succeeded'
+                  ORDER BY p.epoch DESC LIMIT 1)
            FROM oncehook_deliveries d INDEXED BY oncehook_deliveries_due
            JOIN oncehook_events e ON e.seq = d.event
           WHERE d.route = ?1 AND d.state IN ('ready', 'retrying') AND d.run_at <= ?3
@@ -109,16 +111,17 @@ pub(super) fn enqueue<'r>(
 pub(super) fn lease(
     connection: &Connection,
     fence: &Fence,
+    limit: u32,
     now: UnixMicros,
     until: UnixMicros,
 ) -> Result<bool, rusqlite::Error> {
     let DeliveryId { event, route, epoch } = &fence.delivery;
     let leased = connection
         .prepare_cached(
-            "UPDATE oncehook_deliveries SET state = 'running', attempt = ?4, lease_until = ?5
+            "UPDATE oncehook_deliveries SET state = 'running', attempt = ?4, lease_until = ?5, lease_limit = ?6
               WHERE event = ?1 AND route = ?2 AND epoch = ?3 AND state IN ('ready', 'retrying') AND attempt = ?4 - 1",
         )?
-        .execute(params![event.sequence(), route.as_str(), epoch, fence.attempt, until.0])?;
+        .execute(params![event.sequence(), route.as_str(), epoch, fence.attempt, until.0, limit])?;
     if leased == 1 {
         connection
             .prepare_cached(
@@ -179,7 +182,8 @@ pub(super) fn settle(
         final_at,
         result,
         failure.map(|failure| &failure.message),
-        failure.map(|failure| failure.cause.as_str()),
+        // Whose fault it is that it is dead.
+        failure.filter(|_| final_at.is_some()).map(|failure| failure.cause.as_str()),
     ])?;
     if settled == 0 {
         return Ok(false);
@@ -241,19 +245,18 @@ pub(super) fn renew(
 /// Gives a lease back: due at once, the attempt's number stays, and one more attempt is granted in its place.
 pub(super) fn give_back(
     connection: &Connection,
-    claim: &Claim,
+    fence: &Fence,
     now: UnixMicros,
 ) -> Result<bool, rusqlite::Error> {
-    let fence = &claim.fence;
     let DeliveryId { event, route, epoch } = &fence.delivery;
     let given = connection
         .prepare_cached(
             "UPDATE oncehook_deliveries
                 SET state = CASE WHEN error IS NULL THEN 'ready' ELSE 'retrying' END, run_at = ?5, lease_until = NULL,
-                    attempt_limit = ?6 + 1
+                    attempt_limit = lease_limit + 1
               WHERE event = ?1 AND route = ?2 AND epoch = ?3 AND attempt = ?4 AND state = 'running'",
         )?
-        .execute(params![event.sequence(), route.as_str(), epoch, fence.attempt, now.0, claim.attempt_limit])?;
+        .execute(params![event.sequence(), route.as_str(), epoch, fence.attempt, now.0])?;
     if given == 1 {
         end_attempt(connection, fence, "given_back", None, now)?;
     }
@@ -282,11 +285,11 @@ pub(super) fn reclaim(
         })?
         .collect::<Result<_, _>>()?;
     for (fence, limit) in &expired {
-        let failure =
-            Failure::retry(Cause::Poison, "the attempt never ended: the process died, or its lease ran out");
+        let failure = Failure::never_ended();
+        let message = failure.message.clone();
         let verdict = route.retry.after_failure(failure, fence.attempt, *limit, now, chance.draw());
         settle(connection, fence, Held::Lease, &verdict, &[], now)?;
-        end_attempt(connection, fence, "lost", Some("the attempt never ended"), now)?;
+        end_attempt(connection, fence, "lost", Some(&message), now)?;
     }
     Ok(expired.len())
 }

@@ -41,7 +41,13 @@ pub(super) enum Command {
 
 /// Something else to do with the connection, in transactions of its own: deliveries, orders, forgetting. It is told why
 /// if there is no connection, and answers whoever asked by itself; what it returns is for the writer.
-pub(super) type Job = Box<dyn FnOnce(Result<&mut Connection, &str>) -> Result<(), rusqlite::Error> + Send>;
+pub(super) type Job = Box<dyn FnOnce(Result<Desk<'_>, &str>) -> Result<(), rusqlite::Error> + Send>;
+
+/// What the writer works with.
+pub(super) struct Desk<'w> {
+    pub(super) connection: &'w mut Connection,
+    pub(super) ledger: &'w mut Ledger,
+}
 
 /// The writer's end of the queue. However the writer ends, by a panic too, nobody is left waiting for it.
 pub(super) struct Post {
@@ -202,7 +208,7 @@ impl Writer {
     /// Does a job. An error that blames the disk ends the connection, as it does for appends.
     fn work(&mut self, job: Job) {
         let done = match self.connection.as_mut() {
-            Some(connection) => job(Ok(connection)),
+            Some(connection) => job(Ok(Desk { connection, ledger: &mut self.ledger })),
             None => job(Err(self.shared.failing().as_deref().unwrap_or("failing"))),
         };
         if let Err(error) = done {

@@ -316,11 +316,21 @@ impl Ledger {
     /// Begins to merge the current generation if it is full or old, and no other is being merged.
     pub(super) fn freeze_if_due(&mut self) {
         let old = self.since.elapsed() >= GENERATION_AGE;
+        let recent = self.recent.read().unwrap_or_else(PoisonError::into_inner);
+        let due = old || is_full(&recent.current, self.full_at);
+        drop(recent);
+        if due {
+            self.freeze();
+        }
+    }
+
+    /// Begins to merge the current generation, unless it is empty or another is being merged.
+    pub(super) fn freeze(&mut self) {
         if self.merge.is_some() {
             return;
         }
         let mut recent = self.recent.write().unwrap_or_else(PoisonError::into_inner);
-        if recent.current.is_empty() || !(old || is_full(&recent.current, self.full_at)) {
+        if recent.current.is_empty() {
             return;
         }
         let next = Generation::with_capacity(self.full_at.min(GENERATION));

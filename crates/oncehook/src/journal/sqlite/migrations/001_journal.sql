@@ -53,6 +53,7 @@ CREATE TABLE oncehook_deliveries (
   attempt_limit INTEGER,
   run_at        INTEGER NOT NULL,
   lease_until   INTEGER,
+  lease_limit   INTEGER, -- the limit that the leased attempt was given
   settled_at    INTEGER,
   result        TEXT,
   error         TEXT,

@@ -1,25 +1,34 @@
 //! The reference journal: in memory, as simple as can be. It defines the behaviour that the suite asks of every backend.
 //!
-//! Promises: the same verdicts, lists and counts as a real journal.
-//! Does not: survive anything. It is for tests and for reading.
+//! Promises: the same verdicts, lists and counts as a real journal, and the same answers to workers and operators
+//! (`deliveries`).
+//! Does not: survive anything, or run handlers that need a database. It is for tests and for reading.
+
+mod deliveries;
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use oncehook_verify::{EventKey, Quarantine};
-use tokio::sync::oneshot;
+use oncehook_verify::{EventKey, Quarantine, UnixMicros};
+use tokio::sync::{oneshot, watch};
 
+use self::deliveries::Record;
 use super::tally::remember;
 use super::{
-    AppendError, Appended, BoxFuture, CONFLICTS_KEPT, Conflict, DuplicateSeen, Durability, EventDetail,
-    EventPage, EventQuery, EventStatus, EventSummary, Flag, Journal, JournalReader, JournalState, ReadError,
-    Receipt, SelfTestError, SourceCounts, Stats, StoredBody, Ticket, Verdict,
+    AppendError, Appended, AuditEntry, BoxFuture, CONFLICTS_KEPT, Conflict, DuplicateSeen, Durability,
+    EventDetail, EventPage, EventQuery, EventStatus, EventSummary, Flag, Journal, JournalReader,
+    JournalState, Pausable, ReadError, Receipt, SelfTestError, SourceCounts, Stats, StoredBody, Ticket,
+    Verdict,
 };
+use crate::clock::Clock;
+use crate::delivery::{DeliveryState, RouteName};
 use crate::event::{EventId, EventIds, NewEvent, NewEvents, SourceName};
 
 /// See the module's text.
 #[derive(Debug)]
 pub struct MemoryJournal {
+    clock: Clock,
+    changes: watch::Sender<u64>,
     state: Mutex<State>,
 }
 
@@ -27,9 +36,20 @@ pub struct MemoryJournal {
 struct State {
     open: bool,
     ids: EventIds,
-    keys: HashMap<(SourceName, EventKey), EventId>,
+    keys: HashMap<(SourceName, EventKey), Known>,
     events: BTreeMap<EventId, Stored>,
     counts: BTreeMap<String, SourceCounts>,
+    pauses: Vec<Pausable>,
+    /// What was done, to what: the id of an event, or the kind and name of what was paused.
+    audit: Vec<(String, AuditEntry)>,
+}
+
+/// What the ledger knows of a key. It outlives the event.
+#[derive(Debug)]
+struct Known {
+    event: EventId,
+    digest: [u8; 32],
+    expires_at: UnixMicros,
 }
 
 #[derive(Debug)]
@@ -38,8 +58,10 @@ struct Stored {
     flags: Vec<Flag>,
     conflicts: Vec<Conflict>,
     duplicates: u64,
-    seen: Option<(oncehook_verify::UnixMicros, oncehook_verify::UnixMicros)>,
+    seen: Option<(UnixMicros, UnixMicros)>,
     latest: VecDeque<DuplicateSeen>,
+    /// By route and epoch.
+    deliveries: BTreeMap<(RouteName, u32), Record>,
 }
 
 impl Default for MemoryJournal {
@@ -49,17 +71,30 @@ impl Default for MemoryJournal {
 }
 
 impl MemoryJournal {
-    /// An empty journal.
+    /// An empty journal on the machine's clock.
     #[must_use]
     pub fn new() -> Self {
+        Self::with_clock(Clock::system())
+    }
+
+    /// An empty journal on that clock.
+    #[must_use]
+    pub fn with_clock(clock: Clock) -> Self {
         let state = State {
             open: true,
             ids: EventIds::above(0, 0),
             keys: HashMap::new(),
             events: BTreeMap::new(),
             counts: BTreeMap::new(),
+            pauses: Vec::new(),
+            audit: Vec::new(),
         };
-        Self { state: Mutex::new(state) }
+        Self { clock, changes: watch::Sender::new(0), state: Mutex::new(state) }
+    }
+
+    /// Tells workers to look. Called under the lock; they look once it is free.
+    fn wake(&self) {
+        self.changes.send_modify(|changes| *changes += 1);
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -68,14 +103,14 @@ impl MemoryJournal {
 }
 
 impl State {
-    fn append(&mut self, event: NewEvent) -> Appended {
+    fn append(&mut self, event: NewEvent, now: UnixMicros) -> Appended {
         let source = event.source.as_str().to_owned();
         let counts = self
             .counts
             .entry(source.clone())
             .or_insert_with(|| SourceCounts { source, ..Default::default() });
         let key = (event.source.clone(), event.key.clone());
-        let Some(&id) = self.keys.get(&key) else {
+        let Some(known) = self.keys.get(&key) else {
             let id = self.ids.next(event.received_at);
             let verdict = match event.quarantine {
                 Some(_) => Verdict::Quarantined,
@@ -83,39 +118,52 @@ impl State {
             };
             counts.events += 1;
             counts.quarantined += u64::from(event.quarantine.is_some());
-            let replayed = !event.key_signed
-                && self.events.values().any(|other| {
-                    !other.event.key_signed
-                        && other.event.source == event.source
-                        && other.event.digest == event.digest
-                });
-            let mut flags = Vec::new();
-            flags.extend(replayed.then_some(Flag::SuspectedReplay));
-            flags.extend(event.quarantine.map(|_: Quarantine| Flag::Quarantined));
-            self.keys.insert(key, id);
-            let stored = Stored {
-                event,
-                flags,
-                conflicts: Vec::new(),
-                duplicates: 0,
-                seen: None,
-                latest: VecDeque::new(),
-            };
+            let known = Known { event: id, digest: event.digest, expires_at: event.expires_at };
+            self.keys.insert(key, known);
+            let stored = self.store(event, now);
             self.events.insert(id, stored);
             return Appended { id, verdict };
         };
-        let Some(first) = self.events.get_mut(&id) else {
-            return Appended { id, verdict: Verdict::Duplicate };
-        };
-        if first.event.digest == event.digest {
+        // The event may be forgotten already: its key still decides.
+        let id = known.event;
+        let first = self.events.get_mut(&id);
+        if known.digest == event.digest {
             counts.duplicates += 1;
-            first.note_duplicate(&event);
+            first.into_iter().for_each(|first| first.note_duplicate(&event));
             Appended { id, verdict: Verdict::Duplicate }
         } else {
             counts.conflicts += 1;
-            first.note_conflict(&event);
+            first.into_iter().for_each(|first| first.note_conflict(&event));
             Appended { id, verdict: Verdict::Conflict }
         }
+    }
+
+    /// A new event with its flags and, unless it is held, its deliveries.
+    fn store(&self, event: NewEvent, now: UnixMicros) -> Stored {
+        let replayed = !event.key_signed
+            && self.events.values().any(|other| {
+                !other.event.key_signed
+                    && other.event.source == event.source
+                    && other.event.digest == event.digest
+            });
+        let mut flags = Vec::new();
+        flags.extend(replayed.then_some(Flag::SuspectedReplay));
+        flags.extend(event.quarantine.map(|_: Quarantine| Flag::Quarantined));
+        let mut stored = Stored {
+            event,
+            flags,
+            conflicts: Vec::new(),
+            duplicates: 0,
+            seen: None,
+            latest: VecDeque::new(),
+            deliveries: BTreeMap::new(),
+        };
+        if !stored.is_held() {
+            for route in stored.event.routes.clone() {
+                stored.deliver(route, 0, now);
+            }
+        }
+        stored
     }
 }
 
@@ -150,23 +198,40 @@ impl Stored {
         }
     }
 
+    fn is_held(&self) -> bool {
+        self.flags.contains(&Flag::Quarantined)
+    }
+
+    fn status(&self) -> EventStatus {
+        if self.is_held() {
+            return EventStatus::Quarantined;
+        }
+        let worst = DeliveryState::WORST_FIRST
+            .into_iter()
+            .find(|state| self.deliveries.values().any(|record| record.state == *state));
+        worst.map_or(EventStatus::Unrouted, EventStatus::from)
+    }
+
     fn summary(&self, id: EventId) -> EventSummary {
         let event = &self.event;
-        let held = self.flags.contains(&Flag::Quarantined);
         EventSummary {
             id,
             source: event.source.as_str().to_owned(),
             key: event.key.clone(),
             kind: event.kind.clone(),
             entity: event.entity.clone(),
-            status: if held { EventStatus::Quarantined } else { EventStatus::Unrouted },
+            status: self.status(),
             flags: self.flags.clone(),
             integrity: event.integrity.as_str().to_owned(),
             occurred_at: event.occurred_at,
             received_at: event.received_at,
             size: event.body.len() as u64,
             duplicates: self.duplicates,
-            deliveries: Vec::new(),
+            deliveries: self
+                .deliveries
+                .iter()
+                .map(|((route, epoch), record)| record.summary(route, *epoch))
+                .collect(),
         }
     }
 }
@@ -191,7 +256,9 @@ impl Journal for MemoryJournal {
         if !state.open {
             return Err(AppendError::Closed);
         }
-        let receipt: Receipt = events.into_iter().map(|event| state.append(event)).collect();
+        let now = self.clock.steady();
+        let receipt: Receipt = events.into_iter().map(|event| state.append(event, now)).collect();
+        self.wake();
         let (answer, ticket) = oneshot::channel();
         // The ticket is in our hands, so the answer arrives.
         let _ = answer.send(Ok(receipt));
@@ -235,13 +302,16 @@ impl JournalReader for MemoryJournal {
 
     fn show(&self, id: EventId) -> BoxFuture<'_, Result<Option<EventDetail>, ReadError>> {
         Box::pin(async move {
-            Ok(self.lock().events.get(&id).map(|stored| EventDetail {
+            let state = self.lock();
+            let subject = id.to_string();
+            let done = state.audit.iter().filter(|(about, _)| *about == subject);
+            Ok(state.events.get(&id).map(|stored| EventDetail {
                 event: stored.summary(id),
                 digest: stored.event.digest,
                 duplicates_seen: stored.seen,
                 duplicates_latest: stored.latest.iter().copied().collect(),
                 conflicts: stored.conflicts.clone(),
-                audit: Vec::new(),
+                audit: done.map(|(_, entry)| entry.clone()).collect(),
             }))
         })
     }

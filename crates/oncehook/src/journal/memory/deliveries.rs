@@ -1,0 +1,594 @@
+//! Deliveries in the reference journal: claims, attempts, orders and forgetting, each as plainly as it can be said.
+//!
+//! Promises: what it answers is what every backend must answer.
+//! Does not: run `sql` and `function` handlers; there is no database whose transaction they could be part of.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use oncehook_verify::UnixMicros;
+use tokio::sync::watch;
+
+use super::{MemoryJournal, State, Stored};
+use crate::delivery::{
+    Cause, Claim, DeliveryId, DeliveryState, Failure, Fence, HandedEvent, RouteName, Settled, Settlement,
+    Verdict,
+};
+use crate::event::EventId;
+use crate::journal::{
+    Attempt, AuditEntry, Backlog, BoxFuture, Deliveries, Delivery, Flag, Forgotten, Order, OrderError,
+    Ordered, Pausable, Pause, Progress, Retention, Verb, Who, WorkError,
+};
+use crate::retry::{Chance, RetryPolicy};
+use crate::route::Route;
+
+/// One delivery.
+#[derive(Debug)]
+pub(super) struct Record {
+    pub(super) state: DeliveryState,
+    /// The latest attempt: the fence. Never goes back.
+    attempt: u32,
+    /// The delivery's own limit of attempts, where it differs from the route's.
+    limit: Option<u32>,
+    run_at: UnixMicros,
+    /// Set while it is running.
+    lease: Option<Lease>,
+    settled_at: Option<UnixMicros>,
+    result: Option<String>,
+    error: Option<String>,
+    cause: Option<Cause>,
+    attempts: Vec<Attempt>,
+}
+
+#[derive(Debug)]
+struct Lease {
+    until: UnixMicros,
+    /// The limit of attempts as the claim said it.
+    limit: u32,
+}
+
+impl Record {
+    fn ready(now: UnixMicros) -> Self {
+        Self {
+            state: DeliveryState::Ready,
+            attempt: 0,
+            limit: None,
+            run_at: now,
+            lease: None,
+            settled_at: None,
+            result: None,
+            error: None,
+            cause: None,
+            attempts: Vec::new(),
+        }
+    }
+
+    /// Whether it has a time at which it is due.
+    fn has_turn(&self) -> bool {
+        matches!(self.state, DeliveryState::Ready | DeliveryState::Retrying)
+    }
+
+    fn lease(&mut self, retry: &RetryPolicy, until: UnixMicros, now: UnixMicros) -> u32 {
+        let limit = self.limit.unwrap_or(retry.max_attempts);
+        self.state = DeliveryState::Running;
+        self.attempt += 1;
+        self.lease = Some(Lease { until, limit });
+        self.attempts.push(Attempt {
+            number: self.attempt,
+            started_at: now,
+            finished_at: None,
+            outcome: None,
+            error: None,
+        });
+        limit
+    }
+
+    /// Ends the running attempt; the caller says what becomes of the delivery.
+    fn end_attempt(&mut self, outcome: &str, error: Option<&Failure>, now: UnixMicros) -> Option<Lease> {
+        if let Some(attempt) = self.attempts.last_mut() {
+            attempt.finished_at = Some(now);
+            attempt.outcome = Some(outcome.to_owned());
+            attempt.error = error.map(|failure| failure.message.clone());
+        }
+        self.lease.take()
+    }
+
+    fn wait(&mut self, state: DeliveryState, run_at: UnixMicros) {
+        self.state = state;
+        self.run_at = run_at;
+        self.settled_at = None;
+        self.cause = None;
+    }
+
+    fn finish(&mut self, state: DeliveryState, now: UnixMicros) {
+        self.state = state;
+        self.settled_at = Some(now);
+    }
+
+    fn die(&mut self, failure: Failure, now: UnixMicros) {
+        self.finish(DeliveryState::Dead, now);
+        self.cause = Some(failure.cause);
+        self.error = Some(failure.message);
+    }
+
+    /// As a reader sees it.
+    pub(super) fn summary(&self, route: &RouteName, epoch: u32) -> Delivery {
+        Delivery {
+            route: route.as_str().to_owned(),
+            epoch,
+            state: self.state.as_str().to_owned(),
+            attempt: self.attempt,
+            run_at: self.run_at,
+            result: self.result.clone(),
+            error: self.error.clone(),
+            cause: self.cause.map(|cause| cause.as_str().to_owned()),
+            settled_at: self.settled_at,
+            attempts: self.attempts.clone(),
+        }
+    }
+}
+
+impl Stored {
+    /// Makes a delivery, unless it exists.
+    pub(super) fn deliver(&mut self, route: RouteName, epoch: u32, now: UnixMicros) {
+        self.deliveries.entry((route, epoch)).or_insert_with(|| Record::ready(now));
+    }
+
+    fn latest_epoch(&self) -> u32 {
+        self.deliveries.keys().map(|(_, epoch)| *epoch).max().unwrap_or(0)
+    }
+
+    /// What `before` returned, as a follow-up of that epoch is to see it.
+    fn result_of(&self, before: &RouteName, epoch: u32) -> Option<String> {
+        let mut latest_first = self.deliveries.range((before.clone(), 0)..=(before.clone(), epoch)).rev();
+        let (_, record) = latest_first.find(|(_, record)| record.state == DeliveryState::Succeeded)?;
+        record.result.clone()
+    }
+
+    fn handed(&self, id: EventId, route: &Route, epoch: u32) -> HandedEvent {
+        let event = &self.event;
+        HandedEvent {
+            id,
+            source: event.source.clone(),
+            key: event.key.clone(),
+            kind: event.kind.clone(),
+            entity: event.entity.clone(),
+            occurred_at: event.occurred_at,
+            received_at: event.received_at,
+            headers: event.headers.clone(),
+            body: event.body.clone(),
+            result: route.after.as_ref().and_then(|before| self.result_of(before, epoch)),
+        }
+    }
+
+    fn retry(&mut self, order: &Order, now: UnixMicros) -> BTreeSet<RouteName> {
+        let mut changed = BTreeSet::new();
+        for ((route, _), record) in &mut self.deliveries {
+            let failed =
+                matches!(record.state, DeliveryState::Dead | DeliveryState::Retrying | DeliveryState::Parked);
+            if failed && order.is_for(route) {
+                let tried = record.attempt > 0;
+                record.wait(if tried { DeliveryState::Retrying } else { DeliveryState::Ready }, now);
+                record.limit = Some(record.attempt.saturating_add(order.attempts));
+                changed.insert(route.clone());
+            }
+        }
+        changed
+    }
+
+    /// First deliveries for routes that never had one.
+    fn offer(&mut self, order: &Order, now: UnixMicros) -> BTreeSet<RouteName> {
+        let mut made = BTreeSet::new();
+        for route in order.wanting.iter().filter(|route| order.is_for(route)) {
+            if !self.deliveries.keys().any(|(known, _)| known == route) {
+                self.deliver(route.clone(), 0, now);
+                made.insert(route.clone());
+            }
+        }
+        made
+    }
+
+    fn force(
+        &mut self,
+        order: &Order,
+        epoch: u32,
+        now: UnixMicros,
+    ) -> Result<BTreeSet<RouteName>, OrderError> {
+        if !order.who.has_reason() {
+            return Err(OrderError::Unfit("a forced replay needs a reason".to_owned()));
+        }
+        let next = self.latest_epoch().saturating_add(1);
+        if epoch != next {
+            return Err(OrderError::Epoch { next });
+        }
+        let routes: BTreeSet<RouteName> = match &order.route {
+            Some(route) => BTreeSet::from([route.clone()]),
+            None => order.wanting.iter().cloned().collect(),
+        };
+        if routes.is_empty() {
+            return Err(OrderError::Unfit("nothing to replay: no route wants the event".to_owned()));
+        }
+        for route in &routes {
+            self.deliver(route.clone(), epoch, now);
+        }
+        Ok(routes)
+    }
+
+    fn skip(&mut self, order: &Order, now: UnixMicros) -> Result<BTreeSet<RouteName>, OrderError> {
+        let given_up = |state: DeliveryState| state.is_pending() || state == DeliveryState::Dead;
+        let chosen = self
+            .deliveries
+            .iter_mut()
+            .filter(|((route, _), record)| order.is_for(route) && given_up(record.state));
+        let chosen: Vec<_> = chosen.collect();
+        if chosen.iter().any(|(_, record)| record.state == DeliveryState::Running) {
+            return Err(OrderError::Unfit(
+                "a delivery is running: try again when its attempt is over".to_owned(),
+            ));
+        }
+        if chosen.is_empty() {
+            return Err(OrderError::Unfit("nothing to skip: no delivery is pending or dead".to_owned()));
+        }
+        let mut skipped = BTreeSet::new();
+        for ((route, _), record) in chosen {
+            record.finish(DeliveryState::Skipped, now);
+            skipped.insert(route.clone());
+        }
+        Ok(skipped)
+    }
+
+    /// Branches by verb; what each means is told at [`Verb`].
+    fn order(&mut self, order: &Order, now: UnixMicros) -> Result<BTreeSet<RouteName>, OrderError> {
+        let unfit = |why: &str| Err(OrderError::Unfit(why.to_owned()));
+        match order.verb {
+            Verb::Retry | Verb::Replay | Verb::ForceReplay { .. } if self.is_held() => {
+                unfit("the event is held: release it first")
+            }
+            Verb::Retry => {
+                let changed = self.retry(order, now);
+                if changed.is_empty() {
+                    return unfit("nothing to retry: no delivery is dead or waits for another attempt");
+                }
+                Ok(changed)
+            }
+            Verb::Replay => {
+                let mut changed = self.retry(order, now);
+                changed.extend(self.offer(order, now));
+                Ok(changed)
+            }
+            Verb::ForceReplay { epoch } => self.force(order, epoch, now),
+            Verb::Skip => self.skip(order, now),
+            Verb::Release if !self.is_held() => unfit("the event is not held"),
+            Verb::Release => {
+                self.flags.retain(|flag| *flag != Flag::Quarantined);
+                Ok(self.offer(order, now))
+            }
+        }
+    }
+
+    /// Whether nothing more can come of it, whoever orders what (short of a forced replay).
+    fn is_done(&self) -> bool {
+        let done = |record: &Record| !record.state.is_pending() && record.state != DeliveryState::Dead;
+        !self.is_held() && self.deliveries.values().all(done)
+    }
+
+    fn may_go(&self, retention: &Retention, now: UnixMicros) -> bool {
+        let given_up = |since: UnixMicros| retention.dead.is_some_and(|keep| later(since, keep) <= now);
+        let received = self.event.received_at;
+        later(received, retention.payload) <= now
+            && (!self.is_held() || given_up(received))
+            && self.deliveries.values().all(|record| match record.state {
+                DeliveryState::Dead => given_up(record.settled_at.unwrap_or(received)),
+                state => !state.is_pending(),
+            })
+    }
+}
+
+impl State {
+    fn records(&self) -> impl Iterator<Item = (EventId, &RouteName, u32, &Record)> {
+        self.events.iter().flat_map(|(event, stored)| {
+            stored.deliveries.iter().map(|((route, epoch), record)| (*event, route, *epoch, record))
+        })
+    }
+
+    fn record(&mut self, delivery: &DeliveryId) -> Option<&mut Record> {
+        let stored = self.events.get_mut(&delivery.event)?;
+        stored.deliveries.get_mut(&(delivery.route.clone(), delivery.epoch))
+    }
+
+    /// The delivery whose latest, running attempt this is.
+    fn running(&mut self, fence: &Fence) -> Option<&mut Record> {
+        let live =
+            |record: &&mut Record| record.state == DeliveryState::Running && record.attempt == fence.attempt;
+        self.record(&fence.delivery).filter(live)
+    }
+
+    fn claim(&mut self, route: &Route, limit: usize, lease: Duration, now: UnixMicros) -> Vec<Claim> {
+        let due = self
+            .records()
+            .filter(|(_, name, _, record)| **name == route.name && record.has_turn() && record.run_at <= now);
+        let mut due: Vec<_> = due.map(|(event, _, epoch, record)| (record.run_at, event, epoch)).collect();
+        due.sort_unstable();
+        due.truncate(limit);
+        let until = later(now, lease);
+        let claims = due.into_iter().filter_map(|(_, event, epoch)| {
+            let stored = self.events.get_mut(&event)?;
+            let handed = stored.handed(event, route, epoch);
+            let record = stored.deliveries.get_mut(&(route.name.clone(), epoch))?;
+            let attempt_limit = record.lease(&route.retry, until, now);
+            let delivery = DeliveryId { event, route: route.name.clone(), epoch };
+            let fence = Fence { delivery, attempt: record.attempt };
+            Some(Claim { fence, attempt_limit, event: handed })
+        });
+        claims.collect()
+    }
+
+    fn settle(&mut self, settlement: Settlement, now: UnixMicros) -> Settled {
+        let Settlement { fence, verdict, followups } = settlement;
+        let Some(record) = self.running(&fence) else { return Settled::Lost };
+        match verdict {
+            Verdict::Succeeded(result) => {
+                record.end_attempt("succeeded", None, now);
+                record.finish(DeliveryState::Succeeded, now);
+                record.result = result;
+                record.error = None;
+                let DeliveryId { event, epoch, .. } = fence.delivery;
+                if let Some(stored) = self.events.get_mut(&event) {
+                    followups.into_iter().for_each(|route| stored.deliver(route, epoch, now));
+                }
+            }
+            Verdict::RetryAt(run_at, failure) => {
+                record.end_attempt("failed", Some(&failure), now);
+                record.wait(DeliveryState::Retrying, run_at);
+                record.error = Some(failure.message);
+            }
+            Verdict::Dead(failure) => {
+                record.end_attempt("failed", Some(&failure), now);
+                record.die(failure, now);
+            }
+        }
+        Settled::Done
+    }
+
+    fn give_back(&mut self, fence: &Fence, now: UnixMicros) {
+        let Some(record) = self.running(fence) else { return };
+        if let Some(lease) = record.end_attempt("given_back", None, now) {
+            record.limit = Some(lease.limit.saturating_add(1));
+        }
+        let failed_before = record.error.is_some();
+        record.wait(if failed_before { DeliveryState::Retrying } else { DeliveryState::Ready }, now);
+    }
+
+    fn reclaim(&mut self, route: &Route, now: UnixMicros, chance: &mut Chance) -> usize {
+        let of_route = self.events.values_mut().flat_map(|stored| &mut stored.deliveries);
+        let expired = of_route.filter(|((name, _), record)| {
+            *name == route.name && record.lease.as_ref().is_some_and(|lease| lease.until <= now)
+        });
+        let mut reclaimed = 0;
+        for (_, record) in expired {
+            let failure = Failure::never_ended();
+            let limit = record.limit.unwrap_or(route.retry.max_attempts);
+            record.end_attempt("lost", Some(&failure), now);
+            match route.retry.after_failure(failure, record.attempt, limit, now, chance.draw()) {
+                Verdict::RetryAt(run_at, failure) => {
+                    record.wait(DeliveryState::Retrying, run_at);
+                    record.error = Some(failure.message);
+                }
+                Verdict::Dead(failure) => record.die(failure, now),
+                // A failure never succeeds.
+                Verdict::Succeeded(_) => {}
+            }
+            reclaimed += 1;
+        }
+        reclaimed
+    }
+
+    fn backlog(&self) -> Vec<Backlog> {
+        let mut routes = std::collections::BTreeMap::new();
+        for (_, route, _, record) in self.records() {
+            let backlog = routes.entry(route).or_insert_with(|| Backlog {
+                route: route.as_str().to_owned(),
+                waiting: 0,
+                running: 0,
+                dead: 0,
+                oldest: None,
+            });
+            match record.state {
+                DeliveryState::Running => backlog.running += 1,
+                DeliveryState::Dead => backlog.dead += 1,
+                state if state.is_pending() => backlog.waiting += 1,
+                _ => {}
+            }
+            if record.has_turn() {
+                backlog.oldest =
+                    Some(backlog.oldest.map_or(record.run_at, |oldest| oldest.min(record.run_at)));
+            }
+        }
+        let busy = |backlog: &Backlog| backlog.waiting + backlog.running + backlog.dead > 0;
+        routes.into_values().filter(busy).collect()
+    }
+
+    fn order(&mut self, order: &Order, now: UnixMicros) -> Result<Ordered, OrderError> {
+        let stored = self.events.get_mut(&order.event).ok_or(OrderError::NoEvent)?;
+        let routes = stored.order(order, now)?.into_iter().collect();
+        let ordered = Ordered { routes, epoch: stored.latest_epoch() };
+        let entry = AuditEntry {
+            at: now,
+            who: order.who.name.clone(),
+            action: order.verb.as_str().to_owned(),
+            reason: order.who.reason.clone(),
+            detail: Some(ordered.to_json()),
+        };
+        self.audit.push((order.event.to_string(), entry));
+        Ok(ordered)
+    }
+
+    fn set_paused(&mut self, pause: Pause, who: Who, now: UnixMicros) {
+        let (kind, name) = pause.what.parts();
+        let entry = AuditEntry {
+            at: now,
+            who: who.name,
+            action: pause.as_str().to_owned(),
+            reason: who.reason,
+            detail: None,
+        };
+        self.audit.push((format!("{kind} {name}"), entry));
+        self.pauses.retain(|paused| *paused != pause.what);
+        self.pauses.extend(pause.paused.then_some(pause.what));
+        self.pauses.sort_by(|one, other| one.parts().cmp(&other.parts()));
+    }
+
+    fn forget(&mut self, retention: &Retention, now: UnixMicros) -> Forgotten {
+        let batch = retention.batch;
+        let old = self.events.iter().filter(|(_, stored)| stored.may_go(retention, now));
+        let events: Vec<_> = old.map(|(id, _)| *id).take(batch).collect();
+        for id in &events {
+            self.events.remove(id);
+        }
+
+        let done = |event: &EventId| self.events.get(event).is_none_or(Stored::is_done);
+        let over = self.keys.iter().filter(|(_, known)| known.expires_at <= now && done(&known.event));
+        let keys: Vec<_> = over.map(|(key, _)| key.clone()).take(batch).collect();
+        for key in &keys {
+            self.keys.remove(key);
+        }
+
+        // The audit grows in the order of time.
+        let stale = self.audit.iter().take_while(|(_, entry)| later(entry.at, retention.audit) <= now);
+        let audit = stale.take(batch).count();
+        self.audit.drain(..audit);
+
+        // A full batch may have left something.
+        let more = events.len() == batch || keys.len() == batch || audit == batch;
+        Forgotten { events: events.len(), keys: keys.len(), audit, more }
+    }
+}
+
+/// A time and a while after it.
+fn later(at: UnixMicros, wait: Duration) -> UnixMicros {
+    UnixMicros(at.0.saturating_add(i64::try_from(wait.as_micros()).unwrap_or(i64::MAX)))
+}
+
+impl MemoryJournal {
+    fn change<'a, T: 'a>(
+        &'a self,
+        change: impl FnOnce(&mut State, UnixMicros) -> T + Send + 'a,
+    ) -> BoxFuture<'a, Result<T, WorkError>> {
+        Box::pin(async move {
+            let mut state = self.lock();
+            if !state.open {
+                return Err(WorkError::Unavailable("it is closed".to_owned()));
+            }
+            Ok(change(&mut state, self.clock.steady()))
+        })
+    }
+
+    fn look<'a, T: 'a>(
+        &'a self,
+        look: impl FnOnce(&State) -> T + Send + 'a,
+    ) -> BoxFuture<'a, Result<T, WorkError>> {
+        Box::pin(async move { Ok(look(&self.lock())) })
+    }
+}
+
+impl Deliveries for MemoryJournal {
+    fn changes(&self) -> watch::Receiver<u64> {
+        self.changes.subscribe()
+    }
+
+    fn apply(&self, route: Arc<Route>, _limit: usize) -> BoxFuture<'_, Result<Progress, WorkError>> {
+        Box::pin(async move { Err(unsupported(&route)) })
+    }
+
+    fn claim(
+        &self,
+        route: Arc<Route>,
+        limit: usize,
+        lease: Duration,
+    ) -> BoxFuture<'_, Result<Vec<Claim>, WorkError>> {
+        self.change(move |state, now| state.claim(&route, limit, lease, now))
+    }
+
+    fn call(&self, route: Arc<Route>, _claims: Vec<Claim>) -> BoxFuture<'_, Result<Vec<Settled>, WorkError>> {
+        Box::pin(async move { Err(unsupported(&route)) })
+    }
+
+    fn settle(&self, settlements: Vec<Settlement>) -> BoxFuture<'_, Result<Vec<Settled>, WorkError>> {
+        self.change(move |state, now| {
+            self.wake();
+            settlements.into_iter().map(|settlement| state.settle(settlement, now)).collect()
+        })
+    }
+
+    fn renew(&self, fences: Vec<Fence>, lease: Duration) -> BoxFuture<'_, Result<(), WorkError>> {
+        self.change(move |state, now| {
+            for fence in fences {
+                if let Some(lasting) = state.running(&fence).and_then(|record| record.lease.as_mut()) {
+                    lasting.until = later(now, lease);
+                }
+            }
+        })
+    }
+
+    fn give_back(&self, fences: Vec<Fence>) -> BoxFuture<'_, Result<(), WorkError>> {
+        self.change(move |state, now| {
+            self.wake();
+            fences.iter().for_each(|fence| state.give_back(fence, now));
+        })
+    }
+
+    fn reclaim(&self, route: Arc<Route>) -> BoxFuture<'_, Result<usize, WorkError>> {
+        self.change(move |state, now| {
+            let reclaimed = state.reclaim(&route, now, &mut Chance::random());
+            if reclaimed > 0 {
+                self.wake();
+            }
+            reclaimed
+        })
+    }
+
+    fn next_due(&self, route: RouteName) -> BoxFuture<'_, Result<Option<UnixMicros>, WorkError>> {
+        self.look(move |state| {
+            let waiting = state.records().filter(|(_, name, _, record)| **name == route && record.has_turn());
+            waiting.map(|(_, _, _, record)| record.run_at).min()
+        })
+    }
+
+    fn backlog(&self) -> BoxFuture<'_, Result<Vec<Backlog>, WorkError>> {
+        self.look(State::backlog)
+    }
+
+    fn order(&self, order: Order) -> BoxFuture<'_, Result<Ordered, OrderError>> {
+        Box::pin(async move {
+            self.change(|state, now| {
+                self.wake();
+                state.order(&order, now)
+            })
+            .await?
+        })
+    }
+
+    fn set_paused(&self, pause: Pause, who: Who) -> BoxFuture<'_, Result<(), WorkError>> {
+        self.change(move |state, now| {
+            self.wake();
+            state.set_paused(pause, who, now);
+        })
+    }
+
+    fn paused(&self) -> BoxFuture<'_, Result<Vec<Pausable>, WorkError>> {
+        self.look(|state| state.pauses.clone())
+    }
+
+    fn forget(&self, retention: Retention) -> BoxFuture<'_, Result<Forgotten, WorkError>> {
+        self.change(move |state, now| state.forget(&retention, now))
+    }
+}
+
+fn unsupported(route: &Route) -> WorkError {
+    WorkError::Unsupported(format!(
+        "route `{}`: a {} handler needs a journal with a database",
+        route.name,
+        route.handler.kind()
+    ))
+}
