@@ -19,6 +19,7 @@ use oncehook::handler::{
 };
 use oncehook::retry::RetryPolicy;
 use oncehook::route::{BreakerPolicy, Route, RouteError, Routes};
+use oncehook_verify::Secret;
 use toml::Spanned;
 
 use super::file::{File, Placed, Table};
@@ -298,8 +299,8 @@ fn read_sql(mut table: Table<'_, '_>, follows: bool) -> Option<Handler> {
 /// `None` if one of them cannot be read.
 fn read_bindings(table: &mut Table<'_, '_>, follows: bool) -> Option<BTreeMap<String, Expression>> {
     let mut bind = BTreeMap::new();
-    let mut complete = true;
-    for (name, text) in table.take_map("bind")? {
+    let (pairs, mut complete) = table.take_map("bind");
+    for (name, text) in pairs {
         match Expression::parse(text.get_ref()) {
             Ok(expression) => {
                 if expression.needs_result() && !follows {
@@ -318,7 +319,7 @@ fn read_bindings(table: &mut Table<'_, '_>, follows: bool) -> Option<BTreeMap<St
 
 fn read_http(mut table: Table<'_, '_>, follows: bool) -> Option<Handler> {
     let url = table.take_string("url");
-    let secret = table.take_parsed("secret", secret_from_reference).map(Spanned::into_inner);
+    let secret = table.take_parsed("secret", secret_from_reference);
     let timeout = table.take_duration("timeout");
     let body = table.take_parsed("body", Template::parse);
     let headers = read_headers(&mut table);
@@ -345,7 +346,7 @@ fn read_http(mut table: Table<'_, '_>, follows: bool) -> Option<Handler> {
         Some(url) => {
             let usual = HttpOptions::new(url.get_ref().as_str());
             let options = HttpOptions {
-                secret,
+                secret: secret.as_ref().map(|secret| secret.get_ref().clone()),
                 timeout: timeout.map_or(usual.timeout, Spanned::into_inner),
                 body: body.map(Spanned::into_inner),
                 headers,
@@ -356,7 +357,7 @@ fn read_http(mut table: Table<'_, '_>, follows: bool) -> Option<Handler> {
             match HttpHandler::new(options) {
                 Ok(handler) => Some(Handler::Http(Arc::new(handler))),
                 Err(error) => {
-                    table.problem(url.span(), error);
+                    table.problem(to_blame(&table, &url, secret.as_ref(), allow_private), error);
                     None
                 }
             }
@@ -366,10 +367,33 @@ fn read_http(mut table: Table<'_, '_>, follows: bool) -> Option<Handler> {
     handler
 }
 
+/// What a handler refused: it says why, not where.
+fn to_blame(
+    table: &Table<'_, '_>,
+    url: &Placed<String>,
+    secret: Option<&Placed<Secret>>,
+    allow_private: bool,
+) -> Range<usize> {
+    let bare = || HttpOptions { allow_private, ..HttpOptions::new(url.get_ref().as_str()) };
+    if HttpHandler::new(bare()).is_err() {
+        return url.span();
+    }
+    match secret {
+        Some(secret)
+            if HttpHandler::new(HttpOptions { secret: Some(secret.get_ref().clone()), ..bare() })
+                .is_err() =>
+        {
+            secret.span()
+        }
+        _ => table.span(),
+    }
+}
+
 /// A value may be a reference to a secret, so that a token need not stand in the file.
 fn read_headers(table: &mut Table<'_, '_>) -> Vec<(String, String)> {
     let mut headers = Vec::new();
-    for (name, value) in table.take_map("headers").unwrap_or_default() {
+    let (pairs, _) = table.take_map("headers");
+    for (name, value) in pairs {
         let text = value.get_ref();
         if !text.starts_with("env:") && !text.starts_with("file:") {
             headers.push((name.into_inner(), value.into_inner()));

@@ -529,11 +529,15 @@ async fn the_api_describes_itself() {
         "/api/events",
         "/api/events/{id}",
         "/api/events/{id}/body",
+        "/api/routes",
         "/api/stats",
     ] {
         assert!(document["paths"][path]["get"]["responses"]["200"].is_object(), "{path} is not described");
     }
-    for path in names(&document["paths"]) {
+    let readable =
+        names(&document["paths"]).into_iter().filter(|path| document["paths"][path]["get"].is_object());
+    // There is no replay to look at; `operate.rs` has one.
+    for path in readable.filter(|path| !path.starts_with("/api/replays")) {
         assert_eq!(
             rig.gateway.get(&path.replace("{id}", &event)).await.status,
             200,

@@ -45,7 +45,24 @@ fn help_and_version() {
     let directory = tempfile::tempdir().unwrap();
     let (code, out, _) = run(directory.path(), &["--help"]);
     assert_eq!(code, 0);
-    for command in ["init", "check", "serve", "migrate", "send", "verify", "events", "show", "providers"] {
+    for command in [
+        "init",
+        "check",
+        "serve",
+        "migrate",
+        "send",
+        "verify",
+        "events",
+        "show",
+        "retry",
+        "replay",
+        "skip",
+        "release",
+        "pause",
+        "resume",
+        "tail",
+        "providers",
+    ] {
         assert!(out.contains(command), "{command} is not in:\n{out}");
         let (code, out, _) = run(directory.path(), &[command, "--help"]);
         assert!(code == 0 && out.contains("Usage: oncehook"), "{command}: {out}");
@@ -60,6 +77,9 @@ fn help_and_version() {
         &["serve", "--nonsense"],
         &["send", "--times", "0"],
         &["events", "--limit", "1001"],
+        &["retry", "--rate", "0", "--status", "dead"],
+        &["retry", "some-id", "--status", "dead"],
+        &["replay", "some-id", "--epoch", "1"],
         &["verify"],
     ] {
         let (code, out, err) = run(directory.path(), wrong);
@@ -80,6 +100,14 @@ fn without_a_configuration_every_command_says_what_to_do() {
         &["send"],
         &["events"],
         &["show", id],
+        &["retry", id],
+        &["replay", id],
+        &["retry", "--status", "dead", "--yes"],
+        &["skip", id],
+        &["release", id],
+        &["pause", "--source", "a"],
+        &["resume", "--route", "a"],
+        &["tail"],
         &["verify", "--body", "x"],
     ] {
         let (code, out, err) = run(directory.path(), command);

@@ -15,6 +15,10 @@ mod hostile;
 #[cfg(test)]
 mod kit;
 #[cfg(test)]
+mod operate;
+#[cfg(test)]
 mod signature;
 #[cfg(test)]
 mod storm;
+#[cfg(test)]
+mod tail;
