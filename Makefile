@@ -26,6 +26,7 @@ test: services ## Everything that must hold: lints, units, suites, vectors, cras
 bench: ## How much of the ceiling durable accepts reach, in one run (about 5 minutes)
 	$(CARGO) build --release -p oncehook-server -p oncehook-testkit
 	./target/release/bench
+	./target/release/effects
 
 # What the tests need beside Rust and a C compiler. Missing parts are installed (Debian, root), never skipped.
 services:
