@@ -12,14 +12,12 @@ use oncehook_verify::UnixMicros;
 use rusqlite::Connection;
 use std::sync::Arc;
 
-#[expect(clippy::unwrap_used, reason = "a helper of tests")]
 fn open(directory: &Path, keys: usize, clock: Clock) -> SqliteJournal {
     let options =
         SqliteOptions { ledger_generation: keys, clock, ..SqliteOptions::new(directory.join("journal.db")) };
     SqliteJournal::open(&options).unwrap()
 }
 
-#[expect(clippy::unwrap_used, reason = "a helper of tests")]
 fn merged(directory: &Path) -> (i64, i64) {
     let file = Connection::open(directory.join("journal.db")).unwrap();
     file.query_row(
