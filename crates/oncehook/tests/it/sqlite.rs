@@ -259,7 +259,7 @@ async fn r16_duplicates_are_counted_by_layer_and_never_without_bound() {
     assert!((16_384..=70_000).contains(&taken), "{taken} of {}", ids.len());
     assert_eq!(journal.stats().await.unwrap().sources[0].duplicates, taken as u64);
     // A flush has been tried meanwhile, and its counts came back.
-    tokio::time::sleep(Duration::from_millis(2_600)).await;
+    tokio::time::sleep(Duration::from_millis(4_000)).await;
     file.execute_batch("COMMIT").unwrap();
     append(&journal, [event("evt_0_0", "{}")]).await;
     for _ in 0..200 {
