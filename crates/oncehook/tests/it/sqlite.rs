@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use oncehook::clock::Clock;
-use oncehook::event::{NewEvent, SourceName};
+use oncehook::event::{EventIds, NewEvent, SourceName};
 use oncehook::journal::sqlite::{OpenError, SqliteJournal, SqliteOptions};
 use oncehook::journal::{AppendError, Durability, EventQuery, Journal, JournalReader, Layer, Verdict};
 use oncehook_testkit::deliveries::{compare_deliveries, exercise_deliveries};
@@ -260,13 +260,9 @@ async fn r34_rare_events_are_found_in_a_long_history() {
 async fn r16_duplicates_are_counted_by_layer_and_never_without_bound() {
     let directory = tempfile::tempdir().unwrap();
     let journal = open_in(directory.path()).unwrap();
-    let mut ids = Vec::new();
-    for chunk in 0..80 {
-        let events = (0..500).map(|number| event(&format!("evt_{chunk}_{number}"), "{}"));
-        ids.extend(
-            append(&journal, events.collect::<Vec<_>>()).await.into_iter().map(|appended| appended.id),
-        );
-    }
+    append(&journal, [event("evt_0_0", "{}")]).await;
+    let mut ids = EventIds::above(0, 0);
+    let ids: Vec<_> = (0..150_000).map(|_| ids.next(event("evt", "{}").received_at)).collect();
     let file = Connection::open(directory.path().join("journal.db")).unwrap();
     let counted = || -> (i64, i64) {
         file.query_row(
@@ -282,10 +278,11 @@ async fn r16_duplicates_are_counted_by_layer_and_never_without_bound() {
     let peer = [192, 0, 2, 1].into();
     let note = |id| journal.note_duplicate(id, &shop, event("evt", "{}").received_at, peer, Layer::Memory);
     let taken = ids.iter().filter(|id| note(**id)).count();
-    assert!((10_000..40_000).contains(&taken), "{taken} of {}", ids.len());
+    // Those of a flush that waits for the lock are held beside the new ones.
+    assert!((16_384..=70_000).contains(&taken), "{taken} of {}", ids.len());
     assert_eq!(journal.stats().await.unwrap().sources[0].duplicates, taken as u64);
     // A flush has been tried meanwhile, and its counts came back.
-    tokio::time::sleep(Duration::from_millis(2_600)).await;
+    tokio::time::sleep(Duration::from_millis(4_000)).await;
     file.execute_batch("COMMIT").unwrap();
     append(&journal, [event("evt_0_0", "{}")]).await;
     for _ in 0..200 {
