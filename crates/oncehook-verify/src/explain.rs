@@ -9,11 +9,13 @@ use std::borrow::Cow;
 
 use crate::{
     encoding::{Encoding, KeyEncoding},
+    fetch::FetchedKey,
     preset::Preset,
     rejection::Rejection,
     request::Request,
     scheme::{Algorithm, Integrity, Scheme},
     secret::Secret,
+    settings::Settings,
     setup::SetupError,
     time::UnixMicros,
     verifier::Verifier,
@@ -57,8 +59,26 @@ pub fn explain(
     request: &Request<'_>,
     now: UnixMicros,
 ) -> Result<Explanation, SetupError> {
-    let verifier = Verifier::new(scheme, secrets, tolerance_secs)?;
-    let verdict = verifier.verify(request, now).map(|verified| Facts {
+    let settings = Settings { tolerance_secs, ..Settings::default() };
+    explain_with(scheme, secrets, &settings, request, now, None)
+}
+
+/// The same for a source with settings and, where the scheme fetches its keys, with the answer to its
+/// [`crate::KeyRequest`].
+///
+/// # Errors
+///
+/// The same as [`Verifier::with`].
+pub fn explain_with(
+    scheme: &Scheme,
+    secrets: &[Secret],
+    settings: &Settings,
+    request: &Request<'_>,
+    now: UnixMicros,
+    fetched: Option<&FetchedKey>,
+) -> Result<Explanation, SetupError> {
+    let verifier = Verifier::with(scheme, secrets, settings.clone())?;
+    let verdict = verifier.verify_with(request, now, fetched).map(|verified| Facts {
         signed_at: verified.signed_at(),
         secret_position: verified.secret_index() + 1,
         integrity: verifier.integrity(),
@@ -68,7 +88,7 @@ pub fn explain(
         Ok(facts) => describe(facts, secrets.len(), &mut findings),
         Err(rejection) => {
             findings.push(sentence(&rejection.to_string()));
-            let attempt = Attempt { scheme, secrets, request, now };
+            let attempt = Attempt { scheme, secrets, settings, request, now, fetched };
             match rejection {
                 Rejection::MissingHeader { .. } => attempt.look_at_headers(&mut findings),
                 Rejection::NoKnownSignature => {
@@ -108,8 +128,10 @@ fn describe(facts: &Facts, secrets: usize, findings: &mut Vec<String>) {
 struct Attempt<'a> {
     scheme: &'a Scheme,
     secrets: &'a [Secret],
+    settings: &'a Settings,
     request: &'a Request<'a>,
     now: UnixMicros,
+    fetched: Option<&'a FetchedKey>,
 }
 
 impl Attempt<'_> {
@@ -220,9 +242,14 @@ impl Attempt<'_> {
     }
 
     fn would_match(&self, scheme: &Scheme, secrets: &[Secret], body: &[u8]) -> bool {
-        let Ok(verifier) = Verifier::new(scheme, secrets, None) else { return false };
+        self.would_match_at(scheme, secrets, body, self.settings.url.as_deref())
+    }
+
+    fn would_match_at(&self, scheme: &Scheme, secrets: &[Secret], body: &[u8], url: Option<&str>) -> bool {
+        let settings = Settings { url: url.map(str::to_owned), tolerance_secs: None, ..self.settings.clone() };
+        let Ok(verifier) = Verifier::with(scheme, secrets, settings) else { return false };
         let request = Request { body, ..*self.request };
-        match verifier.verify(&request, self.now) {
+        match verifier.verify_with(&request, self.now, self.fetched) {
             Ok(_) => true,
             Err(rejection) => rejection.is_genuine(),
         }
