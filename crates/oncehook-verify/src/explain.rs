@@ -164,11 +164,25 @@ impl Attempt<'_> {
 
     fn try_mistakes(&self, findings: &mut Vec<String>) {
         let before = findings.len();
+        self.try_urls(findings);
         self.try_bodies(findings);
         self.try_secrets(findings);
         self.try_encodings(findings);
         if findings.len() == before {
             findings.push("No common mistake explains it: most likely the secret belongs to another endpoint, or the body was changed on the way.".to_owned());
+        }
+    }
+
+    /// Would the signature fit another form of the address?
+    fn try_urls(&self, findings: &mut Vec<String>) {
+        let Some(url) = self.settings.url.as_deref().filter(|_| self.scheme.needs_url()) else { return };
+        for variant in url_variants(url, self.request) {
+            if variant != url && self.would_match_at(self.scheme, self.secrets, self.request.body, Some(&variant)) {
+                findings.push(format!(
+                    "The signature fits the address {variant}, not the configured one: set `url` to exactly what was entered at the sender."
+                ));
+                return;
+            }
         }
     }
 
@@ -254,6 +268,30 @@ impl Attempt<'_> {
             Err(rejection) => rejection.is_genuine(),
         }
     }
+}
+
+/// Addresses that differ from the configured one as people's do: scheme, slash, port, the host and path of the request.
+fn url_variants(url: &str, request: &Request<'_>) -> Vec<String> {
+    let base = url.split(['?', '#']).next().unwrap_or_default();
+    let (scheme, rest) = base.split_once("://").unwrap_or(("https", base));
+    let (host, path) = rest.find('/').map_or((rest, ""), |at| rest.split_at(at));
+    let bare = host.split(':').next().unwrap_or(host);
+    let called = request.headers.get(http::header::HOST).and_then(|host| host.to_str().ok());
+    let own_path = request.path.split('?').next().unwrap_or_default();
+    let slashed = if path.ends_with('/') { path.trim_end_matches('/').to_owned() } else { format!("{path}/") };
+    let mut variants = Vec::new();
+    for scheme in [scheme, "https", "http"] {
+        let port = if scheme == "https" { 443 } else { 80 };
+        for host in [host.to_owned(), bare.to_owned(), format!("{bare}:{port}"), called.unwrap_or(host).to_owned()] {
+            if !host.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'-' | b':')) {
+                continue;
+            }
+            for path in [path, &slashed, own_path] {
+                variants.push(format!("{scheme}://{host}{path}"));
+            }
+        }
+    }
+    variants
 }
 
 /// Forms of the body that something on the way may have changed, each with what then happened.

@@ -122,6 +122,18 @@ impl Verifier {
         })
     }
 
+    /// A verifier without any secret, which refuses every request. It exists so that a source whose provider hands over
+    /// the secret can answer that handshake and nothing else.
+    ///
+    /// # Errors
+    ///
+    /// An address or a value that the scheme needs and that is not set.
+    pub fn refusing(scheme: &Scheme, settings: Settings) -> Result<Self, SetupError> {
+        check_settings(scheme, &settings)?;
+        let tolerance_secs = settings.tolerance_secs.or(scheme.default_tolerance_secs()).unwrap_or_default();
+        Ok(Self { scheme: scheme.clone(), keys: Vec::new(), id_terminator: None, tolerance_secs, settings })
+    }
+
     /// What a valid signature says about the request.
     #[must_use]
     pub fn integrity(&self) -> Integrity {
