@@ -175,7 +175,7 @@ fn fields_that_are_signed_cannot_be_changed() {
         ("mailgun", &["50-evt_1-aaa"]),
         ("dropbox-sign", &["signature_request_viewed"]),
         ("aws-sns", &["evt_1", "MyTopic", "My First Message", "Hello world!", "Notification", "2023-11-14"]),
-        ("braintree", &["PG5vdGlmaWNhdGlvbj48", "ZD5zdWJfMTwvaWQ"]),
+        ("braintree", &["PG5vdGlmaWNhdGlvbj48", "b25fY2hhcmdlZF"]),
         ("twilio", &["AC0000", "MessageStatus", "delivered", "%2B1555"]),
         ("plivo", &["14155551234", "evt_1", "Units=1"]),
         ("mandrill", &["mandrill_events", "evt_1"]),
