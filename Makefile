@@ -2,10 +2,10 @@
 
 CARGO ?= cargo
 
-.PHONY: help run check test bench services
+.PHONY: help run check test conformance bench services
 
 help: ## List the targets
-	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
 
 run: ## Build the gateway and run it in ./demo on SQLite with a sample source
 	$(CARGO) build --release --bin oncehook
@@ -22,6 +22,10 @@ test: services ## Everything that must hold: lints, units, suites, vectors, cras
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets -- -D warnings
 	$(CARGO) test --workspace
+	./conformance/run
+
+conformance: ## Official libraries from PyPI and npm against oncehook, both ways
+	./conformance/run
 
 bench: ## How much of the ceiling durable accepts reach, in one run (about 5 minutes)
 	$(CARGO) build --release -p oncehook-server -p oncehook-testkit

@@ -1,6 +1,7 @@
 //! The front door's state: the sources, the journal behind them, and whether it is open.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
@@ -14,6 +15,7 @@ use oncehook::observe::{Metrics, SourceMetrics};
 use oncehook::route::Routes;
 use oncehook_verify::{Ack, Handshakes, Identifier, Integrity, UnixMicros, Verifier};
 
+use super::keys::{KeyFetcher, KeyRing, WebFetcher};
 use super::rejections::Rejections;
 use crate::config::{Config, Limits};
 
@@ -30,6 +32,8 @@ pub struct Gate {
     pub(super) window_micros: i64,
     pub(super) metrics: Arc<Metrics>,
     pub(super) rejections: Rejections,
+    /// Keys that providers publish.
+    pub(super) keys: KeyRing,
     open: AtomicBool,
     in_flight: AtomicUsize,
     bytes: AtomicUsize,
@@ -44,6 +48,10 @@ pub(super) struct Source {
     /// The provider's own answer, if it insists on one.
     pub(super) ack: Option<Ack>,
     pub(super) allow_ips: Vec<IpNet>,
+    /// What the source knows beside its secrets.
+    pub(super) params: BTreeMap<String, String>,
+    /// Where a handed-over secret waits, if the source takes one.
+    pub(super) handover: Option<PathBuf>,
     /// Headers that carry the secret itself and must not be stored.
     pub(super) secret_headers: Vec<HeaderName>,
     pub(super) metrics: SourceMetrics,
@@ -63,6 +71,8 @@ impl Gate {
                 handshakes: source.handshakes,
                 ack: (source.ack != Ack::default()).then_some(source.ack),
                 allow_ips: source.allow_ips,
+                params: source.settings.params,
+                handover: source.handover,
                 // A scheme that covers nothing compares a token, so its "signature" is the secret.
                 secret_headers: match source.scheme.integrity() {
                     Integrity::None => source.scheme.signature_headers().cloned().collect(),
@@ -82,10 +92,17 @@ impl Gate {
             window_micros: i64::try_from(config.dedup_window.as_micros()).unwrap_or(i64::MAX),
             metrics,
             rejections: Rejections::default(),
+            keys: KeyRing::new(Arc::new(WebFetcher::default())),
             open: AtomicBool::new(false),
             in_flight: AtomicUsize::new(0),
             bytes: AtomicUsize::new(0),
         }
+    }
+
+    /// The same gate with another way to fetch keys.
+    #[must_use]
+    pub fn with_fetcher(self, fetcher: Arc<dyn KeyFetcher>) -> Self {
+        Self { keys: KeyRing::new(fetcher), ..self }
     }
 
     /// Opens or closes the gate. While it is closed every webhook is answered 503.

@@ -6,7 +6,7 @@ use oncehook_verify::{
 };
 
 use crate::kit::{
-    EVENT, NOW, Sent, check, code, genuine, identify_with, item, item_of, key_pairs, scheme, secrets,
+    EVENT, NOW, Sent, Side, check, code, genuine, identify_with, item, item_of, key_pairs, scheme, secrets,
 };
 
 const WHSEC: &str = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw";
@@ -174,8 +174,13 @@ fn fault_61_no_empty_or_placeholder_secret_and_none_at_all_is_an_error() {
     for text in ["", " ", "\n", "changeme", "whsec_", "whsec_...", "${SECRET}"] {
         assert!(Secret::new(text).is_err(), "{text:?}");
     }
-    for preset in Preset::all() {
-        assert_eq!(Verifier::new(&preset.verify, &[], None).unwrap_err(), SetupError::NoSecrets);
+    for side in Side::all().filter(|side| !side.preset.verify.fetches_keys()) {
+        let error = Verifier::with(&side.preset.verify, &[], side.settings.clone()).unwrap_err();
+        assert_eq!(error, SetupError::NoSecrets, "{}", side.preset.name);
+        // Only a source that waits for its secret does without one, and that refuses everything.
+        let refusing = Verifier::refusing(&side.preset.verify, side.settings.clone()).unwrap();
+        let sent = side.genuine(0, NOW);
+        assert!(refusing.verify(&sent.request(), NOW).is_err(), "{}", side.preset.name);
     }
     let error = |name: &str, texts: &[&str]| {
         Verifier::new(scheme(name), &secrets(texts), None).unwrap_err().to_string()

@@ -11,11 +11,16 @@ fn answer(name: &str, body: &str) -> Option<Reply> {
     let sent = Sent::new(body.as_bytes()).signed(&preset.verify, signing, "evt_1", NOW);
     let verifier = Verifier::new(&preset.verify, &secrets(&[verifying]), None).unwrap();
     let request = sent.request();
-    preset.handshakes.answer(&verifier.verify(&request, NOW).unwrap())
+    preset.handshakes.answer(&verifier.verify(&request, NOW).unwrap(), &verifier)
 }
 
 fn reply(status: u16, content_type: Option<&str>, body: &str) -> Option<Reply> {
-    Some(Reply { status, content_type: content_type.map(str::to_owned), body: body.as_bytes().to_vec() })
+    Some(Reply {
+        status,
+        content_type: content_type.map(str::to_owned),
+        body: body.as_bytes().to_vec(),
+        ..Reply::default()
+    })
 }
 
 #[test]
@@ -79,7 +84,7 @@ fn a_rule_tells_text_numbers_and_booleans_apart() {
         let file: File = toml::from_str(&format!("[[handshake]]\nwhen = {{ \"/a\" = {expected} }}")).unwrap();
         let sent = Sent::new(format!("{{\"a\":{actual}}}").as_bytes()).signed(scheme, signing, "", NOW);
         let request = sent.request();
-        file.handshake.answer(&verifier.verify(&request, NOW).unwrap()).is_some()
+        file.handshake.answer(&verifier.verify(&request, NOW).unwrap(), &verifier).is_some()
     };
     let values = ["1", "\"1\"", "true", "\"true\""];
     for expected in values {

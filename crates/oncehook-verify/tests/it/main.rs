@@ -9,6 +9,8 @@ mod faults;
 #[cfg(test)]
 mod handshakes;
 #[cfg(test)]
+mod keys;
+#[cfg(test)]
 mod kit;
 #[cfg(test)]
 mod mutations;
