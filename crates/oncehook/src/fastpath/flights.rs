@@ -4,10 +4,12 @@
 //! hearing it; then the follower asks the journal itself.
 //! Does not: decide anything. A copy that finds no append under way simply leads the next; the journal tells it the truth.
 
-use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use hashbrown::HashTable;
+use quick_cache::Equivalent;
 use tokio::sync::oneshot;
 
 use super::memory::{Fact, Name, NameOf};
@@ -29,6 +31,10 @@ pub(super) enum Landing {
 }
 
 struct Flight {
+    hash: u64,
+    /// Tells it from every other one, so that its leader finds it again without its name.
+    number: u64,
+    name: Name,
     digest: [u8; 32],
     followers: Vec<oneshot::Sender<Landing>>,
 }
@@ -36,7 +42,8 @@ struct Flight {
 #[derive(Default)]
 pub(super) struct Flights {
     hasher: RandomState,
-    shards: [Mutex<HashMap<Name, Flight>>; SHARDS],
+    shards: [Mutex<HashTable<Flight>>; SHARDS],
+    next: AtomicU64,
 }
 
 /// What a copy of an event finds.
@@ -51,13 +58,17 @@ pub(super) enum Boarding<'f> {
 
 impl Flights {
     pub(super) fn board(&self, event: &NewEvent) -> Boarding<'_> {
-        let name = NameOf(event).to_owned();
-        let mut shard = self.shard(&name);
-        match shard.get_mut(&name) {
+        let name = NameOf(event);
+        let hash = self.hasher.hash_one(name);
+        let mut shard = self.shard(hash);
+        match shard.find_mut(hash, |flight| name.equivalent(&flight.name)) {
             None => {
-                shard.insert(name.clone(), Flight { digest: event.digest, followers: Vec::new() });
+                let number = self.next.fetch_add(1, Ordering::Relaxed);
+                let (digest, name) = (event.digest, name.to_owned());
+                let flight = Flight { hash, number, name, digest, followers: Vec::new() };
+                shard.insert_unique(hash, flight, |flight| flight.hash);
                 drop(shard);
-                Boarding::Leads(Leader { flights: self, name: Some(name) })
+                Boarding::Leads(Leader { flights: self, hash, number: Some(number) })
             }
             Some(flight) if flight.digest == event.digest => {
                 let (tell, landing) = oneshot::channel();
@@ -68,8 +79,15 @@ impl Flights {
         }
     }
 
-    fn shard(&self, name: &Name) -> MutexGuard<'_, HashMap<Name, Flight>> {
-        let at = self.hasher.hash_one(name) as usize % SHARDS;
+    fn remove(&self, hash: u64, number: u64) -> Option<Flight> {
+        let mut shard = self.shard(hash);
+        let found = shard.find_entry(hash, |flight| flight.number == number);
+        found.ok().map(|found| found.remove().0)
+    }
+
+    fn shard(&self, hash: u64) -> MutexGuard<'_, HashTable<Flight>> {
+        // The table uses the lowest and the highest bits itself.
+        let at = (hash >> 32) as usize % SHARDS;
         // The remainder is always below the length; an empty array would be the only way to miss.
         let shard = self.shards.get(at).unwrap_or(&self.shards[0]);
         shard.lock().unwrap_or_else(PoisonError::into_inner)
@@ -79,27 +97,27 @@ impl Flights {
 /// The right to tell the others. Dropped without a word, the followers learn that nobody will tell them.
 pub(super) struct Leader<'f> {
     flights: &'f Flights,
-    name: Option<Name>,
+    hash: u64,
+    number: Option<u64>,
 }
 
 impl Leader<'_> {
     /// Tells the followers how it ended. Gives the name back, which was made for the flight.
     pub(super) fn land(mut self, landing: &Landing) -> Option<Name> {
-        let name = self.name.take()?;
-        let flight = self.flights.shard(&name).remove(&name);
-        for follower in flight.into_iter().flat_map(|flight| flight.followers) {
+        let flight = self.flights.remove(self.hash, self.number.take()?)?;
+        for follower in flight.followers {
             // A follower may have hung up.
             let _ = follower.send(landing.clone());
         }
-        Some(name)
+        Some(flight.name)
     }
 }
 
 impl Drop for Leader<'_> {
     fn drop(&mut self) {
-        if let Some(name) = self.name.take() {
+        if let Some(number) = self.number.take() {
             // Dropping the flight drops its followers' senders.
-            self.flights.shard(&name).remove(&name);
+            drop(self.flights.remove(self.hash, number));
         }
     }
 }
