@@ -9,6 +9,8 @@ mod config;
 #[cfg(test)]
 mod crash;
 #[cfg(test)]
+mod crash_points;
+#[cfg(test)]
 mod disk;
 #[cfg(test)]
 mod hostile;
