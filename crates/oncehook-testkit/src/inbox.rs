@@ -19,7 +19,7 @@ use crate::receiver::{Arrived, Receiver, Reply};
 pub enum Mood {
     /// It applies and says so.
     Well,
-    /// It applies and says so when [`Inbox::release`] is called.
+    /// It applies, and says so when its mood changes.
     Hesitant,
     /// It applies nothing and answers with this status.
     Failing(u16),
@@ -30,11 +30,12 @@ pub struct Inbox {
     receiver: Option<Receiver>,
     address: SocketAddr,
     book: Arc<Mutex<Book>>,
-    gate: watch::Sender<bool>,
 }
 
 struct Book {
     mood: Mood,
+    /// What those wait for who are kept waiting.
+    gate: watch::Sender<bool>,
     /// Requests, by the event in their body.
     arrivals: BTreeMap<String, usize>,
     /// The event that each key was applied for.
@@ -46,12 +47,17 @@ struct Book {
 impl Inbox {
     /// Listens on a free port of 127.0.0.1.
     pub async fn start() -> Self {
-        let book = Book { mood: Mood::Well, arrivals: BTreeMap::new(), applied: HashMap::new(), refused: 0 };
+        let book = Book {
+            mood: Mood::Well,
+            gate: watch::Sender::new(false),
+            arrivals: BTreeMap::new(),
+            applied: HashMap::new(),
+            refused: 0,
+        };
         let mut inbox = Self {
             receiver: None,
             address: SocketAddr::from(([127, 0, 0, 1], 0)),
             book: Arc::new(Mutex::new(book)),
-            gate: watch::Sender::new(false),
         };
         inbox.open().await;
         inbox
@@ -59,8 +65,8 @@ impl Inbox {
 
     /// Listens again, where it listened before.
     pub async fn open(&mut self) {
-        let (book, gate) = (Arc::clone(&self.book), self.gate.subscribe());
-        let script = move |_: usize, arrived: &Arrived| lock(&book).take(arrived, &gate);
+        let book = Arc::clone(&self.book);
+        let script = move |_: usize, arrived: &Arrived| lock(&book).take(arrived);
         let receiver = Receiver::start_at(self.address, script).await;
         self.address = receiver.address();
         self.receiver = Some(receiver);
@@ -81,14 +87,12 @@ impl Inbox {
         format!("http://{}{path}", self.address)
     }
 
-    /// Changes how it answers.
+    /// Changes how it answers. All who wait are answered.
     pub fn set(&self, mood: Mood) {
-        lock(&self.book).mood = mood;
-    }
-
-    /// Answers all who wait.
-    pub fn release(&self) {
-        self.gate.send_replace(true);
+        let mut book = lock(&self.book);
+        book.mood = mood;
+        book.gate.send_replace(true);
+        book.gate = watch::Sender::new(false);
     }
 
     /// How many requests have arrived.
@@ -124,7 +128,7 @@ impl Inbox {
 }
 
 impl Book {
-    fn take(&mut self, arrived: &Arrived, gate: &watch::Receiver<bool>) -> Reply {
+    fn take(&mut self, arrived: &Arrived) -> Reply {
         let key = arrived.header("idempotency-key").expect("every request has a key").to_owned();
         let body: Value = serde_json::from_slice(&arrived.body).expect("the original body");
         let event = body["id"].as_str().expect("the id of the event").to_owned();
@@ -137,7 +141,7 @@ impl Book {
         assert_eq!(*known, event, "two events under one key");
         let done = Reply::status(200, "");
         match self.mood {
-            Mood::Hesitant => Reply::Held(gate.clone(), Box::new(done)),
+            Mood::Hesitant => Reply::Held(self.gate.subscribe(), Box::new(done)),
             Mood::Well | Mood::Failing(_) => done,
         }
     }

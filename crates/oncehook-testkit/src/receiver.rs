@@ -169,7 +169,7 @@ async fn serve(mut stream: TcpStream, connection: usize, seen: Arc<Seen>, script
         };
         let mut reply = script(number, &arrived);
         while let Reply::Held(mut gate, then) = reply {
-            // A gate that nobody can open any more belongs to a test that is over.
+            // A gate that nobody can open any more is open, or belongs to a test that is over.
             if gate.wait_for(|open| *open).await.is_err() {
                 return;
             }

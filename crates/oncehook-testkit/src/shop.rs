@@ -115,6 +115,18 @@ impl Shop {
         gateway
     }
 
+    /// Writes a configuration for commands that talk to a running gateway: its ports are known now. Returns its name.
+    pub fn client(&self, gateway: &Gateway) -> &'static str {
+        let mut config = CONFIG.to_owned();
+        for (key, address) in [("ingress", gateway.ingress), ("admin", gateway.admin)] {
+            let free = format!("{key} = \"127.0.0.1:0\"");
+            assert!(config.contains(&free));
+            config = config.replace(&free, &format!("{key} = \"{address}\""));
+        }
+        std::fs::write(self.path().join("client.toml"), config).unwrap();
+        "client.toml"
+    }
+
     /// A connection to the shop's own tables.
     #[must_use]
     pub fn database(&self) -> Connection {
@@ -201,4 +213,18 @@ pub async fn drained(gateway: &Gateway) -> u64 {
         assert!(Instant::now() < deadline, "not drained: {routes:?}\n{}", gateway.log());
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
+}
+
+/// What happened to one delivery of an event: its JSON with all attempts.
+pub async fn delivery(gateway: &Gateway, event: &str, route: &str) -> Value {
+    let story = gateway.json(&format!("/api/events/{event}")).await;
+    let found = story["deliveries"].as_array().unwrap().iter().find(|delivery| delivery["route"] == route);
+    found.unwrap_or_else(|| panic!("{event} has no delivery for {route}: {story}")).clone()
+}
+
+/// How the attempts of a delivery ended, the first one first.
+#[must_use]
+pub fn outcomes(delivery: &Value) -> Vec<&str> {
+    let attempts = delivery["attempts"].as_array().unwrap();
+    attempts.iter().map(|attempt| attempt["outcome"].as_str().unwrap_or("none")).collect()
 }

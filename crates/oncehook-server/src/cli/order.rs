@@ -61,12 +61,15 @@ pub(super) struct Plain {
     reason: Option<String>,
 }
 
+/// The options of a [`Filter`].
+const FILTER: [&str; 7] = ["source", "kind", "status", "key", "entity", "since", "until"];
+
 /// One event, or a filter.
 #[derive(Debug, clap::Args)]
-#[group(required = true, multiple = true)]
 struct Which {
     /// The event's id
-    #[arg(conflicts_with_all = ["source", "kind", "status", "key", "entity", "since", "until"])]
+    // A required group around both would ask for the group of the filter as well.
+    #[arg(conflicts_with_all = FILTER, required_unless_present_any = FILTER)]
     id: Option<String>,
     #[command(flatten)]
     filter: Filter,

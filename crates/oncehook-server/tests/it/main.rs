@@ -11,7 +11,11 @@ mod crash;
 #[cfg(test)]
 mod crash_points;
 #[cfg(test)]
+mod destinations;
+#[cfg(test)]
 mod disk;
+#[cfg(test)]
+mod effects;
 #[cfg(test)]
 mod hostile;
 #[cfg(test)]
