@@ -42,6 +42,7 @@ pub struct App {
     admin: Arc<Admin>,
     journal: Arc<dyn Journal>,
     retention: Retention,
+    lease: Option<Duration>,
     clock: Clock,
 }
 
@@ -78,7 +79,14 @@ impl App {
             limits,
             self_test: watch::Sender::new(Ok(())),
         });
-        Self { gate, admin, journal: writer, retention, clock }
+        Self { gate, admin, journal: writer, retention, lease: None, clock }
+    }
+
+    /// With leases of another length than the usual one. For tests: see [`Worker::start_with_lease`].
+    #[must_use]
+    pub fn with_lease(mut self, lease: Option<Duration>) -> Self {
+        self.lease = lease;
+        self
     }
 
     /// Serves until `shutdown` is done; then refuses new connections, lets open requests and attempts finish, gives leases
@@ -114,13 +122,12 @@ impl App {
 
     fn start_worker(&self) -> Worker {
         let admin = &self.admin;
-        let worker = Worker::start(
-            Arc::clone(&admin.deliveries),
-            &admin.routes,
-            self.retention,
-            self.clock.clone(),
-            Arc::clone(&admin.metrics),
-        );
+        let (deliveries, metrics) = (Arc::clone(&admin.deliveries), Arc::clone(&admin.metrics));
+        let (routes, retention, clock) = (&admin.routes, self.retention, self.clock.clone());
+        let worker = match self.lease {
+            None => Worker::start(deliveries, routes, retention, clock, metrics),
+            Some(lease) => Worker::start_with_lease(deliveries, routes, retention, clock, metrics, lease),
+        };
         // An app runs once, so nobody has set it before.
         let _ = admin.worker.set(worker.handle());
         worker

@@ -9,7 +9,13 @@ mod config;
 #[cfg(test)]
 mod crash;
 #[cfg(test)]
+mod crash_points;
+#[cfg(test)]
+mod destinations;
+#[cfg(test)]
 mod disk;
+#[cfg(test)]
+mod effects;
 #[cfg(test)]
 mod hostile;
 #[cfg(test)]

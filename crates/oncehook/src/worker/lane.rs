@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use oncehook_verify::UnixMicros;
 use tokio::sync::watch;
 
-use super::{AFTER_TROUBLE, LEASE, LOOK_EVERY, RENEW_EVERY, Shared, outside};
+use super::{AFTER_TROUBLE, LOOK_EVERY, Shared, outside};
 use crate::delivery::{RouteName, Settled};
 use crate::handler::Handler;
 use crate::journal::WorkError;
@@ -38,7 +38,7 @@ pub(super) async fn run(shared: Arc<Shared>, route: Arc<Route>, mut end: watch::
             wait_for_change(&mut paused, &mut end).await;
             continue;
         }
-        if reclaimed.is_none_or(|at| at.elapsed() >= RENEW_EVERY) {
+        if reclaimed.is_none_or(|at| at.elapsed() >= shared.renew_every()) {
             reclaim(&shared, &route).await;
             reclaimed = Some(Instant::now());
         }
@@ -82,7 +82,7 @@ async fn apply(shared: &Shared, route: &Arc<Route>) -> Result<bool, WorkError> {
 
 /// Leases a batch and runs the function on it. Returns whether there may be more to do at once.
 async fn call(shared: &Shared, route: &Arc<Route>) -> Result<bool, WorkError> {
-    let claims = shared.deliveries.claim(Arc::clone(route), FUNCTION_BATCH, LEASE).await?;
+    let claims = shared.deliveries.claim(Arc::clone(route), FUNCTION_BATCH, shared.lease).await?;
     let count = claims.len();
     if count == 0 {
         return Ok(false);

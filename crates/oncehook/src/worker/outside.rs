@@ -9,7 +9,7 @@ use tokio::task::JoinSet;
 
 use super::breaker::{Breaker, Permit};
 use super::lane::{ended, reclaim, rest, until_due};
-use super::{AFTER_TROUBLE, GRACE, LEASE, RENEW_EVERY, Shared};
+use super::{AFTER_TROUBLE, GRACE, Shared};
 use crate::delivery::{Cause, Claim, Failure, Fence, Settled, Settlement, Verdict};
 use crate::handler::HttpHandler;
 use crate::retry::Chance;
@@ -54,7 +54,7 @@ pub(super) async fn run(
         route,
         handler,
     };
-    let mut renewals = tokio::time::interval(RENEW_EVERY);
+    let mut renewals = tokio::time::interval(lane.shared.renew_every());
     renewals.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     while !*end.borrow() {
         changes.mark_unchanged();
@@ -92,7 +92,7 @@ impl Lane {
             Permit::None { until } => return until.saturating_duration_since(now).min(super::LOOK_EVERY),
         };
         self.shared.note_breaker(&self.route, self.breaker.state());
-        let claimed = self.shared.deliveries.claim(Arc::clone(&self.route), limit, LEASE).await;
+        let claimed = self.shared.deliveries.claim(Arc::clone(&self.route), limit, self.shared.lease).await;
         let claims = claimed.unwrap_or_else(|error| {
             tracing::debug!(route = self.route.name.as_str(), %error, "the journal refused work");
             Vec::new()
@@ -199,7 +199,7 @@ impl Lane {
         let mut fences = self.fences();
         fences.extend(self.ended.iter().map(|settlement| settlement.fence.clone()));
         if !fences.is_empty()
-            && let Err(error) = self.shared.deliveries.renew(fences, LEASE).await
+            && let Err(error) = self.shared.deliveries.renew(fences, self.shared.lease).await
         {
             tracing::debug!(route = self.route.name.as_str(), %error, "leases could not be renewed");
         }

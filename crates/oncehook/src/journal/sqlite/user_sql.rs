@@ -112,7 +112,9 @@ pub(super) fn run(
             Ok(rows) => result = rows.or(result),
             Err(error) => {
                 // SQLite undoes a failed statement by itself; what the statements before it did stays.
-                *clean = number == 0 && !connection.is_autocommit();
+                *clean = number == 0
+                    && !connection.is_autocommit()
+                    && !may_stay(connection, statement.text(), &error);
                 return Err(trouble(error));
             }
         }
@@ -125,6 +127,23 @@ pub(super) fn run(
         }
         result => Ok(result),
     }
+}
+
+/// Whether a failed statement may have left what it did until then: `OR FAIL`, `ON CONFLICT FAIL` and `RAISE(FAIL, …)` say
+/// so, in the statement or anywhere in the schema. How many rows were changed is no answer: SQLite does not count those
+/// of a trigger that failed.
+fn may_stay(connection: &Connection, statement: &str, error: &rusqlite::Error) -> bool {
+    if error.sqlite_error_code() != Some(rusqlite::ErrorCode::ConstraintViolation) {
+        return false;
+    }
+    // Our own tables have the word in them and mean something else; views have no rows to leave.
+    let in_schema = "SELECT EXISTS (
+        SELECT 1 FROM (SELECT type, name, sql FROM sqlite_schema UNION ALL
+                       SELECT type, name, sql FROM sqlite_temp_schema)
+         WHERE sql LIKE '%fail%' AND (type = 'trigger' OR type = 'table' AND substr(name, 1, 9) <> 'oncehook_'))";
+    statement.to_ascii_lowercase().contains("fail")
+        // What cannot be found out is believed to be so.
+        || connection.query_row(in_schema, [], |row| row.get(0)).unwrap_or(true)
 }
 
 /// A value as SQLite takes it. Whole numbers beyond 64 bits stay text, so that no digit is lost.
@@ -209,4 +228,48 @@ pub(super) fn trouble(error: rusqlite::Error) -> Trouble {
         _ => error.to_string(),
     };
     Trouble::Failed(Failure::retry(Cause::Handler, message))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+    use crate::handler::Dialect;
+
+    #[test]
+    fn r20_what_a_failed_statement_may_have_left_is_known() {
+        const INSERT: &str = "INSERT INTO t (a) SELECT 'x' UNION ALL SELECT 'bad'";
+        let usual = "CREATE TABLE t (a TEXT NOT NULL CHECK (a <> 'bad'))";
+        let declared = "CREATE TABLE t (a TEXT NOT NULL UNIQUE ON CONFLICT FAIL)";
+        let trigger = |how: &str| {
+            format!(
+                "CREATE TABLE t (a TEXT); CREATE TABLE log (a TEXT);
+                 CREATE TRIGGER tr BEFORE INSERT ON t WHEN NEW.a = 'bad'
+                 BEGIN INSERT INTO log VALUES ('x'); SELECT RAISE({how}, 'no'); END"
+            )
+        };
+        for (schema, statement, left, clean) in [
+            (usual.to_owned(), INSERT, 0, true),
+            (usual.to_owned(), "INSERT INTO t (b) VALUES (1)", 0, true),
+            (usual.to_owned(), &INSERT.replace("INSERT", "INSERT OR FAIL"), 1, false),
+            (usual.to_owned(), &INSERT.replace("INSERT", "insert or fail"), 1, false),
+            (declared.to_owned(), "INSERT INTO t SELECT 'x' UNION ALL SELECT 'x'", 1, false),
+            (trigger("ABORT"), INSERT, 0, true),
+            (trigger("FAIL"), INSERT, 1, false),
+            (trigger("Fail"), "INSERT INTO t VALUES ('bad')", 0, false),
+            (trigger("ROLLBACK"), INSERT, 0, false),
+        ] {
+            let mut connection = Connection::open_in_memory().unwrap();
+            connection.execute_batch("CREATE TABLE oncehook_x (a CHECK (a <> 'failed'))").unwrap();
+            connection.execute_batch(&schema).unwrap();
+            guard(&mut connection).unwrap();
+            let transaction = connection.transaction().unwrap();
+            let handler = SqlHandler::new(&[statement], &BTreeMap::new(), Dialect::Sqlite).unwrap();
+            let mut said = !clean;
+            foreign(|| run(&transaction, &handler, &[], &mut said)).unwrap_err();
+            let rows: i64 = transaction.query_row("SELECT count(*) FROM t", [], |row| row.get(0)).unwrap();
+            assert_eq!((rows, said), (left, clean), "{statement} on {schema}");
+        }
+    }
 }
