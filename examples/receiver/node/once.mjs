@@ -93,8 +93,9 @@ export class Inbox {
 export function serve(port, inbox, secret, effect) {
   const server = createServer(async (request, response) => {
     const reply = (status, answer) => {
-      const body = typeof answer === "string" ? answer : JSON.stringify(answer);
-      response.writeHead(status, { "content-type": "application/json" }).end(body);
+      const body = Buffer.from(typeof answer === "string" ? answer : JSON.stringify(answer));
+      response.writeHead(status, { "content-type": "application/json", "content-length": body.length });
+      response.end(body);
     };
     const body = await read(request).catch(() => null);
     if (body === null) {

@@ -11,6 +11,8 @@ mod crash;
 #[cfg(test)]
 mod disk;
 #[cfg(test)]
+mod examples;
+#[cfg(test)]
 mod hostile;
 #[cfg(test)]
 mod kit;
