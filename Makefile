@@ -1,6 +1,8 @@
 # Every task of the project. `make help` lists them; CI runs `make test` and nothing else.
 
 CARGO ?= cargo
+# For the receiver in examples/, if the machine has no Node with node:sqlite (22.13 or newer).
+NODE_VERSION := 24.21.0
 
 .PHONY: help run check test conformance bench services
 
@@ -36,3 +38,8 @@ bench: ## How much of the ceiling durable accepts reach, in one run (about 5 min
 services:
 	@command -v strace >/dev/null || { apt-get update -qq && apt-get install -y -qq strace; }
 	@command -v mount >/dev/null || { apt-get update -qq && apt-get install -y -qq mount; }
+	@python3 -c 'import sqlite3' 2>/dev/null || { apt-get update -qq && apt-get install -y -qq python3; }
+	@for node in node target/tools/node_modules/*/bin/node; do $$node -e 'require("node:sqlite")' 2>/dev/null && exit; done; \
+	  command -v npm >/dev/null || { apt-get update -qq && apt-get install -y -qq --no-install-recommends npm; }; \
+	  npm install --silent --no-save --ignore-scripts --prefix target/tools \
+	    node-linux-$$(uname -m | sed 's/x86_64/x64/; s/aarch64/arm64/')@$(NODE_VERSION)
