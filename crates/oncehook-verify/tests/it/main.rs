@@ -7,6 +7,8 @@ mod explanations;
 #[cfg(test)]
 mod faults;
 #[cfg(test)]
+mod fuzz;
+#[cfg(test)]
 mod handshakes;
 #[cfg(test)]
 mod keys;
@@ -18,5 +20,7 @@ mod mutations;
 mod presets;
 #[cfg(test)]
 mod props;
+#[cfg(test)]
+mod traps;
 #[cfg(test)]
 mod vectors;

@@ -277,7 +277,6 @@ fn header_mutations(side: &Side, sent: &Sent, name: &str, all: &mut Vec<Mutation
         ("followed by a character", format!("{value}0")),
         ("padded", format!("{value}=")),
         ("quoted", format!("\"{value}\"")),
-        ("after a space", format!(" {value}")),
         ("full of zeros", value.chars().map(|c| if c.is_ascii_alphanumeric() { '0' } else { c }).collect()),
         ("a word", "none".to_owned()),
         ("a star", "*".to_owned()),
@@ -291,6 +290,7 @@ fn header_mutations(side: &Side, sent: &Sent, name: &str, all: &mut Vec<Mutation
     // In a list a broken entry does not spoil the good one beside it; anywhere else it does.
     let is_list = ["circleci", "pagerduty", "revolut", "plivo"].contains(&side.preset.name.as_str());
     if !is_list && !value.contains([',', ';', '|']) {
+        replace(format!("{name} is after a space"), format!(" {value}").into_bytes());
         for between in ["", ",", ";", " "] {
             replace(format!("{name} is doubled"), format!("{value}{between}{value}").into_bytes());
         }
