@@ -1,6 +1,8 @@
 //! The gateway, put together: journal, gate, two listeners, the worker, and the watch that keeps asking whether duplicates
 //! are still recognised.
 //!
+//! Promises: the end comes. Every part has a deadline, whether the journal answers or not.
+//!
 //! [`App::run`] takes listeners and a shutdown future, so tests run the real thing on free ports.
 
 use std::future::Future;
@@ -14,6 +16,7 @@ use oncehook::worker::Worker;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 
+use crate::backlog;
 use crate::config::Config;
 use crate::http::admin::{self, Admin};
 use crate::http::gate::Gate;
@@ -29,6 +32,9 @@ const SELF_TEST_AGAIN: Duration = Duration::from_secs(1);
 /// How long to wait for the self-test's verdict, and for the journal to close.
 const SELF_TEST_WAIT: Duration = Duration::from_secs(15);
 const CLOSE_WAIT: Duration = Duration::from_secs(30);
+
+/// How long to wait for the worker to stop: longer than it grants its attempts, and time to write down how they ended.
+const WORKER_WAIT: Duration = Duration::from_secs(15);
 
 /// Events and keys that are looked at when something is to be forgotten: few, so that accepting does not wait.
 const FORGET_BATCH: usize = 500;
@@ -95,6 +101,8 @@ impl App {
         let (end, ended) = watch::channel(false);
         let worker = self.start_worker();
         self.gate.set_open(true);
+        let admin_parts = Arc::clone(&self.admin);
+        tokio::spawn(async move { backlog::warn_of_left_behind(&admin_parts).await });
         let watching = tokio::spawn(watch_journal(Arc::clone(&self.admin), ended.clone()));
         let ingress = tokio::spawn(listener::serve_ingress(ingress, Arc::clone(&self.gate), ended.clone()));
         let admin_end = watch::Sender::new(false);
@@ -109,7 +117,10 @@ impl App {
         // A panic in one of these has been reported by its task; the journal is closed all the same.
         let _ = ingress.await;
         self.admin.replays.cancel_all();
-        worker.stop().await;
+        if tokio::time::timeout(WORKER_WAIT, worker.stop()).await.is_err() {
+            // Their leases run out, or are void at the next start.
+            tracing::error!("the worker did not stop in time; the journal did not take back what it held");
+        }
         if tokio::time::timeout(CLOSE_WAIT, self.journal.close()).await.is_err() {
             tracing::error!("the journal did not close in time");
         }
