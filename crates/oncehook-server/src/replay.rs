@@ -440,6 +440,9 @@ impl Pace {
 
 #[cfg(test)]
 mod tests {
+    use oncehook::journal::memory::MemoryJournal;
+    use oncehook::journal::{BoxFuture, EventDetail, Stats, StoredBody};
+
     use super::*;
 
     /// Lets some through with a timer that is as coarse as a real one, and says how long that took.
@@ -451,6 +454,60 @@ mod tests {
             }
         }
         now.duration_since(started).as_secs_f64()
+    }
+
+    /// A reader with a fault.
+    struct Faulty;
+
+    impl JournalReader for Faulty {
+        fn list(&self, _: EventQuery) -> BoxFuture<'_, Result<EventPage, ReadError>> {
+            Box::pin(async { panic!("a fault of ours") })
+        }
+
+        fn show(&self, _: EventId) -> BoxFuture<'_, Result<Option<EventDetail>, ReadError>> {
+            Box::pin(async { panic!("a fault of ours") })
+        }
+
+        fn body(&self, _: EventId) -> BoxFuture<'_, Result<Option<StoredBody>, ReadError>> {
+            Box::pin(async { panic!("a fault of ours") })
+        }
+
+        fn stats(&self) -> BoxFuture<'_, Result<Stats, ReadError>> {
+            Box::pin(async { panic!("a fault of ours") })
+        }
+    }
+
+    #[tokio::test]
+    async fn a_replay_that_panics_has_failed_and_makes_room_for_the_next() {
+        let journal = Arc::new(MemoryJournal::new());
+        let desk = |reader: Arc<dyn JournalReader>| Desk {
+            reader,
+            deliveries: Arc::clone(&journal) as Arc<dyn Deliveries>,
+            routes: Routes::default(),
+        };
+        let plan = || Plan {
+            query: EventQuery::default(),
+            verb: Verb::Replay,
+            route: None,
+            who: Who { name: "ada".to_owned(), reason: None },
+            rate: 1,
+        };
+        let ended = async |job: &Job| {
+            while job.progress().state == Stage::Running {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+            job.progress()
+        };
+        let replays = Replays::default();
+        let job =
+            replays.start("one".to_owned(), desk(Arc::new(Faulty)), plan()).unwrap_or_else(|_| panic!());
+        let waiting = tokio::time::timeout(Duration::from_secs(10), ended(&job));
+        let progress = waiting.await.expect("it would run for ever");
+        assert_eq!((progress.state, progress.failed), (Stage::Failed, 1));
+        assert!(progress.errors[0].error.contains("fault of the gateway"), "{progress:?}");
+        let next = replays.start("two".to_owned(), desk(Arc::clone(&journal) as _), plan());
+        let next = next.unwrap_or_else(|running| panic!("{running} is in the way"));
+        assert_eq!(ended(&next).await.state, Stage::Done);
     }
 
     #[test]

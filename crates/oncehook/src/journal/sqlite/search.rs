@@ -329,18 +329,18 @@ mod tests {
         connection
     }
 
-    /// What a query finds on pages of two, and the most work that a page took, in hundreds of SQLite's steps.
-    fn pages(connection: &Connection, query: &EventQuery) -> (Vec<i64>, u64) {
+    /// What a query finds on so many pages of two, and the most work that a page took, in hundreds of SQLite's steps.
+    fn pages(connection: &mut Connection, query: &EventQuery, count: usize) -> (Vec<i64>, u64) {
         let steps = Arc::new(AtomicU64::new(0));
         let counter = Arc::clone(&steps);
-        let count = move || {
+        let step = move || {
             counter.fetch_add(1, Ordering::Relaxed);
             false
         };
-        connection.progress_handler(100, Some(count)).unwrap();
+        connection.progress_handler(100, Some(step)).unwrap();
         let mut query = EventQuery { limit: 2, ..query.clone() };
         let (mut found, mut most) = (Vec::new(), 0);
-        loop {
+        for _ in 0..count {
             steps.store(0, Ordering::Relaxed);
             let page = find(connection, &query, &[]).unwrap();
             most = most.max(steps.load(Ordering::Relaxed));
@@ -349,9 +349,10 @@ mod tests {
             let id_of = |number: i64| EventIds::above(FIRST + number - 1, 0).next(UnixMicros(0));
             query.after = found.last().map(|last| id_of(*last));
             if !more {
-                return (found, most);
+                break;
             }
         }
+        (found, most)
     }
 
     /// A walk over this history takes some 10,000 hundreds of steps; a stretch of it, about 500.
@@ -359,15 +360,15 @@ mod tests {
 
     #[test]
     fn few_events_in_a_status_are_found_at_once_in_a_long_history() {
-        let connection = history(
+        let mut connection = history(
             "INSERT INTO oncehook_deliveries (event, route, state, run_at) VALUES
                (@100, 'a', 'dead', 9), (@100, 'b', 'dead', 1), (@100, 'c', 'running', 1), (@7000, 'a', 'dead', 7),
                (@15000, 'a', 'dead', 2), (@19990, 'a', 'dead', 3), (@101, 'a', 'dead', 1),
                (@200, 'a', 'retrying', 9), (@7200, 'a', 'retrying', 5), (@19980, 'a', 'retrying', 1), (@200, 'b', 'ready', 1),
                (@300, 'a', 'ready', 1), (@7300, 'a', 'ready', 9), (@7300, 'b', 'ready', 9), (@19970, 'a', 'ready', 1),
                (@400, 'a', 'running', 1), (@7400, 'a', 'running', 1), (@19960, 'a', 'running', 1);
-             INSERT INTO oncehook_flags VALUES (101, 'quarantined', 0, NULL), (8000, 'quarantined', 0, NULL),
-               (8000, 'conflict', 0, NULL), (9000, 'conflict', 0, NULL), (19950, 'quarantined', 0, NULL);",
+             INSERT INTO oncehook_flags VALUES (@101, 'quarantined', 0, NULL), (@8000, 'quarantined', 0, NULL),
+               (@8000, 'conflict', 0, NULL), (@9000, 'conflict', 0, NULL), (@19950, 'quarantined', 0, NULL);",
         );
         let with = |status| EventQuery { status: Some(status), ..EventQuery::default() };
         for (status, wanted) in [
@@ -377,30 +378,29 @@ mod tests {
             (EventStatus::Running, &[19_960, 7_400, 400]),
             (EventStatus::Quarantined, &[19_950, 8_000, 101]),
         ] {
-            let (found, most) = pages(&connection, &with(status));
+            let (found, most) = pages(&mut connection, &with(status), 10);
             assert_eq!(found, wanted, "{}", status.as_str());
             assert!(most < LITTLE, "{} took {most}", status.as_str());
         }
         // Every other condition still holds.
         let odd = EventQuery { source: Some("odd".to_owned()), ..with(EventStatus::Quarantined) };
-        assert_eq!(pages(&connection, &odd).0, [101]);
+        assert_eq!(pages(&mut connection, &odd, 10).0, [101]);
         let between = EventQuery {
             since: Some(UnixMicros(101)),
             until: Some(UnixMicros(15_000)),
             ..with(EventStatus::Dead)
         };
-        assert_eq!(pages(&connection, &between).0, [7_000]);
+        assert_eq!(pages(&mut connection, &between, 10).0, [7_000]);
         let key = EventQuery { kind: Some("none".to_owned()), ..with(EventStatus::Retrying) };
-        assert_eq!(pages(&connection, &key).0, [0; 0]);
+        assert_eq!(pages(&mut connection, &key, 10).0, [0; 0]);
     }
 
     #[test]
     fn a_page_of_a_long_queue_does_not_sort_all_of_it() {
-        let connection = history("UPDATE oncehook_deliveries SET state = 'ready'");
-        let mut query = EventQuery { status: Some(EventStatus::Ready), ..EventQuery::default() };
-        query.since = Some(UnixMicros(EVENTS - 9));
-        let (found, most) = pages(&connection, &query);
-        assert_eq!(found, (EVENTS - 9..=EVENTS).rev().collect::<Vec<_>>());
+        let mut connection = history("UPDATE oncehook_deliveries SET state = 'ready'");
+        let query = EventQuery { status: Some(EventStatus::Ready), ..EventQuery::default() };
+        let (found, most) = pages(&mut connection, &query, 3);
+        assert_eq!(found, (EVENTS - 5..=EVENTS).rev().collect::<Vec<_>>());
         assert!(most < LITTLE, "it took {most}");
     }
 
