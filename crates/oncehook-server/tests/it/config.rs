@@ -314,8 +314,12 @@ fn the_default_file_shows_the_defaults() {
     }
     let secret = directory.path().join("stripe.secret");
     let own = own.replace("env:BILLING_SECRET", &format!("file:{}", secret.display()));
+    let own = own.replace("env:TWILIO_TOKEN", &format!("file:{}", secret.display()));
     let own = Config::parse("own", &own).unwrap_or_else(|problems| panic!("{problems}"));
-    assert_eq!(own.sources[0].name.as_str(), "billing");
+    let [billing, twilio, paypal, asana] = &own.sources[..] else { panic!("{:?}", own.sources.len()) };
+    assert_eq!(billing.name.as_str(), "billing");
+    assert!(twilio.settings.url.is_some() && paypal.settings.params.contains_key("webhook_id"));
+    assert!(asana.handover.is_some() && asana.secrets.is_empty());
 
     // And the example routes work, with policies that are the usual ones.
     let mut text = source;
