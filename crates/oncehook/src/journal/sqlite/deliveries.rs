@@ -12,7 +12,7 @@ use super::orders::{self, Refused};
 use super::queue::{self, Held};
 use super::writer::{Command, Desk};
 use super::{SqliteJournal, apply, forget};
-use crate::delivery::{Claim, Fence, RouteName, Settled, Settlement};
+use crate::delivery::{Claim, Fence, RouteName, Settled, Settlement, Verdict};
 use crate::handler::Handler;
 use crate::journal::{
     Backlog, BoxFuture, Deliveries, Forgotten, Order, OrderError, Ordered, Pausable, Pause, Progress,
@@ -132,7 +132,7 @@ impl Deliveries for SqliteJournal {
     ) -> BoxFuture<'_, Result<Vec<Claim>, WorkError>> {
         let now = self.clock.steady();
         self.work(move |connection| {
-            let due = queue::due(connection, &route, now, limit)?;
+            let (due, _) = queue::due(connection, &route, now, limit)?;
             if due.is_empty() {
                 return Ok(Vec::new());
             }
@@ -160,18 +160,28 @@ impl Deliveries for SqliteJournal {
         self.work(move |connection| {
             let mut chance = chance.lock().unwrap_or_else(PoisonError::into_inner);
             let settled = apply::function(connection, &route, function.as_ref(), &claims, now, &mut chance)?;
-            shared.changed();
+            if !route.followups.is_empty() {
+                shared.changed();
+            }
             Ok(settled)
         })
     }
 
     fn settle(&self, settlements: Vec<Settlement>) -> BoxFuture<'_, Result<Vec<Settled>, WorkError>> {
-        let now = self.clock.steady();
-        self.change(move |transaction| {
+        let (now, shared) = (self.clock.steady(), Arc::clone(&self.shared));
+        self.work(move |connection| {
+            let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
             let mut settled = Vec::with_capacity(settlements.len());
             for Settlement { fence, verdict, followups } in &settlements {
-                let done = queue::settle(transaction, fence, Held::Lease, verdict, followups, now)?;
+                let done = queue::settle(&transaction, fence, Held::Lease, verdict, followups, now)?;
                 settled.push(if done { Settled::Done } else { Settled::Lost });
+            }
+            transaction.commit()?;
+            // A lane knows by itself when its own deliveries are due again.
+            let followed =
+                |one: &Settlement| matches!(one.verdict, Verdict::Succeeded(_)) && !one.followups.is_empty();
+            if settlements.iter().any(followed) {
+                shared.changed();
             }
             Ok(settled)
         })
@@ -219,10 +229,10 @@ impl Deliveries for SqliteJournal {
     }
 
     fn order(&self, order: Order) -> BoxFuture<'_, Result<Ordered, OrderError>> {
-        let (now, wall, shared) = (self.clock.steady(), self.clock.now(), Arc::clone(&self.shared));
+        let (now, shared) = (self.clock.steady(), Arc::clone(&self.shared));
         let done = self.work(move |connection| {
             let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
-            match orders::carry_out(&transaction, &order, now, wall) {
+            match orders::carry_out(&transaction, &order, now) {
                 Ok(ordered) => {
                     transaction.commit()?;
                     shared.changed();
@@ -237,8 +247,8 @@ impl Deliveries for SqliteJournal {
     }
 
     fn set_paused(&self, pause: Pause, who: Who) -> BoxFuture<'_, Result<(), WorkError>> {
-        let wall = self.clock.now();
-        self.change(move |transaction| orders::set_paused(transaction, &pause, &who, wall))
+        let now = self.clock.steady();
+        self.change(move |transaction| orders::set_paused(transaction, &pause, &who, now))
     }
 
     fn paused(&self) -> BoxFuture<'_, Result<Vec<Pausable>, WorkError>> {
@@ -246,7 +256,7 @@ impl Deliveries for SqliteJournal {
     }
 
     fn forget(&self, retention: Retention) -> BoxFuture<'_, Result<Forgotten, WorkError>> {
-        let (now, round) = (self.clock.now(), Arc::clone(&self.round));
+        let (now, round) = (self.clock.steady(), Arc::clone(&self.round));
         self.work_at(move |desk| {
             let mut round = round.lock().unwrap_or_else(PoisonError::into_inner);
             forget::batch(desk.connection, desk.ledger, &mut round, &retention, now)

@@ -231,7 +231,7 @@ impl SqliteJournal {
         schema::check(&connection)?;
         place.sync_directory()?;
         self_test::run(&mut connection, options.clock.now())?;
-        queue::void_leases(&connection)?;
+        queue::begin_anew(&connection, options.clock.steady())?;
 
         let shared = Arc::new(Shared::default());
         let readers = Arc::new(Readers::new(&place.path, Arc::clone(&shared)));
