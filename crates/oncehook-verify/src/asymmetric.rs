@@ -51,7 +51,9 @@ impl PublicKey {
     pub(crate) fn new(algorithm: Algorithm, bytes: &[u8]) -> Result<Self, &'static str> {
         let lengths = signature_lengths(algorithm).ok_or("its algorithm has no public keys")?;
         let parsed = match algorithm {
-            Algorithm::Ed25519 if bytes.len() != KEY_BYTES => return Err("an Ed25519 public key has 32 bytes"),
+            Algorithm::Ed25519 if bytes.len() != KEY_BYTES => {
+                return Err("an Ed25519 public key has 32 bytes");
+            }
             Algorithm::Ed25519 => ParsedPublicKey::new(&ED25519, bytes),
             Algorithm::EcdsaP256 => ParsedPublicKey::new(&signature::ECDSA_P256_SHA256_ASN1, bytes),
             Algorithm::EcdsaP256Fixed => ParsedPublicKey::new(&signature::ECDSA_P256_SHA256_FIXED, bytes),
@@ -99,7 +101,8 @@ pub(crate) enum PrivateKey {
 impl PrivateKey {
     /// Takes a seed for Ed25519 (32 bytes, or 64 with the public key), and the text of a PEM file otherwise.
     pub(crate) fn new(algorithm: Algorithm, bytes: &[u8]) -> Result<Self, &'static str> {
-        let pkcs8 = || pem_section(bytes, "PRIVATE KEY").ok_or("to sign, a private key in PEM (PKCS #8) is needed");
+        let pkcs8 =
+            || pem_section(bytes, "PRIVATE KEY").ok_or("to sign, a private key in PEM (PKCS #8) is needed");
         match algorithm {
             Algorithm::Ed25519 => {
                 let seed = match bytes.len() {
@@ -110,9 +113,11 @@ impl PrivateKey {
                 let pair = Ed25519KeyPair::from_seed_unchecked(seed);
                 pair.map(Self::Ed25519).map_err(|_| "it is not an Ed25519 private key")
             }
-            Algorithm::EcdsaP256 => EcdsaKeyPair::from_pkcs8(&signature::ECDSA_P256_SHA256_ASN1_SIGNING, &pkcs8()?)
-                .map(Self::Ecdsa)
-                .map_err(|_| "it is not a private key on P-256"),
+            Algorithm::EcdsaP256 => {
+                EcdsaKeyPair::from_pkcs8(&signature::ECDSA_P256_SHA256_ASN1_SIGNING, &pkcs8()?)
+                    .map(Self::Ecdsa)
+                    .map_err(|_| "it is not a private key on P-256")
+            }
             Algorithm::EcdsaP256Fixed => {
                 EcdsaKeyPair::from_pkcs8(&signature::ECDSA_P256_SHA256_FIXED_SIGNING, &pkcs8()?)
                     .map(Self::Ecdsa)

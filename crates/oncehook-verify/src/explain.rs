@@ -177,7 +177,9 @@ impl Attempt<'_> {
     fn try_urls(&self, findings: &mut Vec<String>) {
         let Some(url) = self.settings.url.as_deref().filter(|_| self.scheme.needs_url()) else { return };
         for variant in url_variants(url, self.request) {
-            if variant != url && self.would_match_at(self.scheme, self.secrets, self.request.body, Some(&variant)) {
+            if variant != url
+                && self.would_match_at(self.scheme, self.secrets, self.request.body, Some(&variant))
+            {
                 findings.push(format!(
                     "The signature fits the address {variant}, not the configured one: set `url` to exactly what was entered at the sender."
                 ));
@@ -260,7 +262,8 @@ impl Attempt<'_> {
     }
 
     fn would_match_at(&self, scheme: &Scheme, secrets: &[Secret], body: &[u8], url: Option<&str>) -> bool {
-        let settings = Settings { url: url.map(str::to_owned), tolerance_secs: None, ..self.settings.clone() };
+        let settings =
+            Settings { url: url.map(str::to_owned), tolerance_secs: None, ..self.settings.clone() };
         let Ok(verifier) = Verifier::with(scheme, secrets, settings) else { return false };
         let request = Request { body, ..*self.request };
         match verifier.verify_with(&request, self.now, self.fetched) {
@@ -278,11 +281,14 @@ fn url_variants(url: &str, request: &Request<'_>) -> Vec<String> {
     let bare = host.split(':').next().unwrap_or(host);
     let called = request.headers.get(http::header::HOST).and_then(|host| host.to_str().ok());
     let own_path = request.path.split('?').next().unwrap_or_default();
-    let slashed = if path.ends_with('/') { path.trim_end_matches('/').to_owned() } else { format!("{path}/") };
+    let slashed =
+        if path.ends_with('/') { path.trim_end_matches('/').to_owned() } else { format!("{path}/") };
     let mut variants = Vec::new();
     for scheme in [scheme, "https", "http"] {
         let port = if scheme == "https" { 443 } else { 80 };
-        for host in [host.to_owned(), bare.to_owned(), format!("{bare}:{port}"), called.unwrap_or(host).to_owned()] {
+        for host in
+            [host.to_owned(), bare.to_owned(), format!("{bare}:{port}"), called.unwrap_or(host).to_owned()]
+        {
             if !host.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'-' | b':')) {
                 continue;
             }

@@ -478,14 +478,19 @@ mod tests {
             Elements::Ambiguous => vec!["ambiguous".to_owned()],
         };
         assert_eq!(texts(r#"{"entry":[{"changes":[1,2]},{"messaging":[3]}]}"#), ["1", "2", "3"]);
-        assert_eq!(texts(r#"{"entry":[{"changes":[1],"messaging":[2]},{"standby":[3]}]}"#), ["1", "2", r#"{"standby":[3]}"#]);
+        assert_eq!(
+            texts(r#"{"entry":[{"changes":[1],"messaging":[2]},{"standby":[3]}]}"#),
+            ["1", "2", r#"{"standby":[3]}"#]
+        );
         assert_eq!(texts(r#"{"entry":[]}"#), Vec::<String>::new());
         assert_eq!(texts(r#"{"entry":{}}"#), ["not a list"]);
         assert_eq!(texts(r#"{"entry":[{"changes":[1,2,3]},{"changes":[4,5,6]}]}"#), ["too many"]);
         assert_eq!(texts(r#"{"entry":[{"changes":[1],"changes":[2]}]}"#), ["ambiguous"]);
         let either = Batch::parse(&["/eventNotifications", ""]).unwrap();
         assert!(matches!(either.elements(b"[1,2]", 5), Elements::Found(found) if found.len() == 2));
-        assert!(matches!(either.elements(br#"{"eventNotifications":[1]}"#, 5), Elements::Found(found) if found.len() == 1));
+        assert!(
+            matches!(either.elements(br#"{"eventNotifications":[1]}"#, 5), Elements::Found(found) if found.len() == 1)
+        );
     }
 
     #[test]

@@ -80,7 +80,9 @@ pub(crate) fn encode(text: &str) -> String {
     let mut encoded = String::with_capacity(text.len() + 16);
     for byte in text.bytes() {
         match byte {
-            b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'-' | b'_' | b'.' | b'~' => encoded.push(char::from(byte)),
+            b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'-' | b'_' | b'.' | b'~' => {
+                encoded.push(char::from(byte))
+            }
             _ => encoded.push_str(&format!("%{byte:02X}")),
         }
     }
@@ -134,7 +136,11 @@ fn part_name(head: &[u8]) -> Option<&str> {
         let (name, value) = line.split_once(':')?;
         name.eq_ignore_ascii_case("content-disposition").then_some(value)
     })?;
-    disposition.split(';').find_map(|parameter| parameter.trim().strip_prefix("name="))?.trim_matches('"').into()
+    disposition
+        .split(';')
+        .find_map(|parameter| parameter.trim().strip_prefix("name="))?
+        .trim_matches('"')
+        .into()
 }
 
 fn find_bytes(haystack: &[u8], needle: &[u8]) -> Option<usize> {
@@ -153,7 +159,10 @@ mod tests {
     #[test]
     fn fields_are_decoded_like_everywhere() {
         let pair = |name: &str, value: &str| (name.to_owned(), value.to_owned());
-        assert_eq!(decoded("a=1&b=x+y%2Bz&c&=d&&e=%zz%4"), [pair("a", "1"), pair("b", "x y+z"), pair("c", ""), pair("", "d"), pair("e", "%zz%4")]);
+        assert_eq!(
+            decoded("a=1&b=x+y%2Bz&c&=d&&e=%zz%4"),
+            [pair("a", "1"), pair("b", "x y+z"), pair("c", ""), pair("", "d"), pair("e", "%zz%4")]
+        );
         assert_eq!(decoded("n%C3%A9=%c3%a9"), [pair("né", "é")]);
         assert!(pairs(b"a=%ff").is_none(), "not UTF-8");
         assert!(pairs(b"a=\xff").is_none());
@@ -184,7 +193,11 @@ mod tests {
         assert_eq!(multipart_field(body, kind, "third"), None);
         assert_eq!(multipart_field(body, "application/json", "json"), None);
         assert_eq!(multipart_field(body, "multipart/form-data; boundary=\"yy\"", "json"), None);
-        let twice = [&body[..body.len() - 4], b"\r\nContent-Disposition: form-data; name=\"json\"\r\n\r\n1\r\n--xx--"].concat();
+        let twice = [
+            &body[..body.len() - 4],
+            b"\r\nContent-Disposition: form-data; name=\"json\"\r\n\r\n1\r\n--xx--",
+        ]
+        .concat();
         assert_eq!(multipart_field(&twice, kind, "json"), None, "two parts of one name");
         for cut in 0..body.len() {
             let _ = multipart_field(&body[..cut], kind, "json");

@@ -167,7 +167,13 @@ impl Grammar {
     }
 
     /// The header's value for one signature: the reverse of `parse`.
-    pub(crate) fn render(&self, kind: &str, timestamp: Option<&str>, names: Option<&str>, signature: &str) -> String {
+    pub(crate) fn render(
+        &self,
+        kind: &str,
+        timestamp: Option<&str>,
+        names: Option<&str>,
+        signature: &str,
+    ) -> String {
         match self {
             Self::Raw | Self::List(_) => signature.to_owned(),
             Self::Prefix(prefix) | Self::OptionalPrefix(prefix) => format!("{prefix}{signature}"),
@@ -191,7 +197,14 @@ mod tests {
     use super::*;
 
     fn kv() -> Grammar {
-        Grammar::Kv(Kv { sep: ",".into(), eq: "=".into(), ts: Some("t".into()), sig: "v1".into(), names: None, trim: false })
+        Grammar::Kv(Kv {
+            sep: ",".into(),
+            eq: "=".into(),
+            ts: Some("t".into()),
+            sig: "v1".into(),
+            names: None,
+            trim: false,
+        })
     }
 
     fn tagged() -> Grammar {
@@ -246,14 +259,24 @@ mod tests {
     #[test]
     fn lists_trimmed_pairs_and_optional_prefixes() {
         let none = String::new;
-        assert_eq!(texts(&Grammar::List(",".into()), "aa,bb"), [(none(), "aa".into()), (none(), "bb".into())]);
+        assert_eq!(
+            texts(&Grammar::List(",".into()), "aa,bb"),
+            [(none(), "aa".into()), (none(), "bb".into())]
+        );
         assert_eq!(texts(&Grammar::OptionalPrefix("sha256=".into()), "aa"), [(none(), "aa".into())]);
         assert_eq!(texts(&Grammar::OptionalPrefix("sha256=".into()), "sha256=aa"), [(none(), "aa".into())]);
         let positional = Grammar::TimeFirst(",".into());
         assert_eq!(positional.parse("12,aa,bb").unwrap().timestamp, Some("12"));
         assert_eq!(texts(&positional, "12,aa,bb").len(), 2);
         assert_eq!(texts(&positional, "12"), []);
-        let trimmed = Grammar::Kv(Kv { sep: ",".into(), eq: "=".into(), ts: Some("t".into()), sig: "v1".into(), names: Some("h".into()), trim: true });
+        let trimmed = Grammar::Kv(Kv {
+            sep: ",".into(),
+            eq: "=".into(),
+            ts: Some("t".into()),
+            sig: "v1".into(),
+            names: Some("h".into()),
+            trim: true,
+        });
         let parsed = trimmed.parse("t=12, h=a b, v1=aa").unwrap();
         assert_eq!((parsed.timestamp, parsed.names, parsed.entries.len()), (Some("12"), Some("a b"), 1));
     }

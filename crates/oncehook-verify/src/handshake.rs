@@ -115,10 +115,11 @@ impl Handshakes {
     /// Values that the rules compare with and that a source may configure.
     #[must_use]
     pub fn params(&self) -> Vec<&str> {
-        let wanted = self.rules.iter().flat_map(|rule| &rule.when).filter_map(|(_, expected)| match expected {
-            Expected::Text(text) => text.strip_prefix("param:"),
-            _ => None,
-        });
+        let wanted =
+            self.rules.iter().flat_map(|rule| &rule.when).filter_map(|(_, expected)| match expected {
+                Expected::Text(text) => text.strip_prefix("param:"),
+                _ => None,
+            });
         let mut names: Vec<&str> = wanted.collect();
         names.sort_unstable();
         names.dedup();
@@ -138,7 +139,11 @@ impl Handshakes {
     }
 
     fn find(&self, request: &Request<'_>, verifier: &Verifier, unsigned: bool) -> Option<Reply> {
-        let mut rules = self.rules.iter().filter(|rule| rule.unsigned == unsigned && rule.method == request.method).peekable();
+        let mut rules = self
+            .rules
+            .iter()
+            .filter(|rule| rule.unsigned == unsigned && rule.method == request.method)
+            .peekable();
         rules.peek()?;
         let view = View::new(request, verifier.settings(), &self.plan, request.body);
         rules.find_map(|rule| rule.answer(&view, verifier))
@@ -220,11 +225,13 @@ impl Rule {
 /// The address that confirms a subscription, at Amazon's own host for the topic's region.
 fn confirm_sns(topic: &str, token: &str) -> Option<String> {
     let mut parts = topic.split(':');
-    let (Some("arn"), Some(partition), Some("sns"), Some(region)) = (parts.next(), parts.next(), parts.next(), parts.next())
+    let (Some("arn"), Some(partition), Some("sns"), Some(region)) =
+        (parts.next(), parts.next(), parts.next(), parts.next())
     else {
         return None;
     };
-    let plain = !region.is_empty() && region.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-');
+    let plain = !region.is_empty()
+        && region.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-');
     let ending = match partition {
         "aws" | "aws-us-gov" => "amazonaws.com",
         "aws-cn" => "amazonaws.com.cn",
@@ -311,7 +318,9 @@ fn is_harmless(text: &str) -> bool {
 /// Plain text, without anything that could begin an element, an entity or an attribute.
 fn is_text(text: &str) -> bool {
     text.len() <= MAX_LOOSE_BYTES
-        && text.bytes().all(|byte| matches!(byte, b' '..=b'~') && !matches!(byte, b'<' | b'>' | b'&' | b'"' | b'\'' | b'`'))
+        && text.bytes().all(|byte| {
+            matches!(byte, b' '..=b'~') && !matches!(byte, b'<' | b'>' | b'&' | b'"' | b'\'' | b'`')
+        })
 }
 
 /// A rule as it is written.
@@ -402,9 +411,10 @@ fn rule(text: RuleText, plan: &mut Plan) -> Result<Rule, String> {
     let secret = text.secret.as_deref().map(|place| Field::parse(place, plan)).transpose()?;
     let confirm = match text.confirm.as_deref() {
         None => None,
-        Some("sns") => {
-            Some(Confirm::Sns { topic: Field::parse("/TopicArn", plan)?, token: Field::parse("/Token", plan)? })
-        }
+        Some("sns") => Some(Confirm::Sns {
+            topic: Field::parse("/TopicArn", plan)?,
+            token: Field::parse("/Token", plan)?,
+        }),
         Some(other) => return Err(format!("confirm: `{other}` is not known")),
     };
     Ok(Rule {
@@ -433,8 +443,18 @@ mod tests {
             confirm_sns("arn:aws:sns:eu-west-1:123:my-topic", "a&b").unwrap(),
             "https://sns.eu-west-1.amazonaws.com/?Action=ConfirmSubscription&TopicArn=arn%3Aaws%3Asns%3Aeu-west-1%3A123%3Amy-topic&Token=a%26b"
         );
-        assert!(confirm_sns("arn:aws-cn:sns:cn-north-1:1:t", "a").unwrap().starts_with("https://sns.cn-north-1.amazonaws.com.cn/"));
-        for bad in ["", "arn:aws:sqs:eu-west-1:1:t", "arn:evil:sns:eu-west-1:1:t", "arn:aws:sns:evil.example/:1:t", "arn:aws:sns::1:t"] {
+        assert!(
+            confirm_sns("arn:aws-cn:sns:cn-north-1:1:t", "a")
+                .unwrap()
+                .starts_with("https://sns.cn-north-1.amazonaws.com.cn/")
+        );
+        for bad in [
+            "",
+            "arn:aws:sqs:eu-west-1:1:t",
+            "arn:evil:sns:eu-west-1:1:t",
+            "arn:aws:sns:evil.example/:1:t",
+            "arn:aws:sns::1:t",
+        ] {
             assert_eq!(confirm_sns(bad, "a"), None, "{bad}");
         }
     }

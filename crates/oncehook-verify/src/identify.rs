@@ -409,7 +409,11 @@ impl<'v> View<'v, '_> {
                 }
                 Source::Form(name) | Source::Query(name) => {
                     let is_form = matches!(source, Source::Form(_));
-                    let text = if is_form { self.request.body } else { self.request.query().unwrap_or_default().as_bytes() };
+                    let text = if is_form {
+                        self.request.body
+                    } else {
+                        self.request.query().unwrap_or_default().as_bytes()
+                    };
                     let Some(pairs) = form::pairs(text) else { continue };
                     match form::find(&pairs, name) {
                         Found::Nothing | Found::One("") => {}

@@ -21,7 +21,8 @@ use base64::{
 use serde::Deserialize;
 
 use crate::{
-    encoding::Encoding, hmac, key, rejection::Rejection, scheme::Algorithm, special, time::UnixMicros, view::View,
+    encoding::Encoding, hmac, key, rejection::Rejection, scheme::Algorithm, special, time::UnixMicros,
+    view::View,
 };
 
 /// The longest token; headers are limited anyway.
@@ -149,7 +150,8 @@ impl<'t> Token<'t> {
             return Err(malformed);
         }
         let decode = |part: &str| BASE64_URL_SAFE_NO_PAD.decode(part).map_err(|_| Rejection::MalformedToken);
-        let header: Header = serde_json::from_slice(&decode(header)?).map_err(|_| Rejection::MalformedToken)?;
+        let header: Header =
+            serde_json::from_slice(&decode(header)?).map_err(|_| Rejection::MalformedToken)?;
         if header.crit.is_some() {
             return Err(malformed);
         }
@@ -174,7 +176,8 @@ impl JwsRule {
     pub(crate) fn check(&self) -> Result<(), String> {
         let shared = self.algorithms.iter().filter(|algorithm| algorithm.is_shared()).count();
         if self.algorithms.is_empty() || (shared > 0 && shared < self.algorithms.len()) {
-            return Err("jws.algorithms: some, and either all with a shared secret or all with a public key".to_owned());
+            return Err("jws.algorithms: some, and either all with a shared secret or all with a public key"
+                .to_owned());
         }
         Ok(())
     }
@@ -195,7 +198,12 @@ impl JwsRule {
     }
 
     /// Do the claims fit the request and the time? Returns when the token was made, if it says so.
-    pub(crate) fn judge(&self, claims: &Claims, view: &View<'_>, now: UnixMicros) -> Result<Option<UnixMicros>, Rejection> {
+    pub(crate) fn judge(
+        &self,
+        claims: &Claims,
+        view: &View<'_>,
+        now: UnixMicros,
+    ) -> Result<Option<UnixMicros>, Rejection> {
         let mismatch = |claim: &str| Rejection::ClaimMismatch { claim: claim.to_owned() };
         for name in &self.present {
             if claims.get(name).is_none_or(serde_json::Value::is_null) {
@@ -205,9 +213,9 @@ impl JwsRule {
         for (name, expected) in &self.claims {
             let fits = match (expected, claims.get(name)) {
                 (Expected::Bool(expected), Some(serde_json::Value::Bool(found))) => expected == found,
-                (Expected::Text(expected), Some(serde_json::Value::String(found))) => {
-                    self.expected_text(expected, view).is_some_and(|expected| hmac::equal(expected.as_bytes(), found.as_bytes()))
-                }
+                (Expected::Text(expected), Some(serde_json::Value::String(found))) => self
+                    .expected_text(expected, view)
+                    .is_some_and(|expected| hmac::equal(expected.as_bytes(), found.as_bytes())),
                 _ => false,
             };
             if !fits {
@@ -228,8 +236,11 @@ impl JwsRule {
             }
         }
         if let Some(body) = &self.body {
-            let may_be_missing = body.unless_empty && view.request.body.is_empty() && !claims.contains_key(&body.claim);
-            if !may_be_missing && !text(&body.claim).is_some_and(|found| body.matches(found, view.request.body)) {
+            let may_be_missing =
+                body.unless_empty && view.request.body.is_empty() && !claims.contains_key(&body.claim);
+            if !may_be_missing
+                && !text(&body.claim).is_some_and(|found| body.matches(found, view.request.body))
+            {
                 return Err(Rejection::BodyHashMismatch);
             }
         }
@@ -298,7 +309,11 @@ impl JwsRule {
             header.insert("kid".to_owned(), key_id.as_str().into());
         }
         let encode = |value: String| BASE64_URL_SAFE_NO_PAD.encode(value);
-        Some(format!("{}.{}", encode(header.to_string()), encode(serde_json::Value::from(claims).to_string())))
+        Some(format!(
+            "{}.{}",
+            encode(header.to_string()),
+            encode(serde_json::Value::from(claims).to_string())
+        ))
     }
 }
 
@@ -336,7 +351,10 @@ mod tests {
     fn tokens_are_cut_strictly() {
         let good = token(r#"{"alg":"HS256","kid":"k"}"#, "{}");
         let parsed = Token::parse(&good).unwrap();
-        assert_eq!((parsed.algorithm, parsed.key_id.as_deref(), &parsed.signature[..]), (JwsAlgorithm::HS256, Some("k"), &b"signature"[..]));
+        assert_eq!(
+            (parsed.algorithm, parsed.key_id.as_deref(), &parsed.signature[..]),
+            (JwsAlgorithm::HS256, Some("k"), &b"signature"[..])
+        );
         for bad in [
             "".to_owned(),
             "..".to_owned(),

@@ -106,8 +106,9 @@ impl Place {
                 alternatives.push(Alternative::Json(pointer));
             } else if piece == "digest" && names.is_empty() {
                 alternatives.push(Alternative::Digest);
-            } else if let Some((kind, name)) =
-                piece.split_once(':').filter(|(kind, name)| matches!(*kind, "form" | "query" | "xml") && !name.is_empty())
+            } else if let Some((kind, name)) = piece
+                .split_once(':')
+                .filter(|(kind, name)| matches!(*kind, "form" | "query" | "xml") && !name.is_empty())
             {
                 push_header(&mut alternatives, &mut names)?;
                 let name = name.to_owned();
@@ -198,7 +199,20 @@ mod tests {
 
     #[test]
     fn what_is_no_place_is_refused() {
-        for text in ["", "id", "header:", "header:a|", "/a|b", "json:", "json:a", "?", "|/a", "form:", "xml:", "file:a"] {
+        for text in [
+            "",
+            "id",
+            "header:",
+            "header:a|",
+            "/a|b",
+            "json:",
+            "json:a",
+            "?",
+            "|/a",
+            "form:",
+            "xml:",
+            "file:a",
+        ] {
             assert!(Place::parse(text).is_err(), "{text:?}");
         }
     }

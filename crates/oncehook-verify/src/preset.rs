@@ -188,7 +188,8 @@ impl Sample {
     ) -> Result<(HeaderMap, Vec<u8>), SampleError> {
         let kind = kind.unwrap_or(&self.kind);
         let (event, action) = kind.split_once('.').unwrap_or((kind, ""));
-        let (secs, millis, time) = (now.as_secs().to_string(), now.0.div_euclid(1_000).to_string(), now.to_rfc3339());
+        let (secs, millis, time) =
+            (now.as_secs().to_string(), now.0.div_euclid(1_000).to_string(), now.to_rfc3339());
         let body = self.other.get(kind).unwrap_or(&self.body);
         let words = [
             ("$id", id),

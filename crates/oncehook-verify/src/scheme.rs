@@ -136,7 +136,9 @@ impl Scheme {
     /// The headers that may carry the signature; none if it stands elsewhere.
     pub fn signature_headers(&self) -> impl Iterator<Item = &HeaderName> {
         let (names, list): (Option<&HeaderNames>, &[HeaderName]) = match &self.signature {
-            Location::Header(names) | Location::Field(Field { at: At::Header(names), .. }) => (Some(names), &[]),
+            Location::Header(names) | Location::Field(Field { at: At::Header(names), .. }) => {
+                (Some(names), &[])
+            }
             Location::Headers(list) => (None, list),
             Location::Repeated(name) => (None, std::slice::from_ref(name)),
             Location::Field(_) => (None, &[]),
@@ -156,7 +158,8 @@ impl Scheme {
     /// Does it sign the address that is called, so that the source must know its own?
     #[must_use]
     pub fn needs_url(&self) -> bool {
-        self.content.as_ref().is_some_and(Template::needs_url) || self.jws.as_ref().is_some_and(JwsRule::needs_url)
+        self.content.as_ref().is_some_and(Template::needs_url)
+            || self.jws.as_ref().is_some_and(JwsRule::needs_url)
     }
 
     /// The names of the values that a source must configure beside its secrets.
@@ -209,8 +212,11 @@ impl Scheme {
             Part::Special(special) => special.needs_url() || special.covers_body(),
             _ => false,
         });
-        let named = content.parts().any(|part| matches!(part, Part::Field(field, false) if field.at == *place));
-        named || (matches!(place, At::Form(_)) && whole_form) || (matches!(place, At::Query(_)) && self.needs_url())
+        let named =
+            content.parts().any(|part| matches!(part, Part::Field(field, false) if field.at == *place));
+        named
+            || (matches!(place, At::Form(_)) && whole_form)
+            || (matches!(place, At::Query(_)) && self.needs_url())
     }
 }
 
@@ -419,8 +425,12 @@ fn checked(text: SchemeText) -> Result<Scheme, String> {
         let key = text.key.unwrap_or(KeyEncoding::Utf8);
         let rules = jws.algorithms.iter().map(|algorithm| KeyRule::plain(algorithm.algorithm(), key, ""));
         let scheme = scheme(rules.collect());
-        if scheme.content.is_some() || scheme.timestamp.is_some() || scheme.id.is_some() || encoding.is_some() {
-            return Err("a token signs what its claims say: remove content, timestamp, id and signature.encoding".to_owned());
+        if scheme.content.is_some() || scheme.timestamp.is_some() || scheme.id.is_some() || encoding.is_some()
+        {
+            return Err(
+                "a token signs what its claims say: remove content, timestamp, id and signature.encoding"
+                    .to_owned(),
+            );
         }
         return Ok(scheme);
     }
@@ -433,7 +443,8 @@ fn checked(text: SchemeText) -> Result<Scheme, String> {
 /// The pointers in the text of a template.
 fn signed_pointers(content: &str) -> Vec<Pointer> {
     let names = content.split('{').skip(1).filter_map(|rest| rest.split('}').next());
-    let pointers = names.filter_map(|name| name.strip_prefix("json:").or_else(|| name.starts_with('/').then_some(name)));
+    let pointers =
+        names.filter_map(|name| name.strip_prefix("json:").or_else(|| name.starts_with('/').then_some(name)));
     pointers.filter_map(|pointer| Pointer::parse(pointer.trim_end_matches('?')).ok()).collect()
 }
 
@@ -460,8 +471,12 @@ fn location(text: SignatureText, plan: &mut Plan) -> Result<Location, String> {
 
 fn timestamp_rule(text: TimestampText, plan: &mut Plan) -> Result<TimestampRule, String> {
     let field = match (text.header, text.field) {
-        (Some(_), Some(_)) => return Err("timestamp.header and timestamp.field exclude each other".to_owned()),
-        (Some(names), None) => Some(Field { name: format!("header:{}", names.first()), at: At::Header(names) }),
+        (Some(_), Some(_)) => {
+            return Err("timestamp.header and timestamp.field exclude each other".to_owned());
+        }
+        (Some(names), None) => {
+            Some(Field { name: format!("header:{}", names.first()), at: At::Header(names) })
+        }
         (None, field) => field.as_deref().map(|field| Field::parse(field, plan)).transpose()?,
     };
     let tolerance_secs = text.tolerance.unwrap_or(DEFAULT_TOLERANCE_SECS);
@@ -496,7 +511,8 @@ fn check_parts(scheme: &Scheme) -> Result<(), String> {
         }
         if keys.iter().any(|rule| rule.algorithm != Algorithm::Token || rule.key != KeyEncoding::Utf8) {
             return Err(
-                "a token is compared as text: key must be \"utf8\", and no other algorithm beside it".to_owned()
+                "a token is compared as text: key must be \"utf8\", and no other algorithm beside it"
+                    .to_owned(),
             );
         }
         return Ok(());
@@ -539,7 +555,8 @@ fn check_timestamp(scheme: &Scheme, content: &Template) -> Result<(), String> {
     });
     if !named && !special && !inside {
         return Err(
-            "timestamp is set, but content does not hold {ts}: an unsigned timestamp protects nothing".to_owned()
+            "timestamp is set, but content does not hold {ts}: an unsigned timestamp protects nothing"
+                .to_owned(),
         );
     }
     match (timestamp.field.is_some(), grammar.carries_timestamp()) {

@@ -185,11 +185,14 @@ impl Signer {
     fn item<'r>(&self, request: &Request<'r>, index: usize) -> Result<Option<Cow<'r, [u8]>>, SetupError> {
         match (&self.scheme.each, &self.scheme.container) {
             (None, None) => Ok(Some(Cow::Borrowed(request.body))),
-            (None, Some(container)) => {
-                container.open(request).map(Some).ok_or_else(|| cannot("the field that holds the document is missing"))
-            }
+            (None, Some(container)) => container
+                .open(request)
+                .map(Some)
+                .ok_or_else(|| cannot("the field that holds the document is missing")),
             (Some((plan, slot)), _) => match extract::elements(plan, *slot, request.body, MAX_BATCH_ITEMS) {
-                Elements::Found(items) => Ok(items.get(index).map(|item| Cow::Borrowed(item.get().as_bytes()))),
+                Elements::Found(items) => {
+                    Ok(items.get(index).map(|item| Cow::Borrowed(item.get().as_bytes())))
+                }
                 _ => Err(cannot("the list of items is missing")),
             },
         }
@@ -235,12 +238,19 @@ impl Signer {
     }
 
     /// A document with the value at one place replaced. A number stays a number.
-    fn overwrite(&self, request: &Request<'_>, document: &[u8], field: &Field, text: &str) -> Result<Vec<u8>, SetupError> {
+    fn overwrite(
+        &self,
+        request: &Request<'_>,
+        document: &[u8],
+        field: &Field,
+        text: &str,
+    ) -> Result<Vec<u8>, SetupError> {
         let view = View::new(request, &self.settings, &self.scheme.plan, document);
         let At::Json(slot) = field.at else { return Err(cannot("the place is not in the document")) };
         let raw = view.raw(slot).ok_or_else(|| cannot(format!("the body has no {}", field.name)))?;
         let at = (raw.as_ptr() as usize).saturating_sub(document.as_ptr() as usize);
-        let written = if raw.starts_with('"') { serde_json::Value::from(text).to_string() } else { text.to_owned() };
+        let written =
+            if raw.starts_with('"') { serde_json::Value::from(text).to_string() } else { text.to_owned() };
         Ok(splice(document, at, raw.len(), written.as_bytes()))
     }
 
@@ -248,7 +258,8 @@ impl Signer {
     fn body_hash(&self, request: &Request<'_>) -> Option<String> {
         let content = self.scheme.content.as_ref()?;
         let kind = request.headers.get(CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();
-        let wanted = content.contains(&Part::Special(Special::Twilio)) && kind.starts_with("application/json");
+        let wanted =
+            content.contains(&Part::Special(Special::Twilio)) && kind.starts_with("application/json");
         wanted.then(|| format!("{}={}", Special::BODY_HASH, hex::encode(key::digest(request.body))))
     }
 }
@@ -293,7 +304,9 @@ impl SigningKey {
         match self {
             Self::Hmac(key) => Ok(Some(key.mac(pieces).as_ref().to_vec())),
             Self::Concat(key) => Ok(Some(key.hash(pieces).to_vec())),
-            Self::Private(key) => key.sign(&pieces.concat()).map(Some).ok_or_else(|| cannot("the system has no randomness")),
+            Self::Private(key) => {
+                key.sign(&pieces.concat()).map(Some).ok_or_else(|| cannot("the system has no randomness"))
+            }
             Self::Token(_) => Ok(None),
         }
     }
@@ -319,7 +332,9 @@ fn signing_key<'r>(rules: &'r [KeyRule], secret: &Secret) -> Result<(&'r KeyRule
         }
         Algorithm::Ed25519 => SigningKey::Private(PrivateKey::new(rule.algorithm, &rule.key.decode(text)?)?),
         Algorithm::Sha256Concat => SigningKey::Concat(ConcatKey::new(&rule.key.decode(text)?)),
-        hmac => SigningKey::Hmac(HmacKey::new(hmac, &rule.key.decode(text)?).ok_or("its algorithm is not an HMAC")?),
+        hmac => SigningKey::Hmac(
+            HmacKey::new(hmac, &rule.key.decode(text)?).ok_or("its algorithm is not an HMAC")?,
+        ),
     };
     Ok((rule, key))
 }

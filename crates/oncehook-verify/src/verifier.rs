@@ -213,13 +213,15 @@ impl Verifier {
         let verdict = match (&self.scheme.each, &self.scheme.container) {
             (None, None) => self.check(request, request.body, now, fetched)?,
             (None, Some(container)) => {
-                let missing = || Rejection::MissingField { field: "the field that holds the document".to_owned() };
+                let missing =
+                    || Rejection::MissingField { field: "the field that holds the document".to_owned() };
                 let document = container.open(request).ok_or_else(missing)?;
                 self.check(request, &document, now, fetched)?
             }
             (Some((plan, slot)), _) => {
                 let unreadable = || Rejection::AmbiguousField { field: "the list of items".to_owned() };
-                let Elements::Found(items) = extract::elements(plan, *slot, request.body, MAX_BATCH_ITEMS) else {
+                let Elements::Found(items) = extract::elements(plan, *slot, request.body, MAX_BATCH_ITEMS)
+                else {
                     return Err(unreadable());
                 };
                 // One forged item spoils the request, and a request without items proves nothing.
@@ -334,7 +336,8 @@ impl Verifier {
 
     /// The one token of a request, without what stands before it.
     fn token_text<'t>(&self, texts: &'t [Cow<'_, str>]) -> Result<&'t str, Rejection> {
-        let entry = texts.first().and_then(|text| self.scheme.grammar.parse(text).ok()?.entries.first().copied());
+        let entry =
+            texts.first().and_then(|text| self.scheme.grammar.parse(text).ok()?.entries.first().copied());
         entry.map(|entry| entry.text).ok_or(Rejection::NoKnownSignature)
     }
 
@@ -432,7 +435,9 @@ impl Verifier {
                 known = true;
                 let matches = match self.scheme.encoding {
                     None => token.matches(entry.text.as_bytes()),
-                    Some(encoding) => encoding.decode(entry.text).is_some_and(|bytes| token.matches(bytes.as_slice())),
+                    Some(encoding) => {
+                        encoding.decode(entry.text).is_some_and(|bytes| token.matches(bytes.as_slice()))
+                    }
                 };
                 if matches {
                     return Ok(prepared.secret);
@@ -578,7 +583,12 @@ impl KeyRule {
 
 impl PreparedKey {
     /// The keys that a secret is: one, or for signed tokens one per algorithm.
-    fn of(scheme: &Scheme, index: usize, secret: &Secret, settings: &Settings) -> Result<Vec<Self>, &'static str> {
+    fn of(
+        scheme: &Scheme,
+        index: usize,
+        secret: &Secret,
+        settings: &Settings,
+    ) -> Result<Vec<Self>, &'static str> {
         let rules = &scheme.keys;
         let text = secret.reveal();
         let is_private =
@@ -630,7 +640,9 @@ impl PreparedKey {
             (Key::Concat(_), Expected::Hash(hash)) => hmac::equal(hash, offered),
             (Key::Public(key), Expected::Message(message)) => key.verifies(message, offered),
             (Key::Fetched, Expected::Message(message)) => {
-                let key = fetched.and_then(|fetched| fetched.at(self.algorithm, now)).ok_or(Rejection::KeyUnknown)?;
+                let key = fetched
+                    .and_then(|fetched| fetched.at(self.algorithm, now))
+                    .ok_or(Rejection::KeyUnknown)?;
                 key.verifies(message, offered)
             }
             _ => false,

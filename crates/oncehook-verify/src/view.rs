@@ -88,7 +88,12 @@ pub(crate) struct View<'a> {
 
 impl<'a> View<'a> {
     /// `document` is the JSON in which pointers are followed: the body, what is inside its container, or one item.
-    pub(crate) fn new(request: &'a Request<'a>, settings: &'a Settings, plan: &Plan, document: &'a [u8]) -> Self {
+    pub(crate) fn new(
+        request: &'a Request<'a>,
+        settings: &'a Settings,
+        plan: &Plan,
+        document: &'a [u8],
+    ) -> Self {
         Self { request, settings, json: plan.walk(document), form: OnceCell::new(), query: OnceCell::new() }
     }
 
@@ -144,7 +149,8 @@ impl Field {
     pub(crate) fn read<'v>(&self, view: &'v View<'_>) -> Result<Cow<'v, str>, Rejection> {
         let missing = || Rejection::MissingField { field: self.name.clone() };
         let ambiguous = || Rejection::AmbiguousField { field: self.name.clone() };
-        let one = |pairs: Option<&'v Pairs<'_>>, name: &str| match pairs.map(|pairs| form::find(pairs, name)) {
+        let one = |pairs: Option<&'v Pairs<'_>>, name: &str| match pairs.map(|pairs| form::find(pairs, name))
+        {
             None | Some(Found::Nothing | Found::One("")) => Err(missing()),
             Some(Found::One(text)) => Ok(Cow::Borrowed(text)),
             Some(Found::Several) => Err(ambiguous()),
@@ -153,7 +159,9 @@ impl Field {
             At::Header(names) => names.read(view.request.headers).map(Cow::Borrowed),
             At::Query(name) => one(view.query(), name),
             At::Form(name) => one(view.form(), name),
-            At::Param(name) => view.settings.params.get(name).map(|text| Cow::Borrowed(text.as_str())).ok_or_else(missing),
+            At::Param(name) => {
+                view.settings.params.get(name).map(|text| Cow::Borrowed(text.as_str())).ok_or_else(missing)
+            }
             At::Json(_) if view.json.is_ambiguous() => Err(ambiguous()),
             At::Json(slot) => match view.json.scalar(*slot) {
                 Scalar::Text(text) => Ok(text),

@@ -40,7 +40,8 @@ impl Providers {
 pub(super) fn named(name: &str) -> anyhow::Result<&'static Preset> {
     Preset::named(name).ok_or_else(|| {
         let near = near(name);
-        let help = if near.is_empty() { String::new() } else { format!(" did you mean {}?", near.join(" or ")) };
+        let help =
+            if near.is_empty() { String::new() } else { format!(" did you mean {}?", near.join(" or ")) };
         anyhow!("there is no preset `{}`;{help} `oncehook providers` lists them all", text::shown(name, 64))
     })
 }
@@ -141,7 +142,8 @@ fn facts(preset: &Preset) -> serde_json::Value {
 fn config_block(preset: &Preset) -> String {
     let variable = preset.name.to_ascii_uppercase().replace('-', "_");
     let name = &preset.name;
-    let mut lines = vec!["[[source]]".to_owned(), format!("name = \"{name}\""), format!("provider = \"{name}\"")];
+    let mut lines =
+        vec!["[[source]]".to_owned(), format!("name = \"{name}\""), format!("provider = \"{name}\"")];
     if !preset.verify.fetches_keys() {
         lines.push(format!("secrets = [\"env:{variable}_SECRET\"]"));
     }
@@ -149,7 +151,9 @@ fn config_block(preset: &Preset) -> String {
         lines.push(format!("url = \"https://gateway.example/webhooks/{name}\""));
     }
     if preset.handshakes.hands_over_secret() {
-        lines.push(format!("# handover = \"{name}.pending\" instead of secrets, until the provider has handed one over"));
+        lines.push(format!(
+            "# handover = \"{name}.pending\" instead of secrets, until the provider has handed one over"
+        ));
     }
     let params: Vec<String> = preset
         .params
@@ -168,7 +172,10 @@ fn config_block(preset: &Preset) -> String {
 
 /// One provider, for `docs/providers/`.
 fn page(preset: &Preset) -> String {
-    let mut page = format!("# {}\n\n<!-- Made by `oncehook providers --pages docs/providers`; change the preset instead. -->\n\n", preset.title);
+    let mut page = format!(
+        "# {}\n\n<!-- Made by `oncehook providers --pages docs/providers`; change the preset instead. -->\n\n",
+        preset.title
+    );
     if preset.experimental {
         page.push_str("**Experimental.** These facts were not confirmed by anything that was read. Try it before relying on it.\n\n");
     }
@@ -183,15 +190,26 @@ fn page(preset: &Preset) -> String {
     }
     page.push_str(&format!("\n## In oncehook.toml\n\n```toml\n{}\n```\n\n", config_block(preset)));
     page.push_str("## Facts\n\n| | |\n| --- | --- |\n");
-    let batch = if preset.identify.is_batch() { "one request can hold several events; each is kept and answered for itself" } else { "one event per request" };
-    let retries = if preset.retries { "retries by itself" } else { "never retries: while the gateway is away, events are lost" };
+    let batch = if preset.identify.is_batch() {
+        "one request can hold several events; each is kept and answered for itself"
+    } else {
+        "one event per request"
+    };
+    let retries = if preset.retries {
+        "retries by itself"
+    } else {
+        "never retries: while the gateway is away, events are lost"
+    };
     let key = if key_is_signed(preset) { "covered by the signature" } else { "not covered by the signature" };
     for (what, fact) in [
         ("signed", signed(preset)),
         ("signature in", format!("`{}`", preset.verify.signature_place().replace('|', "\\|"))),
         ("key of an event", key.to_owned()),
         ("events", batch.to_owned()),
-        ("retries", format!("{retries}; a copy may come up to {} later", text::duration(preset.retry_horizon_secs))),
+        (
+            "retries",
+            format!("{retries}; a copy may come up to {} later", text::duration(preset.retry_horizon_secs)),
+        ),
         ("waits for an answer", timeout(preset)),
         ("wants", wants(preset)),
         ("handshake", handshakes(preset).to_owned()),
@@ -207,15 +225,22 @@ fn page(preset: &Preset) -> String {
 fn trial(preset: &Preset) -> String {
     let name = &preset.name;
     if name == "paddle-classic" {
-        return "Signatures with SHA-1 are checked but no longer made: send a test alert from Paddle.\n".to_owned();
+        return "Signatures with SHA-1 are checked but no longer made: send a test alert from Paddle.\n"
+            .to_owned();
     }
-    let half = preset.verify.fetches_keys() || ["discord", "telnyx", "sendgrid", "wise"].contains(&name.as_str());
+    let half =
+        preset.verify.fetches_keys() || ["discord", "telnyx", "sendgrid", "wise"].contains(&name.as_str());
     let secret = if half { " --secret file:private-key.pem" } else { "" };
-    let mut text = format!("```sh\noncehook serve &\noncehook send --source {name}{secret}          # a `{}`, signed as the provider does\n", preset.sample.kind);
+    let mut text = format!(
+        "```sh\noncehook serve &\noncehook send --source {name}{secret}          # a `{}`, signed as the provider does\n",
+        preset.sample.kind
+    );
     for kind in preset.sample.other.keys().take(2) {
         text.push_str(&format!("oncehook send --source {name}{secret} --type {kind}\n"));
     }
-    text.push_str(&format!("oncehook verify --source {name} --request saved.http   # why a saved request is refused\n```\n"));
+    text.push_str(&format!(
+        "oncehook verify --source {name} --request saved.http   # why a saved request is refused\n```\n"
+    ));
     if half {
         text.push_str("\nTo sign, the private half of the key is needed; the gateway must then know the public half of the same key.\n");
     }
@@ -229,7 +254,14 @@ fn index_page() -> String {
     );
     for preset in Preset::all() {
         let batch = if preset.identify.is_batch() { "yes" } else { "" };
-        page.push_str(&format!("| [{}]({}.md) | `{}` | {} | {batch} | {} |\n", preset.title, preset.name, preset.name, signed(preset), confidence(preset)));
+        page.push_str(&format!(
+            "| [{}]({}.md) | `{}` | {} | {batch} | {} |\n",
+            preset.title,
+            preset.name,
+            preset.name,
+            signed(preset),
+            confidence(preset)
+        ));
     }
     page
 }
@@ -246,7 +278,9 @@ fn founded(preset: &Preset) -> &'static str {
         Confidence::Sdk => "sdk: read in the provider's own code",
         Confidence::Docs => "docs: read in the provider's documentation",
         Confidence::ThirdParty => "third_party: read in somebody else's code",
-        Confidence::Memory => "memory: EXPERIMENTAL, not confirmed by anything that was read; try it before relying on it",
+        Confidence::Memory => {
+            "memory: EXPERIMENTAL, not confirmed by anything that was read; try it before relying on it"
+        }
     }
 }
 
@@ -308,12 +342,17 @@ mod tests {
     #[test]
     fn r45_the_pages_of_all_providers_are_up_to_date() {
         let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/providers");
-        let read = |name: &str| std::fs::read_to_string(directory.join(format!("{name}.md"))).unwrap_or_default();
+        let read =
+            |name: &str| std::fs::read_to_string(directory.join(format!("{name}.md"))).unwrap_or_default();
         assert_eq!(read("README"), index_page());
         for preset in Preset::all() {
             assert_eq!(read(&preset.name), page(preset), "{}", preset.name);
         }
-        assert_eq!(std::fs::read_dir(&directory).unwrap().count(), Preset::all().len() + 1, "no page too many");
+        assert_eq!(
+            std::fs::read_dir(&directory).unwrap().count(),
+            Preset::all().len() + 1,
+            "no page too many"
+        );
     }
 
     #[test]

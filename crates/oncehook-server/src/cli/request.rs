@@ -32,7 +32,9 @@ impl SavedRequest {
     /// Reads a request in whichever form it was saved.
     pub(super) fn read(raw: &[u8]) -> anyhow::Result<Self> {
         match raw.trim_ascii_start() {
-            json @ [b'{', ..] if json.windows(9).any(|window| window == b"\"entries\"") => Self::parse_har(json),
+            json @ [b'{', ..] if json.windows(9).any(|window| window == b"\"entries\"") => {
+                Self::parse_har(json)
+            }
             text if is_curl(text) => Self::parse_curl(text),
             _ => Self::parse(raw),
         }
@@ -41,11 +43,20 @@ impl SavedRequest {
     /// Reads what `curl -v` printed: the lines that begin with `>`. It shows no body.
     fn parse_curl(raw: &[u8]) -> anyhow::Result<Self> {
         let text = String::from_utf8_lossy(raw);
-        let sent: Vec<&str> =
-            text.lines().filter_map(|line| line.strip_prefix('>')).map(|line| line.strip_prefix(' ').unwrap_or(line)).collect();
+        let sent: Vec<&str> = text
+            .lines()
+            .filter_map(|line| line.strip_prefix('>'))
+            .map(|line| line.strip_prefix(' ').unwrap_or(line))
+            .collect();
         // Only the last request, if there was a redirect.
-        let first = sent.iter().rposition(|line| request_line(line).is_some()).context("there is no request line")?;
-        let head: String = sent.iter().skip(first).take_while(|line| !line.trim().is_empty()).map(|line| format!("{line}\n")).collect();
+        let first =
+            sent.iter().rposition(|line| request_line(line).is_some()).context("there is no request line")?;
+        let head: String = sent
+            .iter()
+            .skip(first)
+            .take_while(|line| !line.trim().is_empty())
+            .map(|line| format!("{line}\n"))
+            .collect();
         Self::parse(head.as_bytes())
     }
 
@@ -53,10 +64,12 @@ impl SavedRequest {
     fn parse_har(json: &[u8]) -> anyhow::Result<Self> {
         let har: Har = serde_json::from_slice(json).context("this is not a HAR file")?;
         let mut requests = har.log.entries.into_iter().map(|entry| entry.request);
-        let request = requests.find(|request| request.method == "POST").context("there is no POST in the HAR file")?;
+        let request =
+            requests.find(|request| request.method == "POST").context("there is no POST in the HAR file")?;
         let mut headers = HeaderMap::new();
         for pair in request.headers.iter().filter(|pair| !pair.name.starts_with(':')) {
-            let (name, value) = parse_header(&format!("{}: {}", pair.name, pair.value)).map_err(|problem| anyhow!("{}: {problem}", text::shown(&pair.name, 64)))?;
+            let (name, value) = parse_header(&format!("{}: {}", pair.name, pair.value))
+                .map_err(|problem| anyhow!("{}: {problem}", text::shown(&pair.name, 64)))?;
             headers.try_append(name, value).context("there are too many headers")?;
         }
         let line = format!("POST {}", request.url);
@@ -106,7 +119,9 @@ impl SavedRequest {
 
 /// Does a text look like what `curl -v` prints?
 fn is_curl(text: &[u8]) -> bool {
-    text.starts_with(b"> ") || text.starts_with(b"* ") || text.windows(3).any(|window| window == b"\n> ") && !text.starts_with(b"POST ")
+    text.starts_with(b"> ")
+        || text.starts_with(b"* ")
+        || text.windows(3).any(|window| window == b"\n> ") && !text.starts_with(b"POST ")
 }
 
 /// The parts of a HAR file (HTTP Archive 1.2) that matter.
@@ -291,7 +306,10 @@ mod tests {
     fn the_text_of_curl_is_read() {
         let text = "*   Trying 127.0.0.1:8080...\n* Connected\n> POST /webhooks/stripe?a=1 HTTP/1.1\r\n> Host: a\r\n> Stripe-Signature: t=1,v1=ab\r\n> \n* upload completely sent off\n< HTTP/1.1 401 Unauthorized\n< content-type: application/json\n< \n{}";
         let request = SavedRequest::read(text.as_bytes()).unwrap();
-        assert_eq!((request.method.as_str(), request.path.as_deref()), ("POST", Some("/webhooks/stripe?a=1")));
+        assert_eq!(
+            (request.method.as_str(), request.path.as_deref()),
+            ("POST", Some("/webhooks/stripe?a=1"))
+        );
         assert_eq!(request.headers["stripe-signature"], "t=1,v1=ab");
         assert_eq!((request.headers.len(), request.body.len()), (2, 0));
         assert!(SavedRequest::read(b"* nothing\n> nothing\n").is_err());
@@ -308,7 +326,11 @@ mod tests {
         assert_eq!(request.headers["x-id"], "7");
         assert_eq!(request.body, br#"{"a": 1}"#);
         assert!(SavedRequest::read(br#"{"log":{"entries":[]}}"#).is_err());
-        assert_eq!(SavedRequest::read(b"A: b\n\n{\"entries\":1}").unwrap().body, b"{\"entries\":1}", "raw HTTP, not a HAR file");
+        assert_eq!(
+            SavedRequest::read(b"A: b\n\n{\"entries\":1}").unwrap().body,
+            b"{\"entries\":1}",
+            "raw HTTP, not a HAR file"
+        );
     }
 
     #[test]

@@ -188,7 +188,9 @@ impl Plan {
         }
         let mut url = self.url.clone();
         if let Some(added) = signed.query {
-            url.set_query(Some(&url.query().map_or_else(|| added.clone(), |query| format!("{query}&{added}"))));
+            url.set_query(Some(
+                &url.query().map_or_else(|| added.clone(), |query| format!("{query}&{added}")),
+            ));
         }
         Ok(Ready { url, headers, body: signed.body.map_or(body, Bytes::from) })
     }
@@ -333,7 +335,11 @@ fn target(url: Option<Url>, chosen: &Chosen, only_print: bool) -> anyhow::Result
             Url::parse(&url).with_context(|| format!("make a URL of {url}"))
         }
         (None, None) if only_print => {
-            let url = chosen.settings.url.clone().unwrap_or_else(|| format!("http://127.0.0.1:8080/webhooks/{}", chosen.name));
+            let url = chosen
+                .settings
+                .url
+                .clone()
+                .unwrap_or_else(|| format!("http://127.0.0.1:8080/webhooks/{}", chosen.name));
             Url::parse(&url).with_context(|| format!("make a URL of {url}"))
         }
         (None, None) => {
@@ -345,11 +351,16 @@ fn target(url: Option<Url>, chosen: &Chosen, only_print: bool) -> anyhow::Result
 /// The first secret that can sign. A given one must; among a source's own there may be public keys.
 fn signer(chosen: &Chosen, settings: &Settings) -> anyhow::Result<Signer> {
     if chosen.secrets_given {
-        let secret = chosen.secrets.first().context("there is no secret to sign with; give one with --secret env:NAME or file:PATH")?;
+        let secret = chosen
+            .secrets
+            .first()
+            .context("there is no secret to sign with; give one with --secret env:NAME or file:PATH")?;
         return Ok(Signer::with(&chosen.scheme, secret, settings.clone())?);
     }
-    let mut signers =
-        chosen.secrets.iter().filter_map(|secret| Signer::with(&chosen.scheme, secret, settings.clone()).ok());
+    let mut signers = chosen
+        .secrets
+        .iter()
+        .filter_map(|secret| Signer::with(&chosen.scheme, secret, settings.clone()).ok());
     signers.next().ok_or_else(|| needs_private_key(chosen))
 }
 
@@ -424,9 +435,14 @@ mod tests {
     fn r45_every_preset_with_a_shared_secret_signs_what_it_verifies() {
         let halves = ["discord", "telnyx", "sendgrid", "wise", "paddle-classic"];
         let mut signed = 0;
-        for preset in Preset::all().iter().filter(|preset| !halves.contains(&preset.name.as_str()) && !preset.verify.fetches_keys()) {
+        for preset in Preset::all()
+            .iter()
+            .filter(|preset| !halves.contains(&preset.name.as_str()) && !preset.verify.fetches_keys())
+        {
             let secret = match preset.name.as_str() {
-                "adyen" | "adyen-platform" | "onfleet" => "DFB1EB5485895CFA84146406857104ABB4CBCABDC8AAF103A624C8F6A3EAAB00",
+                "adyen" | "adyen-platform" | "onfleet" => {
+                    "DFB1EB5485895CFA84146406857104ABB4CBCABDC8AAF103A624C8F6A3EAAB00"
+                }
                 _ => "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw",
             };
             let chosen = chosen(&preset.name, secret);

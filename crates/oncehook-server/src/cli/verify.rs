@@ -87,7 +87,8 @@ impl Verify {
 
     fn saved_request(&self) -> anyhow::Result<SavedRequest> {
         if let Some(path) = &self.request {
-            let saved = SavedRequest::read(&read_input(path)?).with_context(|| format!("read {}", path.display()))?;
+            let saved =
+                SavedRequest::read(&read_input(path)?).with_context(|| format!("read {}", path.display()))?;
             return match &self.body {
                 None => Ok(saved),
                 Some(body) => Ok(SavedRequest { body: read_input(body)?, ..saved }),
@@ -120,14 +121,19 @@ impl Verify {
         let mut settings = chosen.settings.clone();
         settings.tolerance_secs = self.tolerance.or(settings.tolerance_secs);
         if chosen.scheme.needs_url() && settings.url.is_none() {
-            bail!("this provider signs the address it calls: give it with --public-url, exactly as it was entered there");
+            bail!(
+                "this provider signs the address it calls: give it with --public-url, exactly as it was entered there"
+            );
         }
         let verifier = Verifier::with(&chosen.scheme, &chosen.secrets, settings.clone())?;
         let key = self.published_key(&verifier, &request)?;
-        let explanation = explain_with(&chosen.scheme, &chosen.secrets, &settings, &request, now, key.as_ref())?;
+        let explanation =
+            explain_with(&chosen.scheme, &chosen.secrets, &settings, &request, now, key.as_ref())?;
         let mut findings = explanation.findings;
         let verdict = match explanation.verdict {
-            Ok(facts) => Ok(Genuine { facts, content: content(chosen, &verifier, key.as_ref(), &request, now)? }),
+            Ok(facts) => {
+                Ok(Genuine { facts, content: content(chosen, &verifier, key.as_ref(), &request, now)? })
+            }
             Err(rejection) => {
                 // The verdict says it already.
                 let said = rejection.to_string();
@@ -146,7 +152,11 @@ impl Verify {
 
 impl Verify {
     /// The key that the provider publishes, from the file that was given for it.
-    fn published_key(&self, verifier: &Verifier, request: &Request<'_>) -> anyhow::Result<Option<FetchedKey>> {
+    fn published_key(
+        &self,
+        verifier: &Verifier,
+        request: &Request<'_>,
+    ) -> anyhow::Result<Option<FetchedKey>> {
         let Ok(Some(wanted)) = verifier.key_request(request) else { return Ok(None) };
         let Some(path) = &self.key else {
             bail!("the key is published at {}: save what stands there and give it with --key", wanted.url());

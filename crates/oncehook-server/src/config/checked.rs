@@ -428,7 +428,9 @@ fn read_params(table: &mut Table<'_, '_>) -> toml::Spanned<BTreeMap<String, Stri
     let mut params = BTreeMap::new();
     for (name, text) in written.into_inner() {
         let value = match text.split_once(':') {
-            Some(("env" | "file", _)) => secret_from_reference(&text).map(|secret| secret.reveal().to_owned()),
+            Some(("env" | "file", _)) => {
+                secret_from_reference(&text).map(|secret| secret.reveal().to_owned())
+            }
             _ => Ok(text),
         };
         match value {
@@ -448,13 +450,16 @@ fn check_params(
 ) {
     let Some(preset) = preset else { return };
     let needed = scheme.map(Scheme::params).unwrap_or_default();
-    for param in preset.params.iter().filter(|param| !param.optional && !needed.contains(&param.name.as_str())) {
+    for param in
+        preset.params.iter().filter(|param| !param.optional && !needed.contains(&param.name.as_str()))
+    {
         if !params.get_ref().contains_key(&param.name) {
             let problem = format!("{} needs `params.{}`", preset.title, param.name);
             table.problem_with_help(params.span(), problem, &param.hint);
         }
     }
-    for name in params.get_ref().keys().filter(|name| !preset.params.iter().any(|param| param.name == **name)) {
+    for name in params.get_ref().keys().filter(|name| !preset.params.iter().any(|param| param.name == **name))
+    {
         table.problem(params.span(), format!("{} knows no `params.{name}`", preset.title));
     }
 }

@@ -17,7 +17,9 @@ use http_body_util::{BodyExt, Full};
 use hyper::body::{Body, Incoming};
 use oncehook::event::{NewEvent, NewEvents};
 use oncehook::journal::{AppendError, Receipt};
-use oncehook_verify::{Ack, Action, FetchedKey, Identified, Item, KeyRequest, Rejection, Reply, Secret, UnixMicros};
+use oncehook_verify::{
+    Ack, Action, FetchedKey, Identified, Item, KeyRequest, Rejection, Reply, Secret, UnixMicros,
+};
 use prometheus_client::metrics::gauge::Gauge;
 
 use super::address;
@@ -83,9 +85,8 @@ async fn receive(
         source.handshakes.answer_unsigned(&request, &source.verifier)
     };
     if head.method != Method::POST {
-        let reply = asked(&Bytes::new()).ok_or_else(|| {
-            HttpError::method_not_allowed("POST", "webhooks are delivered with POST")
-        })?;
+        let reply = asked(&Bytes::new())
+            .ok_or_else(|| HttpError::method_not_allowed("POST", "webhooks are delivered with POST"))?;
         return handshake(gate, source, reply).await;
     }
     let mut visit = gate.visit();
@@ -105,7 +106,9 @@ async fn receive(
     };
     let key = match source.verifier.key_request(&request).map_err(refused)? {
         None => None,
-        Some(wanted) => Some(fetch_key(gate, source, wanted).await?.ok_or(Rejection::KeyUnknown).map_err(refused)?),
+        Some(wanted) => {
+            Some(fetch_key(gate, source, wanted).await?.ok_or(Rejection::KeyUnknown).map_err(refused)?)
+        }
     };
     let verified = source.verifier.verify_with(&request, now, key.as_deref()).map_err(refused)?;
     if let Some(reply) = source.handshakes.answer(&verified, &source.verifier) {
@@ -141,7 +144,9 @@ fn find_source<'g>(gate: &'g Gate, head: &Parts) -> Result<&'g Source, HttpError
         .and_then(|name| gate.sources.get(name))
         .filter(|_| head.uri.authority().is_none())
         .ok_or_else(HttpError::not_found)?;
-    if head.method != Method::POST && !source.handshakes.methods().any(|method| method == head.method.as_str()) {
+    if head.method != Method::POST
+        && !source.handshakes.methods().any(|method| method == head.method.as_str())
+    {
         return Err(HttpError::method_not_allowed("POST", "webhooks are delivered with POST"));
     }
     Ok(source)
@@ -159,7 +164,11 @@ fn as_request<'r>(head: &'r Parts, body: &'r [u8]) -> oncehook_verify::Request<'
 
 /// The provider's key for this request; nothing if the provider has none. While the provider does not answer, the sender
 /// must try again: whether the request is genuine is not known.
-async fn fetch_key(gate: &Gate, source: &Source, wanted: KeyRequest) -> Result<Option<Arc<FetchedKey>>, HttpError> {
+async fn fetch_key(
+    gate: &Gate,
+    source: &Source,
+    wanted: KeyRequest,
+) -> Result<Option<Arc<FetchedKey>>, HttpError> {
     match gate.keys.key(source.name.as_str(), &source.verifier, wanted, &source.params).await {
         Ok(key) => Ok(Some(key)),
         Err(NoKey::Unusable) => Ok(None),
@@ -423,12 +432,19 @@ async fn handshake(gate: &Gate, source: &Source, reply: Reply) -> Result<Answer,
 /// Keeps a handed-over secret for the operator, or refuses it.
 async fn take_secret(source: &Source, secret: Secret) -> Result<(), HttpError> {
     let Some(path) = source.handover.clone() else {
-        return Err(HttpError::new(StatusCode::FORBIDDEN, "handover", "this source takes no secret from a request"));
+        return Err(HttpError::new(
+            StatusCode::FORBIDDEN,
+            "handover",
+            "this source takes no secret from a request",
+        ));
     };
     let kept = tokio::task::spawn_blocking(move || handover::keep(&path, &secret)).await;
     match kept {
         Ok(Ok(Kept::New)) => {
-            tracing::warn!(source = source.name.as_str(), "a secret was handed over and waits to be confirmed");
+            tracing::warn!(
+                source = source.name.as_str(),
+                "a secret was handed over and waits to be confirmed"
+            );
             Ok(())
         }
         Ok(Ok(Kept::Again)) => Ok(()),
@@ -449,7 +465,9 @@ fn replied(reply: Reply) -> Answer {
         headers.insert(header::CONTENT_TYPE, content_type);
     }
     for (name, value) in reply.headers {
-        if let (Ok(name), Ok(value)) = (header::HeaderName::from_bytes(name.as_bytes()), HeaderValue::from_str(&value)) {
+        if let (Ok(name), Ok(value)) =
+            (header::HeaderName::from_bytes(name.as_bytes()), HeaderValue::from_str(&value))
+        {
             headers.insert(name, value);
         }
     }

@@ -15,6 +15,8 @@ mod hostile;
 #[cfg(test)]
 mod kit;
 #[cfg(test)]
+mod providers;
+#[cfg(test)]
 mod signature;
 #[cfg(test)]
 mod storm;

@@ -77,7 +77,8 @@ fn fuzz_header_grammars() {
             Ok(_) => {
                 // Hexadecimal digits may be written in either case.
                 let text = String::from_utf8_lossy(&value);
-                let same = text.contains(signature.as_str()) || text.to_ascii_lowercase().contains(signature.as_str());
+                let same = text.contains(signature.as_str())
+                    || text.to_ascii_lowercase().contains(signature.as_str());
                 assert!(same, "{}: forged {text}", side.preset.name);
                 accepted += 1;
             }
@@ -92,7 +93,8 @@ fn fuzz_header_grammars() {
 #[test]
 fn fuzz_signed_tokens() {
     let mut random = Random(0x1234_5678_9abc_def1);
-    let names = ["netlify", "bird", "qstash", "livekit", "fusionauth", "atlassian-connect", "plaid", "google-pubsub"];
+    let names =
+        ["netlify", "bird", "qstash", "livekit", "fusionauth", "atlassian-connect", "plaid", "google-pubsub"];
     let sides: Vec<_> = names
         .iter()
         .map(|name| {
@@ -105,7 +107,8 @@ fn fuzz_signed_tokens() {
         .collect();
     for case in 0..CASES {
         // Public keys are slow to check, so they get every sixteenth case.
-        let (side, verifier, genuine, header, key) = &sides[if case % 16 == 0 { 6 + case / 16 % 2 } else { case % 6 }];
+        let (side, verifier, genuine, header, key) =
+            &sides[if case % 16 == 0 { 6 + case / 16 % 2 } else { case % 6 }];
         let value = genuine.headers[header].as_bytes().to_vec();
         let mut bent = value.clone();
         random.bend(&mut bent, b"eyJhbGciOiJIUzI1NiJ9._-=AQ {}\"");
@@ -115,7 +118,12 @@ fn fuzz_signed_tokens() {
         let request = Request { headers: &headers, ..genuine.request() };
         let _ = verifier.key_request(&request);
         let verdict = verifier.verify_with(&request, NOW, key.as_ref());
-        assert!(verdict.is_err() || bent == value, "{}: {}", side.preset.name, String::from_utf8_lossy(&bent));
+        assert!(
+            verdict.is_err() || bent == value,
+            "{}: {}",
+            side.preset.name,
+            String::from_utf8_lossy(&bent)
+        );
     }
 }
 
@@ -158,7 +166,10 @@ fn fuzz_certificate_text_and_address() {
         let host = url.strip_prefix("https://sns.").unwrap().split('/').next().unwrap();
         let ours = host.strip_suffix(".amazonaws.com").or_else(|| host.strip_suffix(".amazonaws.com.cn"));
         let region = ours.unwrap_or_else(|| panic!("{url}"));
-        assert!(region.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-'), "{url}");
+        assert!(
+            region.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-'),
+            "{url}"
+        );
         // Checking with RSA is slow, and a change of the address alone does not change the message.
         if case % 8 == 1 && verifier.verify_with(&request, NOW, Some(&key)).is_ok() {
             assert_eq!(signed(&body).as_ref(), Some(&original), "{}", String::from_utf8_lossy(&body));
@@ -216,14 +227,15 @@ fn fuzz_paths_into_json() {
 #[test]
 fn fuzz_forms() {
     let mut random = Random(0x5151_2323_8787_0001);
-    let sides: Vec<_> = ["twilio", "braintree", "dropbox-sign", "mandrill", "plivo", "mercado-pago", "mollie-classic"]
-        .iter()
-        .map(|name| {
-            let side = Side::of(name);
-            let (sent, verifier) = (side.genuine(0, NOW), side.verifier(&[0]));
-            (side, sent, verifier)
-        })
-        .collect();
+    let sides: Vec<_> =
+        ["twilio", "braintree", "dropbox-sign", "mandrill", "plivo", "mercado-pago", "mollie-classic"]
+            .iter()
+            .map(|name| {
+                let side = Side::of(name);
+                let (sent, verifier) = (side.genuine(0, NOW), side.verifier(&[0]));
+                (side, sent, verifier)
+            })
+            .collect();
     for case in 0..CASES / 2 {
         let (side, genuine, verifier) = &sides[case % sides.len()];
         let mut sent = genuine.clone();
@@ -244,7 +256,9 @@ fn fuzz_forms() {
 #[test]
 fn a_signature_of_one_preset_is_not_accepted_by_another() {
     let (signing, _) = key_pairs("stripe")[0];
-    for preset in Preset::all().iter().filter(|preset| preset.verify.params().is_empty() && !preset.verify.needs_url()) {
+    for preset in
+        Preset::all().iter().filter(|preset| preset.verify.params().is_empty() && !preset.verify.needs_url())
+    {
         let Ok(verifier) = Verifier::new(&preset.verify, &secrets(&[signing]), None) else { continue };
         let sent = crate::kit::genuine(crate::kit::preset("stripe"), signing, NOW);
         assert_eq!(verifier.verify(&sent.request(), NOW).is_ok(), preset.name == "stripe", "{}", preset.name);

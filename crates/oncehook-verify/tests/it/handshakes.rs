@@ -15,7 +15,12 @@ fn answer(name: &str, body: &str) -> Option<Reply> {
 }
 
 fn reply(status: u16, content_type: Option<&str>, body: &str) -> Option<Reply> {
-    Some(Reply { status, content_type: content_type.map(str::to_owned), body: body.as_bytes().to_vec(), ..Reply::default() })
+    Some(Reply {
+        status,
+        content_type: content_type.map(str::to_owned),
+        body: body.as_bytes().to_vec(),
+        ..Reply::default()
+    })
 }
 
 #[test]

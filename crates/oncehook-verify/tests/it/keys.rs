@@ -10,7 +10,10 @@ use aws_lc_rs::{
     rsa::{KeyPair, KeySize},
     signature::KeyPair as _,
 };
-use base64::{Engine as _, prelude::{BASE64_STANDARD, BASE64_URL_SAFE_NO_PAD}};
+use base64::{
+    Engine as _,
+    prelude::{BASE64_STANDARD, BASE64_URL_SAFE_NO_PAD},
+};
 use oncehook_verify::{KeyRequest, Preset};
 
 use crate::kit::{PUBLIC_1, PUBLIC_2, SEED_1, SEED_2, Sent};
@@ -31,7 +34,8 @@ pub(crate) static P256: LazyLock<[Pair; 2]> = LazyLock::new(|| [p256(), p256()])
 
 fn pem(label: &str, der: &[u8]) -> String {
     let text = BASE64_STANDARD.encode(der);
-    let lines: Vec<&str> = text.as_bytes().chunks(64).map(|line| std::str::from_utf8(line).unwrap()).collect();
+    let lines: Vec<&str> =
+        text.as_bytes().chunks(64).map(|line| std::str::from_utf8(line).unwrap()).collect();
     format!("-----BEGIN {label}-----\n{}\n-----END {label}-----\n", lines.join("\n"))
 }
 
@@ -50,7 +54,8 @@ fn p256() -> Pair {
     let spki = rcgen::PublicKeyData::subject_public_key_info(&pair);
     let point = &spki[spki.len() - 64..];
     let part = |bytes: &[u8]| BASE64_URL_SAFE_NO_PAD.encode(bytes);
-    let web_key = format!(r#""kty":"EC","crv":"P-256","x":"{}","y":"{}""#, part(&point[..32]), part(&point[32..]));
+    let web_key =
+        format!(r#""kty":"EC","crv":"P-256","x":"{}","y":"{}""#, part(&point[..32]), part(&point[32..]));
     whole(pair.serialize_pem(), &spki, web_key)
 }
 
@@ -61,7 +66,13 @@ fn whole(private: String, spki: &[u8], web_key: String) -> Pair {
     params.not_before = rcgen::date_time_ymd(2020, 1, 1);
     params.not_after = rcgen::date_time_ymd(2060, 1, 1);
     let certificate = params.self_signed(&key).unwrap().pem();
-    Pair { private, public_pem: pem("PUBLIC KEY", spki), public_base64: BASE64_STANDARD.encode(spki), certificate, web_key }
+    Pair {
+        private,
+        public_pem: pem("PUBLIC KEY", spki),
+        public_base64: BASE64_STANDARD.encode(spki),
+        certificate,
+        web_key,
+    }
 }
 
 /// Two secrets of a preset: what signs and what verifies.
@@ -93,7 +104,9 @@ pub(crate) fn pairs(preset: &Preset) -> [(String, String); 2] {
             "11223344D785FBAE710E7F943F307971BB61B21281C98C9129B3D4018A57B2EB",
             "00727DB817A85C8503AD29EAD1523DB869AF0E536893BB3046C92DE7CB045CB1",
         ),
-        _ if preset.secret_hint.contains("whsec_") && preset.name != "stripe" || preset.name == "gitlab-signed" => {
+        _ if preset.secret_hint.contains("whsec_") && preset.name != "stripe"
+            || preset.name == "gitlab-signed" =>
+        {
             same("whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw", "whsec_C2FVsBQIhrscChlQIMV+b5sSYspob7oD")
         }
         _ if preset.secret_hint.starts_with("user:password") => same("gateway:s3cr:et", "gateway:other"),
@@ -107,22 +120,30 @@ pub(crate) fn answer(preset: &str, published: &[usize], request: &KeyRequest) ->
     match request {
         KeyRequest::Certificate { url } => {
             let sample = Preset::named(preset)?.sample.clone();
-            let known = sample.body.contains(url.as_str()) || sample.headers.values().any(|value| value == url);
+            let known =
+                sample.body.contains(url.as_str()) || sample.headers.values().any(|value| value == url);
             known.then(|| RSA[index].certificate.clone().into_bytes())
         }
         KeyRequest::KeySet { id, .. } if id == "k1" => {
             Some(format!(r#"{{"keys":[{{"kid":"k1","use":"sig",{}}}]}}"#, RSA[index].web_key).into_bytes())
         }
-        KeyRequest::KeyById { id, .. } if id == "6c5516e1-92dc-479e-a8ff-5a51992e0001" => {
-            Some(format!(r#"{{"key":{{"kid":"{id}","use":"sig","alg":"ES256","expired_at":null,{}}}}}"#, P256[index].web_key).into_bytes())
-        }
+        KeyRequest::KeyById { id, .. } if id == "6c5516e1-92dc-479e-a8ff-5a51992e0001" => Some(
+            format!(
+                r#"{{"key":{{"kid":"{id}","use":"sig","alg":"ES256","expired_at":null,{}}}}}"#,
+                P256[index].web_key
+            )
+            .into_bytes(),
+        ),
         _ => None,
     }
 }
 
-const PADDLE_KEYS: [&str; 2] = [include_str!("fixtures/paddle-classic-1.pub.pem"), include_str!("fixtures/paddle-classic-2.pub.pem")];
-const PADDLE_BODIES: [&str; 2] = [include_str!("fixtures/paddle-classic-1.body"), include_str!("fixtures/paddle-classic-2.body")];
+const PADDLE_KEYS: [&str; 2] =
+    [include_str!("fixtures/paddle-classic-1.pub.pem"), include_str!("fixtures/paddle-classic-2.pub.pem")];
+const PADDLE_BODIES: [&str; 2] =
+    [include_str!("fixtures/paddle-classic-1.body"), include_str!("fixtures/paddle-classic-2.body")];
 
 pub(crate) fn paddle_classic(which: usize) -> Sent {
-    Sent::new(PADDLE_BODIES[which].trim_end().as_bytes()).with("content-type", "application/x-www-form-urlencoded")
+    Sent::new(PADDLE_BODIES[which].trim_end().as_bytes())
+        .with("content-type", "application/x-www-form-urlencoded")
 }

@@ -2,8 +2,8 @@
 
 use http::{HeaderMap, HeaderName, HeaderValue};
 use oncehook_verify::{
-    FetchedKey, Identified, Identifier, Identify, Item, MissingKey, Preset, Rejection, Request, Scheme, Secret, Settings,
-    Signer, Unidentified, UnixMicros, Verifier,
+    FetchedKey, Identified, Identifier, Identify, Item, MissingKey, Preset, Rejection, Request, Scheme,
+    Secret, Settings, Signer, Unidentified, UnixMicros, Verifier,
 };
 
 use crate::keys;
@@ -175,7 +175,8 @@ impl Side {
     }
 
     pub(crate) fn sign(&self, sent: Sent, which: usize, id: &str, at: UnixMicros) -> Sent {
-        let signer = Signer::with(&self.preset.verify, &secret(&self.pairs[which].0), self.settings.clone()).unwrap();
+        let signer =
+            Signer::with(&self.preset.verify, &secret(&self.pairs[which].0), self.settings.clone()).unwrap();
         sent.signed_with(&signer, id, at)
     }
 
@@ -187,7 +188,12 @@ impl Side {
         verifier.verify_with(&request, now, fetched.as_ref()).map(|verified| verified.secret_index())
     }
 
-    pub(crate) fn fetch(&self, verifier: &Verifier, which: &[usize], request: &Request<'_>) -> Result<Option<FetchedKey>, Rejection> {
+    pub(crate) fn fetch(
+        &self,
+        verifier: &Verifier,
+        which: &[usize],
+        request: &Request<'_>,
+    ) -> Result<Option<FetchedKey>, Rejection> {
         let Some(wanted) = verifier.key_request(request)? else { return Ok(None) };
         match keys::answer(&self.preset.name, which, &wanted) {
             None => Ok(None),
@@ -201,7 +207,8 @@ impl Side {
         let request = sent.request();
         let fetched = self.fetch(&verifier, &[0], &request).unwrap();
         let verified = verifier.verify_with(&request, now, fetched.as_ref()).unwrap();
-        let identifier = Identifier::new(&self.preset.identify, &self.preset.verify, MissingKey::Digest).unwrap();
+        let identifier =
+            Identifier::new(&self.preset.identify, &self.preset.verify, MissingKey::Digest).unwrap();
         identifier.identify(&verified).unwrap()
     }
 }

@@ -104,7 +104,9 @@ fn a_header_per_secret_is_accepted_by_either_secret() {
         let header = side.preset.verify.signature_headers().next().unwrap().to_string();
         let (old, new) = (side.genuine(0, NOW).header(&header), side.genuine(1, NOW).header(&header));
         let both = match name {
-            "recurly" => side.genuine(0, NOW).replacing(&header, format!("{old},{}", new.split_once(',').unwrap().1)),
+            "recurly" => {
+                side.genuine(0, NOW).replacing(&header, format!("{old},{}", new.split_once(',').unwrap().1))
+            }
             _ => side.genuine(0, NOW).with(second, new),
         };
         assert_eq!(side.check(&[0], &both, NOW), Ok(0), "{name}");
@@ -133,7 +135,10 @@ fn trap_13_the_configured_address_is_signed_where_the_sender_signs_it() {
             // Connect tokens are bound to the path alone, and a slash at its end does not count.
             let request = sent.request();
             let verdict = verifier.verify(&request, NOW);
-            assert!(verdict.is_err() || (name == "atlassian-connect" && url.ends_with('/')), "{name}: accepted at {url}");
+            assert!(
+                verdict.is_err() || (name == "atlassian-connect" && url.ends_with('/')),
+                "{name}: accepted at {url}"
+            );
         }
         let mut asked = sent.clone();
         asked.path.push_str("?added=1");
@@ -144,8 +149,17 @@ fn trap_13_the_configured_address_is_signed_where_the_sender_signs_it() {
     assert_eq!(
         signed,
         [
-            "atlassian-connect", "bird", "contentful", "hubspot", "hubspot-v2", "mandrill", "plivo", "qstash", "square",
-            "trello", "twilio"
+            "atlassian-connect",
+            "bird",
+            "contentful",
+            "hubspot",
+            "hubspot-v2",
+            "mandrill",
+            "plivo",
+            "qstash",
+            "square",
+            "trello",
+            "twilio"
         ]
     );
 }
@@ -208,15 +222,23 @@ fn mutations(side: &Side, sent: &Sent) -> Vec<Mutation> {
     if sent.body != plain_body {
         written_mutations(sent, &plain_body, &mut all);
     }
-    if let Some((path, query)) = sent.path.split_once('?').filter(|_| side.preset.verify.signature_place().starts_with("query:")) {
+    if let Some((path, query)) =
+        sent.path.split_once('?').filter(|_| side.preset.verify.signature_place().starts_with("query:"))
+    {
         for position in 0..query.len() {
             let mut bytes = query.as_bytes().to_vec();
             bytes[position] ^= 1;
             let query = String::from_utf8(bytes).unwrap();
-            all.push((format!("character {position} of the query differs"), Sent { path: format!("{path}?{query}"), ..sent.clone() }));
+            all.push((
+                format!("character {position} of the query differs"),
+                Sent { path: format!("{path}?{query}"), ..sent.clone() },
+            ));
         }
         all.push(("there is no query".to_owned(), Sent { path: path.to_owned(), ..sent.clone() }));
-        all.push(("the query is there twice".to_owned(), Sent { path: format!("{path}?{query}&{query}"), ..sent.clone() }));
+        all.push((
+            "the query is there twice".to_owned(),
+            Sent { path: format!("{path}?{query}&{query}"), ..sent.clone() },
+        ));
     }
     all
 }

@@ -33,13 +33,24 @@ fn r10_there_are_more_than_a_hundred_presets_and_each_says_where_its_facts_come_
         let (name, text) = (&preset.name, file(&preset.name));
         let loaded: Preset = toml::from_str(&text).unwrap_or_else(|error| panic!("{name}: {error}"));
         assert_eq!(loaded.name, *name);
-        assert!(name.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-'), "{name}");
+        assert!(
+            name.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-'),
+            "{name}"
+        );
         let prose: String = text.lines().take_while(|line| line.starts_with('#')).collect();
         assert!(prose.contains("What is signed:"), "{name} does not say what is signed");
         assert!(prose.contains("Sources:"), "{name} has no sources");
-        assert!(loaded.retry_horizon_secs > 0 && !loaded.secret_hint.is_empty() && !loaded.setup.is_empty(), "{name}");
-        assert_eq!(loaded.experimental, loaded.confidence == Confidence::Memory, "{name}: memory is experimental");
-        let mut known: Vec<&str> = loaded.params.iter().filter(|param| !param.optional).map(|param| param.name.as_str()).collect();
+        assert!(
+            loaded.retry_horizon_secs > 0 && !loaded.secret_hint.is_empty() && !loaded.setup.is_empty(),
+            "{name}"
+        );
+        assert_eq!(
+            loaded.experimental,
+            loaded.confidence == Confidence::Memory,
+            "{name}: memory is experimental"
+        );
+        let mut known: Vec<&str> =
+            loaded.params.iter().filter(|param| !param.optional).map(|param| param.name.as_str()).collect();
         known.sort_unstable();
         let mut needed = loaded.verify.params();
         if name == "plaid" {
@@ -80,7 +91,8 @@ fn samples_are_events_with_an_identity() {
         if !["paddle-classic", "braintree", "qstash"].contains(&name.as_str()) {
             assert_ne!(items("evt_2")[0].key, item.key, "{name}: another event has another key");
         }
-        let untyped = ["mollie-classic", "recurly-xml", "mandrill", "x", "telegram", "dropbox", "qstash", "replicate"];
+        let untyped =
+            ["mollie-classic", "recurly-xml", "mandrill", "x", "telegram", "dropbox", "qstash", "replicate"];
         if !untyped.contains(&name.as_str()) {
             assert_eq!(item.kind.as_deref(), Some(preset.sample.kind.as_str()), "{name}");
         }
@@ -88,7 +100,13 @@ fn samples_are_events_with_an_identity() {
             assert!(item.entity.is_some(), "{name} has no entity");
         }
         let by_digest = item.key == EventKey::of_digest(&item.digest);
-        assert_eq!(by_digest, file(name).contains("\nkey = \"digest\"\ntype") || file(name).contains("\nkey = \"digest\"\nentity"), "{name}: {}", item.key);
+        assert_eq!(
+            by_digest,
+            file(name).contains("\nkey = \"digest\"\ntype")
+                || file(name).contains("\nkey = \"digest\"\nentity"),
+            "{name}: {}",
+            item.key
+        );
     }
 }
 
@@ -232,9 +250,14 @@ fn mistakes_in_an_own_identification_do_not_load() {
     ] {
         assert!(toml::from_str::<oncehook_verify::Identify>(text).is_err(), "{text}");
     }
-    for text in
-        ["key = [\"digest\", \"/id\"]", "key = \"json:/id\"", "key = \"header:a|b|/c\"", "key = [\"/a\", \"header:b\"]", "", "items = \"\""]
-    {
+    for text in [
+        "key = [\"digest\", \"/id\"]",
+        "key = \"json:/id\"",
+        "key = \"header:a|b|/c\"",
+        "key = [\"/a\", \"header:b\"]",
+        "",
+        "items = \"\"",
+    ] {
         assert!(toml::from_str::<oncehook_verify::Identify>(text).is_ok(), "{text}");
     }
 }
