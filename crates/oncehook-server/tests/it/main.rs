@@ -25,6 +25,8 @@ mod kit;
 #[cfg(test)]
 mod operate;
 #[cfg(test)]
+mod providers;
+#[cfg(test)]
 mod signature;
 #[cfg(test)]
 mod storm;
