@@ -330,7 +330,7 @@ fn the_default_file_shows_the_defaults() {
     let (orders, mail) =
         (config.routes.get("orders").unwrap(), config.routes.get("confirmation-mail").unwrap());
     assert_eq!((orders.handler.kind(), mail.handler.kind()), ("sql", "http"));
-    assert_eq!(orders.followups, [mail.name.clone()]);
+    assert_eq!(orders.followups, std::slice::from_ref(&mail.name));
     for route in [orders, mail] {
         assert_eq!(route.retry, RetryPolicy::default());
         assert_eq!(route.breaker, BreakerPolicy::default());
