@@ -1,9 +1,16 @@
 //! The one test binary of the library.
 
+#[cfg(test)]
 mod effects;
+#[cfg(test)]
 mod http;
+#[cfg(test)]
 mod ledger;
+#[cfg(test)]
 mod memory;
+#[cfg(test)]
 mod outbound;
+#[cfg(test)]
 mod sqlite;
+#[cfg(test)]
 mod tls;
