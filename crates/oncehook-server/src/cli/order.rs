@@ -61,15 +61,15 @@ pub(super) struct Plain {
     reason: Option<String>,
 }
 
-/// The options of a [`Filter`].
-const FILTER: [&str; 7] = ["source", "kind", "status", "key", "entity", "since", "until"];
+/// The options of [`Filter`], as clap knows them.
+const CONDITIONS: [&str; 7] = ["source", "kind", "status", "key", "entity", "since", "until"];
 
 /// One event, or a filter.
 #[derive(Debug, clap::Args)]
+#[group(skip)]
 struct Which {
     /// The event's id
-    // A required group around both would ask for the group of the filter as well.
-    #[arg(conflicts_with_all = FILTER, required_unless_present_any = FILTER)]
+    #[arg(conflicts_with_all = CONDITIONS, required_unless_present_any = CONDITIONS)]
     id: Option<String>,
     #[command(flatten)]
     filter: Filter,
