@@ -202,7 +202,9 @@ impl Lane {
         if !fences.is_empty()
             && let Err(error) = self.shared.deliveries.renew(fences, self.shared.lease).await
         {
+            // Then nothing is taken back either: it might be our own.
             tracing::debug!(route = self.route.name.as_str(), %error, "leases could not be renewed");
+            return;
         }
         reclaim(&self.shared, &self.route).await;
     }

@@ -144,7 +144,6 @@ pub struct SqliteJournal {
     /// Reads at once; further ones wait.
     reading: Semaphore,
     shared: Arc<Shared>,
-    clock: Clock,
     /// Where forgetting has come to.
     round: Arc<Mutex<forget::Round>>,
     chance: Arc<Mutex<Chance>>,
@@ -256,7 +255,6 @@ impl SqliteJournal {
             readers,
             reading: Semaphore::new(READS_AT_ONCE),
             shared,
-            clock: options.clock.clone(),
             round: Arc::default(),
             chance: Arc::new(Mutex::new(Chance::random())),
         })

@@ -48,6 +48,8 @@ pub(super) type Job = Box<dyn FnOnce(Result<Desk<'_>, &str>) -> Result<(), rusql
 pub(super) struct Desk<'w> {
     pub(super) connection: &'w mut Connection,
     pub(super) ledger: &'w mut Ledger,
+    /// The steady time now.
+    pub(super) now: UnixMicros,
 }
 
 /// The writer's end of the queue. However the writer ends, by a panic too, nobody is left waiting for it.
@@ -213,10 +215,10 @@ impl Writer {
     /// Does a job. An error that blames the disk ends the connection, as it does for appends.
     fn work(&mut self, job: Job) {
         let reason = self.shared.failing().clone();
-        let (connection, ledger) = (self.connection.as_mut(), &mut self.ledger);
+        let (connection, ledger, now) = (self.connection.as_mut(), &mut self.ledger, self.clock.steady());
         // A job that panics is lost, and whoever waits for it is told so. Its transaction is undone while it unwinds.
         let done = catch_unwind(AssertUnwindSafe(|| match connection {
-            Some(connection) => job(Ok(Desk { connection, ledger })),
+            Some(connection) => job(Ok(Desk { connection, ledger, now })),
             None => job(Err(reason.as_deref().unwrap_or("failing"))),
         }));
         let Ok(done) = done else {
