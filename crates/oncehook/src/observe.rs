@@ -3,9 +3,10 @@
 //! Label values are bounded: sources come from the configuration and reasons from enums, never from the wire. Counters are
 //! resolved once per source, so that counting on the hot path is one atomic addition.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use prometheus_client::encoding::{EncodeLabelSet, EncodeMetric, MetricEncoder};
@@ -92,6 +93,8 @@ pub struct Metrics {
     waiting: Family<RouteLabel, Gauge>,
     dead: Family<RouteLabel, Gauge>,
     oldest: Family<RouteLabel, Gauge>,
+    /// The routes that have these three.
+    shown: Mutex<BTreeSet<String>>,
     forgotten: Family<KindLabel, Counter>,
 }
 
@@ -141,6 +144,7 @@ impl Metrics {
             waiting: Family::default(),
             dead: Family::default(),
             oldest: Family::default(),
+            shown: Mutex::default(),
             forgotten: Family::default(),
         };
         let registry = &mut metrics.registry;
@@ -207,16 +211,35 @@ impl Metrics {
         self.forgotten.get_or_create(&KindLabel { kind: "key" }).inc_by(keys as u64);
     }
 
-    /// Sets the gauges of what waits.
-    pub fn set_backlog(&self, backlog: &[Backlog], now: UnixMicros) {
-        for waiting in backlog {
-            let label = RouteLabel { route: waiting.route.clone() };
-            let gauge = |value: u64| i64::try_from(value).unwrap_or(i64::MAX);
-            self.waiting.get_or_create(&label).set(gauge(waiting.waiting));
-            self.dead.get_or_create(&label).set(gauge(waiting.dead));
-            let age = waiting.oldest.map_or(0, |due| now.0.saturating_sub(due.0).max(0) / 1_000_000);
-            self.oldest.get_or_create(&label).set(age);
+    /// Sets the gauges of what waits: for every configured route, zero if nothing does, and for every other route that has
+    /// left something behind. The gauges of routes that are neither go. Without a backlog all of them go.
+    pub fn set_backlog<'r>(
+        &self,
+        configured: impl Iterator<Item = &'r str>,
+        backlog: Option<&[Backlog]>,
+        now: UnixMicros,
+    ) {
+        let mut routes: BTreeMap<&str, Option<&Backlog>> = BTreeMap::new();
+        if let Some(backlog) = backlog {
+            routes.extend(configured.map(|route| (route, None)));
+            routes.extend(backlog.iter().map(|waiting| (waiting.route.as_str(), Some(waiting))));
         }
+        let mut shown = self.shown.lock().unwrap_or_else(PoisonError::into_inner);
+        for route in shown.iter().filter(|route| !routes.contains_key(route.as_str())) {
+            let label = RouteLabel { route: route.clone() };
+            for family in [&self.waiting, &self.dead, &self.oldest] {
+                family.remove(&label);
+            }
+        }
+        for (route, waiting) in &routes {
+            let label = RouteLabel { route: (*route).to_owned() };
+            let gauge = |value: u64| i64::try_from(value).unwrap_or(i64::MAX);
+            let age = |due: UnixMicros| now.0.saturating_sub(due.0).max(0) / 1_000_000;
+            self.waiting.get_or_create(&label).set(waiting.map_or(0, |waiting| gauge(waiting.waiting)));
+            self.dead.get_or_create(&label).set(waiting.map_or(0, |waiting| gauge(waiting.dead)));
+            self.oldest.get_or_create(&label).set(waiting.and_then(|waiting| waiting.oldest).map_or(0, age));
+        }
+        *shown = routes.into_keys().map(str::to_owned).collect();
     }
 
     /// The counters of a configured source. They exist, at zero, from then on.

@@ -1,4 +1,7 @@
 //! `oncehook serve`: runs the gateway until it is told to stop.
+//!
+//! Promises: the first SIGTERM or SIGINT ends it in good order; a second one ends it at once, with exit code 1. That loses
+//! nothing that was answered: it is what a crash does, and the next start goes on from there.
 
 use std::net::SocketAddr;
 use std::process::ExitCode;
@@ -11,8 +14,9 @@ use oncehook::journal::Journal as _;
 use oncehook::journal::sqlite::{SqliteJournal, SqliteOptions};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::oneshot;
 
-use super::{Shared, check, say};
+use super::{Shared, check, rehearsal, say};
 use crate::app::App;
 use crate::config::Config;
 use crate::telemetry;
@@ -51,20 +55,40 @@ impl Serve {
         let journal = SqliteJournal::open(&options).context("open the journal")?;
         let ingress = listen(config.server.ingress, "server.ingress").await?;
         let admin = listen(config.server.admin, "server.admin").await?;
-        let mut terminate = signal(SignalKind::terminate()).context("listen for SIGTERM")?;
-        let mut interrupt = signal(SignalKind::interrupt()).context("listen for SIGINT")?;
+        let told_to_stop = listen_for_signals()?;
+        rehearsal::warn(&config, &journal).await;
         welcome(&config, &journal, ingress.local_addr()?, admin.local_addr()?, crash, shared);
         let shutdown = async {
-            tokio::select! {
-                _ = terminate.recv() => {}
-                _ = interrupt.recv() => {}
-            }
+            // An error would mean that nobody listens for signals any more.
+            let _ = told_to_stop.await;
         };
         let app =
             App::new(config, Arc::new(journal), clock).with_lease(self.lease.map(Duration::from_millis));
         app.run(ingress, admin, shutdown).await;
         Ok(())
     }
+}
+
+/// Listens for signals from now on. The first one is passed on; the second one is not waited with.
+fn listen_for_signals() -> anyhow::Result<oneshot::Receiver<()>> {
+    let mut terminate = signal(SignalKind::terminate()).context("listen for SIGTERM")?;
+    let mut interrupt = signal(SignalKind::interrupt()).context("listen for SIGINT")?;
+    let (tell, told) = oneshot::channel();
+    tokio::spawn(async move {
+        let mut next = async || {
+            tokio::select! {
+                _ = terminate.recv() => {}
+                _ = interrupt.recv() => {}
+            }
+        };
+        next().await;
+        // Nobody listens if it is ending already.
+        let _ = tell.send(());
+        next().await;
+        say("told to stop a second time: ending at once; what was under way goes on at the next start");
+        std::process::exit(1);
+    });
+    Ok(told)
 }
 
 /// Builds for tests end at the place that the environment names. Returns its name.

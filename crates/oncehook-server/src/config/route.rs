@@ -3,17 +3,17 @@
 //! Promises: every problem of every route is noted in its place, also what shows only when the routes are put together (a
 //! name used twice, an `after` that leads nowhere or in a circle).
 //!
-//! Does not: prepare statements or resolve names. Whether a table exists shows when the first event is handled, and
-//! then costs an attempt, not the event.
+//! Does not: prepare statements or resolve names. Whether a table exists is looked at by `serve` when it starts and by `check
+//! --database`; if it is not there when an event is handled, that costs an attempt, not the event.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
-use std::time::Duration;
 
 use oncehook::delivery::RouteName;
 use oncehook::event::SourceName;
 use oncehook::glob::Glob;
+use oncehook::handler::http::LONGEST_TIMEOUT;
 use oncehook::handler::{
     Dialect, Expression, Handler, HttpHandler, HttpOptions, OnClientError, SqlHandler, Template,
 };
@@ -28,9 +28,6 @@ use super::reference::secret_from_reference;
 /// Keys of a route that a coming version knows.
 const LATER_KEYS: &[&str] =
     &["newer_only", "machine", "requires", "park_for", "fetch", "on_dead", "publish", "database"];
-
-/// The longest that an answer may be waited for: a lease must outlast it.
-const LONGEST_TIMEOUT: Duration = Duration::from_secs(300);
 
 /// A route that was read, and where.
 struct Placing {

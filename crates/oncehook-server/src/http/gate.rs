@@ -116,6 +116,12 @@ impl Gate {
         self.clock.steady()
     }
 
+    /// The time in which events are received.
+    #[must_use]
+    pub fn now(&self) -> UnixMicros {
+        self.clock.now()
+    }
+
     /// The names of the sources.
     pub fn source_names(&self) -> impl Iterator<Item = &str> {
         self.sources.keys().map(String::as_str)

@@ -23,6 +23,8 @@ mod hostile;
 #[cfg(test)]
 mod kit;
 #[cfg(test)]
+mod many;
+#[cfg(test)]
 mod operate;
 #[cfg(test)]
 mod providers;
@@ -32,3 +34,5 @@ mod signature;
 mod storm;
 #[cfg(test)]
 mod tail;
+#[cfg(test)]
+mod watch;

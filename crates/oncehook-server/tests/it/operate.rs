@@ -15,7 +15,7 @@ const SECRET: &str = "whsec_operate";
 const SECRETS: [(&str, &str); 1] = [("stripe.secret", SECRET)];
 
 /// Two routes, one after the other. `orders` refuses an order that is already there; `gone` needs a table that is not.
-const CONFIG: &str = r#"
+pub(crate) const CONFIG: &str = r#"
 [[source]]
 name = "stripe"
 provider = "stripe"
@@ -51,11 +51,11 @@ const TABLES: &str = "CREATE TABLE orders (id INTEGER PRIMARY KEY, event TEXT, a
                       CREATE TABLE mails (order_id INTEGER)";
 
 /// A gateway with its user's tables, and beside it a configuration for the command line.
-fn rig() -> Rig {
+pub(crate) fn rig() -> Rig {
     rig_with("", CONFIG)
 }
 
-fn rig_with(server: &str, config: &str) -> Rig {
+pub(crate) fn rig_with(server: &str, config: &str) -> Rig {
     let whole = format!(
         "[server]\ningress = \"127.0.0.1:0\"\nadmin = \"127.0.0.1:0\"\n{server}\n[journal]\nurl = \"sqlite://journal.db\"\n{config}"
     );
@@ -67,28 +67,28 @@ fn rig_with(server: &str, config: &str) -> Rig {
     rig
 }
 
-fn write_client_config(rig: &Rig, server: &str) {
+pub(crate) fn write_client_config(rig: &Rig, server: &str) {
     let (ingress, admin) = (rig.gateway.ingress, rig.gateway.admin);
     let config = format!("[server]\ningress = \"{ingress}\"\nadmin = \"{admin}\"\n{server}\n{CONFIG}");
     std::fs::write(rig.directory.path().join("client.toml"), config).unwrap();
 }
 
-fn client(rig: &Rig, arguments: &[&str]) -> (i32, String, String) {
+pub(crate) fn client(rig: &Rig, arguments: &[&str]) -> (i32, String, String) {
     run(rig.directory.path(), &[&["--config", "client.toml"], arguments].concat())
 }
 
-fn parsed(out: &str) -> Value {
+pub(crate) fn parsed(out: &str) -> Value {
     serde_json::from_str(out).unwrap_or_else(|error| panic!("{error}: {out}"))
 }
 
 /// Delivers an event of a type and gives its id.
-async fn deliver(rig: &Rig, id: &str, kind: &str) -> String {
+pub(crate) async fn deliver(rig: &Rig, id: &str, kind: &str) -> String {
     let body = format!(r#"{{"id":"{id}","type":"{kind}","amount":12.50}}"#);
     rig.deliver(&Signs::preset("stripe", SECRET, "stripe").post(&[], body.as_bytes())).await.1
 }
 
 /// Waits until an event is in a status, and gives its whole story.
-async fn until(rig: &Rig, event: &str, status: &str) -> Value {
+pub(crate) async fn until(rig: &Rig, event: &str, status: &str) -> Value {
     let deadline = Instant::now() + Duration::from_secs(20);
     loop {
         let shown = rig.show(event).await;
@@ -101,13 +101,13 @@ async fn until(rig: &Rig, event: &str, status: &str) -> Value {
 }
 
 /// A number from the user's tables.
-fn number(rig: &Rig, sql: &str) -> i64 {
+pub(crate) fn number(rig: &Rig, sql: &str) -> i64 {
     let connection = rusqlite::Connection::open(rig.journal()).unwrap();
     connection.busy_timeout(Duration::from_secs(5)).unwrap();
     connection.query_row(sql, [], |row| row.get(0)).unwrap()
 }
 
-fn execute(rig: &Rig, sql: &str) {
+pub(crate) fn execute(rig: &Rig, sql: &str) {
     let connection = rusqlite::Connection::open(rig.journal()).unwrap();
     connection.busy_timeout(Duration::from_secs(5)).unwrap();
     connection.execute_batch(sql).unwrap();
@@ -123,19 +123,19 @@ async fn call(rig: &Rig, method: &str, path: &str, headers: &[(&str, &str)], bod
     soon(ask(admin, format!("{request}\r\n{body}").as_bytes())).await.unwrap()
 }
 
-async fn post(rig: &Rig, path: &str, body: &Value) -> Answer {
+pub(crate) async fn post(rig: &Rig, path: &str, body: &Value) -> Answer {
     call(rig, "POST", path, &[("content-type", "application/json")], &body.to_string()).await
 }
 
 /// A call that must succeed.
-async fn order(rig: &Rig, path: &str, body: &Value) -> Value {
+pub(crate) async fn order(rig: &Rig, path: &str, body: &Value) -> Value {
     let answer = post(rig, path, body).await;
     assert_eq!(answer.status, 200, "{path}: {}", String::from_utf8_lossy(&answer.body));
     answer.json()
 }
 
 /// Follows a replay to its end.
-async fn finished(rig: &Rig, replay: &str) -> Value {
+pub(crate) async fn finished(rig: &Rig, replay: &str) -> Value {
     let deadline = Instant::now() + Duration::from_secs(30);
     loop {
         let progress = rig.gateway.json(&format!("/api/replays/{replay}")).await;
@@ -413,6 +413,24 @@ async fn a_route_that_was_taken_out_leaves_its_backlog_in_sight() {
     let stats = rig.gateway.json("/api/stats").await;
     let gone = stats["routes"].as_array().unwrap().iter().find(|route| route["route"] == "gone").unwrap();
     assert_eq!((&gone["configured"], &gone["waiting"]), (&json!(false), &json!(1)), "{gone}");
+    let routes = rig.gateway.json("/api/routes").await;
+    let of = |name: &str| {
+        routes["routes"].as_array().unwrap().iter().find(|route| route["name"] == name).unwrap().clone()
+    };
+    let gone = of("gone");
+    assert_eq!((&gone["configured"], &gone["backlog"]["waiting"]), (&json!(false), &json!(1)), "{gone}");
+    assert_eq!((&gone["source"], &gone["handler"]), (&Value::Null, &Value::Null), "{gone}");
+    assert_eq!(of("orders")["configured"], true);
+    // And it is said once, at the start.
+    let said = async {
+        while !rig.gateway.log().contains("not in the configuration") {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    soon(said).await;
+    let log = rig.gateway.log();
+    let lines: Vec<_> = log.lines().filter(|line| line.contains("not in the configuration")).collect();
+    assert!(matches!(lines[..], [line] if line.contains("route=\"gone\" waiting=1 dead=0")), "{log}");
     // It cannot be paused any more, but resumed, once.
     check_error(&post(&rig, "/api/routes/gone/pause", &json!({})).await, 404, "no_route");
     order(&rig, "/api/routes/gone/resume", &json!({})).await;

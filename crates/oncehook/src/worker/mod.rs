@@ -97,7 +97,8 @@ pub struct Worker {
 pub struct WorkerHandle(Arc<Shared>);
 
 impl WorkerHandle {
-    /// Reads anew what is paused. Returns when every lane acts accordingly.
+    /// Reads anew what is paused, and tells the lanes. Each looks before its next batch; what it has taken before comes to
+    /// its end.
     pub async fn learn_pauses(&self) -> Result<(), WorkError> {
         self.0.learn_pauses().await
     }

@@ -313,6 +313,8 @@ impl JournalReader for MemoryJournal {
                 newest_first.filter(|event| matches(&query, event)).take(query.limit + 1).collect();
             let more = events.len() > query.limit;
             events.truncate(query.limit);
+            let listed = events.iter_mut().flat_map(|event| &mut event.deliveries);
+            listed.for_each(|delivery| delivery.attempts.clear());
             let next = events.last().filter(|_| more).map(|event| event.id);
             Ok(EventPage { events, next })
         })

@@ -9,11 +9,11 @@
 //! The parts, in the order of an append: [`SqliteJournal::submit`] puts it on a bounded queue; `writer` takes what has
 //! gathered while the last commit ran, asks the `ledger` which keys are known, stores the rest in one transaction
 //! (`queries`) and answers; `follower` fills the search index behind it; `checkpoint` moves the log into the database file. `reader` serves people from read-only
-//! connections. `place`, `connection` and `schema` check the ground before anything is accepted.
+//! connections, `search` finds what they look for. `place`, `connection` and `schema` check the ground before anything is accepted.
 //!
 //! On the way out, `deliveries` hands jobs to the same writer: `queue` takes and settles deliveries, `apply` runs the
 //! user's statements (`user_sql`) in the transaction that settles them, `orders` does what operators ask, `forget` removes
-//! what is old.
+//! what is old. `rehearse` tells at the start which of the user's statements would fail.
 
 mod apply;
 mod bloom;
@@ -29,7 +29,9 @@ mod place;
 mod queries;
 mod queue;
 mod reader;
+mod rehearse;
 mod schema;
+mod search;
 mod self_test;
 mod user_sql;
 mod writer;
@@ -54,6 +56,7 @@ use crate::retry::Chance;
 use ledger::Recent;
 use place::LockFile;
 use reader::Readers;
+pub use rehearse::Misfit;
 use writer::{Command, Ground, Post, Work, Writer};
 
 /// How the embedded journal is set up.
