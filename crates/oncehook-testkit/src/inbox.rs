@@ -101,6 +101,12 @@ impl Inbox {
         lock(&self.book).arrivals.values().sum()
     }
 
+    /// How many different events have arrived.
+    #[must_use]
+    pub fn seen(&self) -> usize {
+        lock(&self.book).arrivals.len()
+    }
+
     /// How many requests found it failing.
     #[must_use]
     pub fn refused(&self) -> usize {

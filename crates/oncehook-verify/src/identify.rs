@@ -424,10 +424,11 @@ impl<'v> View<'v, '_> {
                         }
                     }
                 }
-                Source::Xml(name) => match xml_text(self.document, name) {
-                    Some(text) => return Some(Cow::Borrowed(text)),
-                    None => {}
-                },
+                Source::Xml(name) => {
+                    if let Some(text) = xml_text(self.document, name) {
+                        return Some(Cow::Borrowed(text));
+                    }
+                }
                 Source::Digest => return Some(Cow::Owned(hex::encode(self.digest).into_bytes())),
                 Source::Json(slot) => match self.json.scalar(*slot) {
                     Scalar::Text(Cow::Borrowed(text)) => return Some(Cow::Borrowed(text.as_bytes())),

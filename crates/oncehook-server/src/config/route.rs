@@ -102,11 +102,16 @@ fn read_route(
     };
     let types = types.map(|types| read_types(table, &types)).unwrap_or_default();
     read_order(table);
-    let retry = read_retry(table.take_table("retry", "[route.retry]"));
+    let retry = table.take_table("retry", "[route.retry]");
     let concurrency =
         table.take_number("concurrency", 1..=1_000).and_then(|number| usize::try_from(number).ok());
     let breaker = read_breaker(table.take_table("breaker", "[route.breaker]"));
     let handler = read_handler(table, after.is_some());
+    let usual = match &handler {
+        Some(Handler::Http(_)) => RetryPolicy::patient(),
+        _ => RetryPolicy::default(),
+    };
+    let retry = read_retry(retry, usual);
     if name.is_none() {
         table.problem(span.clone(), "a [[route]] needs a `name`");
     }
@@ -200,8 +205,7 @@ fn read_order(table: &mut Table<'_, '_>) {
     });
 }
 
-fn read_retry(mut table: Table<'_, '_>) -> RetryPolicy {
-    let usual = RetryPolicy::default();
+fn read_retry(mut table: Table<'_, '_>, usual: RetryPolicy) -> RetryPolicy {
     let max_attempts =
         table.take_number("max_attempts", 1..=100).and_then(|number| u32::try_from(number).ok());
     let base = table.take_duration("base");

@@ -15,7 +15,7 @@ use oncehook::observe::{Metrics, SourceMetrics};
 use oncehook::route::Routes;
 use oncehook_verify::{Ack, Handshakes, Identifier, Integrity, UnixMicros, Verifier};
 
-use super::keys::{KeyFetcher, KeyRing, WebFetcher};
+use super::keys::{KeyRing, WebFetcher};
 use super::rejections::Rejections;
 use crate::config::{Config, Limits};
 
@@ -97,12 +97,6 @@ impl Gate {
             in_flight: AtomicUsize::new(0),
             bytes: AtomicUsize::new(0),
         }
-    }
-
-    /// The same gate with another way to fetch keys.
-    #[must_use]
-    pub fn with_fetcher(self, fetcher: Arc<dyn KeyFetcher>) -> Self {
-        Self { keys: KeyRing::new(fetcher), ..self }
     }
 
     /// Opens or closes the gate. While it is closed every webhook is answered 503.

@@ -36,10 +36,10 @@ const MAX_KEYS: usize = 256;
 const MAX_ANSWER_BYTES: usize = 256 << 10;
 
 /// Something that is about to be known.
-pub type Fetching<'a, T> = Pin<Box<dyn Future<Output = Result<T, FetchFailed>> + Send + 'a>>;
+pub(super) type Fetching<'a, T> = Pin<Box<dyn Future<Output = Result<T, FetchFailed>> + Send + 'a>>;
 
 /// Who gets keys from providers. The gateway has one that calls them; tests have others.
-pub trait KeyFetcher: Send + Sync {
+pub(super) trait KeyFetcher: Send + Sync {
     /// The provider's answer, byte for byte. `params` are the source's, for providers that want credentials.
     ///
     /// Dropped half-way, nothing has happened but a call.
@@ -56,7 +56,7 @@ pub trait KeyFetcher: Send + Sync {
 /// A call that led to nothing. The reason is for the log.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
-pub struct FetchFailed(pub String);
+pub(super) struct FetchFailed(String);
 
 /// Why there is no key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -149,17 +149,11 @@ impl KeyRing {
 
 /// Calls providers over the network. The client is made on first use: most gateways never need it.
 #[derive(Default)]
-pub struct WebFetcher {
+pub(super) struct WebFetcher {
     client: OnceLock<Option<reqwest::Client>>,
 }
 
 impl WebFetcher {
-    /// A fetcher with a client of one's own. The guard against private addresses is the client's business then.
-    #[must_use]
-    pub fn with_client(client: reqwest::Client) -> Self {
-        Self { client: OnceLock::from(Some(client)) }
-    }
-
     fn client(&self) -> Result<&reqwest::Client, FetchFailed> {
         let client = self.client.get_or_init(|| builder().dns_resolver(PublicOnly).build().ok());
         client.as_ref().ok_or_else(|| FetchFailed("there is no TLS client".to_owned()))
@@ -167,8 +161,7 @@ impl WebFetcher {
 }
 
 /// A client as keys are fetched with: https, no redirect, no proxy, a deadline.
-#[must_use]
-pub fn builder() -> reqwest::ClientBuilder {
+fn builder() -> reqwest::ClientBuilder {
     // Whoever was first has installed the same one.
     let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
     reqwest::Client::builder()
@@ -293,7 +286,16 @@ fn embedded(v6: Ipv6Addr) -> Option<std::net::Ipv4Addr> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use http::HeaderMap;
+    use oncehook_verify::{Preset, Rejection, Request, Secret, Settings, Signer, UnixMicros};
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+
     use super::*;
+
+    const NOW: UnixMicros = UnixMicros(1_700_000_001_000_000);
+    const HOST: &str = "sns.us-east-1.amazonaws.com";
 
     #[test]
     fn r43_only_public_addresses_are_called() {
@@ -340,5 +342,140 @@ mod tests {
             .await
             .unwrap_err();
         assert!(error.0.contains("no public address"), "{error}");
+    }
+
+    /// Amazon's host on this machine: a TLS server with a certificate made here, and a key pair that signs messages.
+    struct Amazon {
+        fetcher: WebFetcher,
+        calls: Arc<AtomicUsize>,
+        private: String,
+    }
+
+    /// What the server answers: status line and further headers, then the body.
+    async fn amazon(head: &'static str, body: Option<Vec<u8>>, name: &str) -> Amazon {
+        let rsa = aws_lc_rs::rsa::KeyPair::generate(aws_lc_rs::rsa::KeySize::Rsa2048).unwrap();
+        let pkcs8 = aws_lc_rs::encoding::AsDer::<aws_lc_rs::encoding::Pkcs8V1Der<'_>>::as_der(&rsa).unwrap();
+        let signing = rcgen::KeyPair::try_from(pkcs8.as_ref()).unwrap();
+        let mut params = rcgen::CertificateParams::new(Vec::new()).unwrap();
+        (params.not_before, params.not_after) =
+            (rcgen::date_time_ymd(2020, 1, 1), rcgen::date_time_ymd(2060, 1, 1));
+        let message_certificate = params.self_signed(&signing).unwrap().pem().into_bytes();
+
+        let tls = rcgen::generate_simple_self_signed(vec![name.to_owned()]).unwrap();
+        let root = reqwest::Certificate::from_pem(tls.cert.pem().as_bytes()).unwrap();
+        let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
+        let key = rustls::pki_types::PrivateKeyDer::try_from(tls.signing_key.serialize_der()).unwrap();
+        let config = rustls::ServerConfig::builder()
+            .with_no_client_auth()
+            .with_single_cert(vec![tls.cert.der().clone()], key)
+            .unwrap();
+        let acceptor = tokio_rustls::TlsAcceptor::from(Arc::new(config));
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let (calls, body) = (Arc::new(AtomicUsize::new(0)), body.unwrap_or(message_certificate));
+        let counted = Arc::clone(&calls);
+        tokio::spawn(async move {
+            loop {
+                let (stream, _) = listener.accept().await.unwrap();
+                counted.fetch_add(1, Ordering::SeqCst);
+                let Ok(mut stream) = acceptor.accept(stream).await else { continue };
+                let mut request = [0; 4_096];
+                let _ = stream.read(&mut request).await;
+                let head =
+                    format!("HTTP/1.1 {head}\r\ncontent-length: {}\r\nconnection: close\r\n\r\n", body.len());
+                let _ = stream.write_all(head.as_bytes()).await;
+                let _ = stream.write_all(&body).await;
+                let _ = stream.shutdown().await;
+            }
+        });
+        let client = builder().resolve(HOST, address).tls_certs_only([root]).build().unwrap();
+        Amazon {
+            fetcher: WebFetcher { client: OnceLock::from(Some(client)) },
+            calls,
+            private: signing.serialize_pem(),
+        }
+    }
+
+    fn settings() -> Settings {
+        let topic = ("topic_arn".to_owned(), "arn:aws:sns:us-east-1:123456789012:MyTopic".to_owned());
+        Settings { params: [topic].into(), ..Settings::default() }
+    }
+
+    /// A message signed with the private key, and whether it is genuine with what the ring holds.
+    async fn check(ring: &KeyRing, private: &str) -> Result<Result<(), Rejection>, NoKey> {
+        let preset = Preset::named("aws-sns").unwrap();
+        let verifier = Verifier::with(&preset.verify, &[], settings()).unwrap();
+        let signer = Signer::with(&preset.verify, &Secret::new(private).unwrap(), settings()).unwrap();
+        let (headers, body): (HeaderMap, Vec<u8>) = preset.sample.render("m1", None, NOW).unwrap();
+        let request = Request { method: "POST", path: "/", headers: &headers, body: &body };
+        let body = signer.sign_whole(&request, "m1", NOW).unwrap().body.unwrap();
+        let request = Request { body: &body, ..request };
+        let wanted = verifier.key_request(&request).unwrap().unwrap();
+        let key = ring.key("sns", &verifier, wanted, &settings().params).await?;
+        Ok(verifier.verify_with(&request, NOW, Some(&key)).map(|_| ()))
+    }
+
+    #[tokio::test]
+    async fn r2_a_certificate_is_fetched_once_and_checks_the_message() {
+        let Amazon { fetcher, calls, private } = amazon("200 OK", None, HOST).await;
+        let ring = KeyRing::new(Arc::new(fetcher));
+        assert_eq!(check(&ring, &private).await, Ok(Ok(())));
+        assert_eq!(check(&ring, &private).await, Ok(Ok(())));
+        assert_eq!(calls.load(Ordering::SeqCst), 1, "the second message found the key in memory");
+        let other = amazon("200 OK", None, HOST).await.private;
+        assert_eq!(
+            check(&ring, &other).await,
+            Ok(Err(Rejection::SignatureMismatch)),
+            "signed by somebody else"
+        );
+    }
+
+    #[tokio::test]
+    async fn r2_what_is_no_key_is_refused_and_the_address_left_alone() {
+        let Amazon { fetcher, calls, private } = amazon("200 OK", Some(b"<html>".to_vec()), HOST).await;
+        let ring = KeyRing::new(Arc::new(fetcher));
+        assert_eq!(check(&ring, &private).await, Err(NoKey::Unusable));
+        assert_eq!(check(&ring, &private).await, Err(NoKey::Unusable));
+        assert_eq!(calls.load(Ordering::SeqCst), 1);
+    }
+
+    #[tokio::test]
+    async fn fault_72_errors_redirects_floods_and_strangers_give_no_key() {
+        for (head, body, name) in [
+            ("404 Not Found", None, HOST),
+            ("302 Found\r\nlocation: https://sns.us-east-1.amazonaws.com/other.pem", None, HOST),
+            ("200 OK", Some(vec![b'x'; MAX_ANSWER_BYTES + 1]), HOST),
+            ("200 OK", None, "evil.example"),
+        ] {
+            let Amazon { fetcher, private, .. } = amazon(head, body, name).await;
+            let ring = KeyRing::new(Arc::new(fetcher));
+            assert_eq!(check(&ring, &private).await, Err(NoKey::Unavailable), "{head} {name}");
+        }
+    }
+
+    /// Somebody who never answers.
+    struct Silent;
+
+    impl KeyFetcher for Silent {
+        fn fetch<'a>(&'a self, _: &'a KeyRequest, _: &'a BTreeMap<String, String>) -> Fetching<'a, Vec<u8>> {
+            Box::pin(std::future::pending())
+        }
+
+        fn confirm<'a>(&'a self, _: &'a str) -> Fetching<'a, ()> {
+            Box::pin(std::future::pending())
+        }
+    }
+
+    #[tokio::test]
+    async fn every_wait_has_an_end_and_memory_too() {
+        let ring = KeyRing::new(Arc::new(Silent));
+        assert!(ring.confirm("https://sns.us-east-1.amazonaws.com/").await.is_err());
+        for number in 0..MAX_KEYS * 2 {
+            ring.hold(
+                (number.to_string(), KeyRequest::Certificate { url: String::new() }),
+                Err(NoKey::Unavailable),
+            );
+        }
+        assert!(ring.held.lock().unwrap().len() <= MAX_KEYS);
     }
 }

@@ -19,7 +19,7 @@ mod error;
 pub mod gate;
 mod handover;
 mod ingest;
-pub mod keys;
+mod keys;
 pub mod listener;
 mod rejections;
 mod site;

@@ -108,7 +108,7 @@ breaker = { failures = 100000 }"#;
     let gateway = shop.start();
     let senders = Senders::new(600, 0);
     let keys = senders.send_new(gateway.ingress, EVENTS, 8).await;
-    until(async || inbox.refused() >= EVENTS).await;
+    until(async || inbox.seen() == EVENTS).await;
     inbox.set(Mood::Well);
     assert_eq!(drained(&gateway).await, 0);
     check_inbox(&inbox, &shop);

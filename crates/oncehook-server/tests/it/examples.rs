@@ -9,7 +9,6 @@ use std::net::{SocketAddr, TcpListener};
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, LazyLock, Mutex};
 use std::time::{Duration, Instant};
 
@@ -22,7 +21,7 @@ use serde_json::Value;
 use tempfile::TempDir;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
-use tokio::sync::mpsc;
+use tokio::sync::watch;
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::sleep;
 
@@ -128,7 +127,7 @@ async fn r23_events_reach_the_node_receivers_table_once_while_it_is_killed() {
     events_arrive_once_while_the_receiver_is_killed(&NODE).await;
 }
 
-/// Every second kill falls between the receiver's commit and its answer, the others fall at random moments.
+/// Every second kill falls between the receiver's commit and its answer, the others at random moments while it works.
 async fn events_arrive_once_while_the_receiver_is_killed(language: &Language) {
     const EVENTS_PER_KILL: usize = 10;
     const KILLS: usize = 24;
@@ -138,7 +137,7 @@ async fn events_arrive_once_while_the_receiver_is_killed(language: &Language) {
     let [prepare, ..]: [String; 5] = example.blocks("sh").try_into().unwrap();
     example.paste(&prepare);
     let mut program = Program::start(&example, language);
-    let mut thief = Thief::start(program.address).await;
+    let thief = Thief::start(program.address).await;
     let config = std::fs::read_to_string(example.path("oncehook.toml")).unwrap();
     let config = config.replace(&program.address.to_string(), &thief.address.to_string());
     std::fs::write(example.path("oncehook.toml"), config).unwrap();
@@ -153,9 +152,10 @@ async fn events_arrive_once_while_the_receiver_is_killed(language: &Language) {
         sent.extend(keys.iter().map(|key| format!("pi_{key}")));
         let sending = tokio::spawn(send_all(Arc::clone(&provider), gateway.inner.ingress, keys));
         if kill % 2 == 0 {
-            sleep(Duration::from_micros(random.below(60_000))).await;
+            thief.wait_for(Booty::Nothing).await;
+            sleep(Duration::from_micros(random.below(15_000))).await;
         } else {
-            thief.steal().await;
+            thief.wait_for(Booty::Answer).await;
         }
         program.kill();
         sending.await.unwrap();
@@ -529,44 +529,49 @@ impl Drop for Program {
     }
 }
 
-/// Stands between the gateway and the receiver and passes everything on, except an answer that it is told to steal: then
-/// the receiver has committed, and the gateway hears nothing.
+/// Stands between the gateway and the receiver, passes everything on, and tells when a request has gone through. It can steal
+/// an answer: then the receiver has committed, and the gateway hears nothing.
 struct Thief {
     address: SocketAddr,
-    wanted: Arc<AtomicBool>,
-    stolen: mpsc::Receiver<()>,
+    wanted: watch::Sender<Option<Booty>>,
     task: JoinHandle<()>,
+}
+
+/// What is stolen from the next request.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Booty {
+    Nothing,
+    Answer,
 }
 
 impl Thief {
     async fn start(receiver: SocketAddr) -> Self {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        let wanted = Arc::new(AtomicBool::new(false));
-        let (booty, stolen) = mpsc::channel(1);
-        let steal = Arc::clone(&wanted);
+        let wanted = watch::Sender::new(None);
+        let thief = wanted.clone();
         let task = tokio::spawn(async move {
             let mut passing = JoinSet::new();
             while let Ok((gateway, _)) = listener.accept().await {
-                let (steal, booty) = (Arc::clone(&steal), booty.clone());
+                let wanted = thief.clone();
                 passing.spawn(async move {
                     // The receiver may be dead at the moment; then the gateway finds its connection closed.
-                    let Ok(receiver) = TcpStream::connect(receiver).await else { return };
-                    if pass(gateway, receiver, &steal).await {
-                        booty.send(()).await.unwrap();
+                    if let Ok(receiver) = TcpStream::connect(receiver).await {
+                        pass(gateway, receiver, &wanted).await;
                     }
                 });
                 while passing.try_join_next().is_some() {}
             }
         });
-        Self { address, wanted, stolen, task }
+        Self { address, wanted, task }
     }
 
-    /// Waits until an answer is stolen.
-    async fn steal(&mut self) {
-        self.wanted.store(true, Ordering::SeqCst);
-        let stolen = tokio::time::timeout(IN_THE_END, self.stolen.recv()).await;
-        stolen.expect("no answer came that could be stolen").unwrap();
+    /// Waits until a request has gone through, or its answer is stolen.
+    async fn wait_for(&self, booty: Booty) {
+        self.wanted.send_replace(Some(booty));
+        let mut done = self.wanted.subscribe();
+        let done = tokio::time::timeout(IN_THE_END, done.wait_for(Option::is_none)).await;
+        assert!(done.is_ok(), "no request came through");
     }
 }
 
@@ -576,19 +581,27 @@ impl Drop for Thief {
     }
 }
 
-/// Passes bytes on until one side is done. Returns whether an answer was stolen.
-async fn pass(mut gateway: TcpStream, mut receiver: TcpStream, steal: &AtomicBool) -> bool {
+/// Passes bytes on until one side is done, or an answer is stolen.
+async fn pass(mut gateway: TcpStream, mut receiver: TcpStream, wanted: &watch::Sender<Option<Booty>>) {
+    // Whether this was wanted; only one connection is told so.
+    let take =
+        |booty: Booty| wanted.send_if_modified(|wanted| wanted.take_if(|wanted| *wanted == booty).is_some());
     let (mut request, mut answer) = ([0; 4096], [0; 4096]);
     loop {
         tokio::select! {
             read = gateway.read(&mut request) => match read {
-                Ok(count) if count > 0 && receiver.write_all(&request[..count]).await.is_ok() => {}
-                _ => return false,
+                Ok(count) if count > 0 && receiver.write_all(&request[..count]).await.is_ok() => {
+                    take(Booty::Nothing);
+                }
+                _ => return,
             },
             read = receiver.read(&mut answer) => match read {
-                Ok(count) if count > 0 && steal.swap(false, Ordering::SeqCst) => return true,
-                Ok(count) if count > 0 && gateway.write_all(&answer[..count]).await.is_ok() => {}
-                _ => return false,
+                Ok(count) if count > 0 && !take(Booty::Answer) => {
+                    if gateway.write_all(&answer[..count]).await.is_err() {
+                        return;
+                    }
+                }
+                _ => return,
             },
         }
     }

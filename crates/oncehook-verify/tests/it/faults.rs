@@ -447,3 +447,34 @@ fn headers_of_two_families_follow_one_rule() {
     assert_eq!(identified.items()[0].key.as_bytes(), b"evt_1");
     assert!(check(&preset.verify, &[verifying], &sent.clone().without("webhook-id"), NOW).is_err());
 }
+
+#[test]
+fn fault_72_a_request_cannot_choose_where_its_key_comes_from() {
+    let sns = Side::of("aws-sns");
+    let genuine = sns.genuine(0, NOW);
+    let at = |from: &str, to: &str| {
+        let text = String::from_utf8(genuine.body.clone()).unwrap();
+        assert!(text.contains(from));
+        sns.check(&[0], &Sent { body: text.replace(from, to).into_bytes(), ..genuine.clone() }, NOW)
+    };
+    for host in [
+        "sns.evil.example",
+        "sns.us-east-1.amazonaws.com.evil.example",
+        "127.0.0.1",
+        "u@sns.us-east-1.amazonaws.com",
+    ] {
+        let url = format!("https://{host}/SimpleNotificationService-");
+        let verdict = at("https://sns.us-east-1.amazonaws.com/SimpleNotificationService-", &url);
+        assert_eq!(verdict.unwrap_err().code(), "key_url_refused", "{host}");
+    }
+    let paypal = Side::of("paypal");
+    for url in [
+        "http://api.paypal.com/cert",
+        "https://evilpaypal.com/cert",
+        "https://api.paypal.com:8443/cert",
+        "https://api.paypal.com/cert?x=1",
+    ] {
+        let sent = paypal.genuine(0, NOW).replacing("paypal-cert-url", url);
+        assert_eq!(paypal.check(&[0], &sent, NOW).unwrap_err().code(), "key_url_refused", "{url}");
+    }
+}

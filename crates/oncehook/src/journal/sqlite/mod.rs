@@ -147,7 +147,6 @@ pub struct SqliteJournal {
     /// Reads at once; further ones wait.
     reading: Semaphore,
     shared: Arc<Shared>,
-    clock: Clock,
     /// Where forgetting has come to.
     round: Arc<Mutex<forget::Round>>,
     chance: Arc<Mutex<Chance>>,
@@ -234,7 +233,7 @@ impl SqliteJournal {
         schema::check(&connection)?;
         place.sync_directory()?;
         self_test::run(&mut connection, options.clock.now())?;
-        queue::void_leases(&connection)?;
+        queue::begin_anew(&connection, options.clock.steady())?;
 
         let shared = Arc::new(Shared::default());
         let readers = Arc::new(Readers::new(&place.path, Arc::clone(&shared)));
@@ -259,7 +258,6 @@ impl SqliteJournal {
             readers,
             reading: Semaphore::new(READS_AT_ONCE),
             shared,
-            clock: options.clock.clone(),
             round: Arc::default(),
             chance: Arc::new(Mutex::new(Chance::random())),
         })
