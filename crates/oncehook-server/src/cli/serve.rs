@@ -1,7 +1,7 @@
 //! `oncehook serve`: runs the gateway until it is told to stop.
 //!
-//! Promises: the first SIGTERM or SIGINT ends it in good order; a second one ends it at once, with exit code 1. That loses
-//! nothing that was answered: it is what a crash does, and the next start goes on from there.
+//! Promises: the first SIGTERM or SIGINT ends it in good order; another one, half a second later or more, ends it at once, with
+//! exit code 1. That loses nothing that was answered: it is what a crash does, and the next start goes on from there.
 
 use std::net::SocketAddr;
 use std::process::ExitCode;
@@ -15,11 +15,15 @@ use oncehook::journal::sqlite::{SqliteJournal, SqliteOptions};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::oneshot;
+use tokio::time::Instant;
 
 use super::{Shared, check, rehearsal, say};
 use crate::app::App;
 use crate::config::Config;
 use crate::telemetry;
+
+/// Signals that come so soon after the first mean the same: `timeout` and some supervisors tell the process and its group.
+const SAID_TWICE: Duration = Duration::from_millis(500);
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Serve {
@@ -69,7 +73,7 @@ impl Serve {
     }
 }
 
-/// Listens for signals from now on. The first one is passed on; the second one is not waited with.
+/// Listens for signals from now on. The first one is passed on; a second one ends the process.
 fn listen_for_signals() -> anyhow::Result<oneshot::Receiver<()>> {
     let mut terminate = signal(SignalKind::terminate()).context("listen for SIGTERM")?;
     let mut interrupt = signal(SignalKind::interrupt()).context("listen for SIGINT")?;
@@ -84,7 +88,10 @@ fn listen_for_signals() -> anyhow::Result<oneshot::Receiver<()>> {
         next().await;
         // Nobody listens if it is ending already.
         let _ = tell.send(());
-        next().await;
+        let told_at = Instant::now();
+        while told_at.elapsed() < SAID_TWICE {
+            next().await;
+        }
         say("told to stop a second time: ending at once; what was under way goes on at the next start");
         std::process::exit(1);
     });
