@@ -641,10 +641,13 @@ async fn every_wait_has_an_end_whatever_the_fetcher_does() {
     let verifier = Verifier::with(&preset.verify, &[], Settings { params, ..Settings::default() }).unwrap();
     let wanted = KeyRequest::KeySet { url: "https://k.example/".to_owned(), id: "k".to_owned() };
     let params = BTreeMap::new();
-    let (confirmed, key) = tokio::join!(
-        ring.confirm("https://sns.us-east-1.amazonaws.com/"),
-        ring.key("source", &verifier, wanted, &params)
-    );
+    let both = async {
+        tokio::join!(
+            ring.confirm("https://sns.us-east-1.amazonaws.com/"),
+            ring.key("source", &verifier, wanted, &params)
+        )
+    };
+    let (confirmed, key) = tokio::time::timeout(Duration::from_secs(10), both).await.unwrap();
     assert!(confirmed.is_err());
     assert_eq!(key.unwrap_err(), NoKey::Unavailable);
 }
