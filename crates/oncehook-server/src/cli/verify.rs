@@ -12,7 +12,7 @@ use anyhow::{Context as _, bail};
 use http::{HeaderName, HeaderValue};
 use oncehook::clock::Clock;
 use oncehook_verify::{
-    Facts, FetchedKey, Integrity, Item, Rejection, Request, Unidentified, UnixMicros, Verifier, explain_with,
+    Facts, FetchedKey, Item, Rejection, Request, Unidentified, UnixMicros, Verifier, explain_with,
 };
 use serde_json::json;
 
@@ -342,9 +342,12 @@ mod tests {
         let body = br#"{"id":"evt_1","type":"a.b","data":{"object":{"id":"pi\u001b_1"}}}"#;
         let lines = check(body, body, 1_100);
         assert_eq!(
-            lines[0],
-            "genuine: signed 1970-01-01T00:16:40.000000Z, matched secret 1, covers the whole body; \
-             event key evt_1, type a.b; it would be quarantined: unusable_entity"
+            lines,
+            [
+                "genuine: signed 1970-01-01T00:16:40.000000Z, matched secret 1",
+                "  event key evt_1, type a.b; it would be quarantined: unusable_entity",
+                "  - The whole body is signed.",
+            ]
         );
     }
 
