@@ -99,18 +99,20 @@ pub(crate) enum PrivateKey {
 }
 
 impl PrivateKey {
-    /// Takes a seed for Ed25519 (32 bytes, or 64 with the public key), and the text of a PEM file otherwise.
+    /// Takes the text of a PEM file; for Ed25519 also a seed (32 bytes, or 64 with the public key).
     pub(crate) fn new(algorithm: Algorithm, bytes: &[u8]) -> Result<Self, &'static str> {
         let pkcs8 =
             || pem_section(bytes, "PRIVATE KEY").ok_or("to sign, a private key in PEM (PKCS #8) is needed");
         match algorithm {
             Algorithm::Ed25519 => {
-                let seed = match bytes.len() {
-                    KEY_BYTES => bytes,
-                    PAIR_BYTES => bytes.get(..KEY_BYTES).unwrap_or_default(),
+                let pair = match (bytes.len(), pkcs8()) {
+                    (KEY_BYTES, _) => Ed25519KeyPair::from_seed_unchecked(bytes),
+                    (PAIR_BYTES, _) => {
+                        Ed25519KeyPair::from_seed_unchecked(bytes.get(..KEY_BYTES).unwrap_or_default())
+                    }
+                    (_, Ok(pkcs8)) => Ed25519KeyPair::from_pkcs8_maybe_unchecked(&pkcs8),
                     _ => return Err("an Ed25519 private key has 32 bytes (or 64 with its public key)"),
                 };
-                let pair = Ed25519KeyPair::from_seed_unchecked(seed);
                 pair.map(Self::Ed25519).map_err(|_| "it is not an Ed25519 private key")
             }
             Algorithm::EcdsaP256 => {
@@ -176,6 +178,20 @@ mod tests {
         let pair = hex::decode(format!("{SEED}{PUBLIC}")).unwrap();
         let pair = PrivateKey::new(Algorithm::Ed25519, &pair).unwrap();
         assert_eq!(pair.sign(b"m"), seed().sign(b"m"));
+    }
+
+    #[test]
+    fn a_pem_file_holds_the_same_key() {
+        // As openssl writes it: sixteen bytes of headers, then the seed.
+        let der = hex::decode(format!("302e020100300506032b657004220420{SEED}")).unwrap();
+        let pem = format!(
+            "-----BEGIN PRIVATE KEY-----\n{}\n-----END PRIVATE KEY-----\n",
+            base64::Engine::encode(&base64::prelude::BASE64_STANDARD, der)
+        );
+        let key = PrivateKey::new(Algorithm::Ed25519, pem.as_bytes()).unwrap();
+        assert_eq!(key.sign(b"m"), seed().sign(b"m"));
+        let p256 = rcgen::KeyPair::generate().unwrap().serialize_pem();
+        assert!(PrivateKey::new(Algorithm::Ed25519, p256.as_bytes()).is_err());
     }
 
     #[test]

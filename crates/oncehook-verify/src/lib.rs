@@ -97,7 +97,7 @@ pub use identify::{
 };
 pub use key::{EventKey, MAX_KEY_BYTES, digest};
 pub use picker::{Ambiguous, Picker};
-pub use preset::{Ack, Confidence, Param, Preset, Sample, SampleError};
+pub use preset::{Ack, Confidence, OtherSample, Param, Preset, Sample, SampleError};
 pub use rejection::Rejection;
 pub use request::Request;
 pub use scheme::{DEFAULT_TOLERANCE_SECS, Integrity, Scheme};

@@ -148,9 +148,36 @@ pub struct Sample {
     pub form: bool,
     /// What the provider adds to the address.
     pub query: Option<String>,
-    /// Bodies of other types: the type, then the body.
+    /// What differs in events of other types. The name is the event's type, or `batch` for several events in one request.
     #[serde(default)]
-    pub other: BTreeMap<String, String>,
+    pub other: BTreeMap<String, OtherSample>,
+}
+
+/// The body of another type of event and, where the provider tells them apart there, its headers.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(from = "OtherText")]
+pub struct OtherSample {
+    /// Instead of the sample's body.
+    pub body: String,
+    /// Instead of the sample's headers of the same names.
+    pub headers: BTreeMap<String, String>,
+}
+
+/// As it is written: the body alone, or with headers.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum OtherText {
+    Body(String),
+    Whole { body: String, headers: BTreeMap<String, String> },
+}
+
+impl From<OtherText> for OtherSample {
+    fn from(text: OtherText) -> Self {
+        match text {
+            OtherText::Body(body) => Self { body, headers: BTreeMap::new() },
+            OtherText::Whole { body, headers } => Self { body, headers },
+        }
+    }
 }
 
 /// A sample that cannot be rendered: the id or type cannot stand in a header.
@@ -190,7 +217,8 @@ impl Sample {
         let (event, action) = kind.split_once('.').unwrap_or((kind, ""));
         let (secs, millis, time) =
             (now.as_secs().to_string(), now.0.div_euclid(1_000).to_string(), now.to_rfc3339());
-        let body = self.other.get(kind).unwrap_or(&self.body);
+        let other = self.other.get(kind);
+        let body = other.map_or(&self.body, |other| &other.body);
         let words = [
             ("$id", id),
             ("$kind", kind),
@@ -201,7 +229,8 @@ impl Sample {
             ("$time", &time),
         ];
         let mut headers = HeaderMap::new();
-        for (name, template) in &self.headers {
+        let own_headers = other.iter().flat_map(|other| &other.headers);
+        for (name, template) in self.headers.iter().chain(own_headers) {
             let name = HeaderName::from_bytes(name.as_bytes()).map_err(|_| SampleError)?;
             let value =
                 HeaderValue::from_str(&replace(template, &words, str::to_owned)).map_err(|_| SampleError)?;

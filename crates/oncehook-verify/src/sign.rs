@@ -64,8 +64,8 @@ impl Signer {
         Self::with(scheme, secret, Settings::default())
     }
 
-    /// Prepares the key. For Ed25519 the secret is the private key: the seed in the scheme's own key encoding, under the
-    /// private prefix where the scheme has one (`whsk_`). For RSA and ECDSA it is a private key in PEM (PKCS #8).
+    /// Prepares the key. For RSA, ECDSA and Ed25519 the secret is a private key in PEM (PKCS #8). For Ed25519 it may also be
+    /// the seed in the scheme's own key encoding, under the private prefix where the scheme has one (`whsk_`).
     ///
     /// # Errors
     ///
@@ -328,6 +328,9 @@ fn signing_key<'r>(rules: &'r [KeyRule], secret: &Secret) -> Result<(&'r KeyRule
     let key = match rule.algorithm {
         Algorithm::Token => SigningKey::Token(secret.clone()),
         Algorithm::EcdsaP256 | Algorithm::EcdsaP256Fixed | Algorithm::RsaSha1 | Algorithm::RsaSha256 => {
+            SigningKey::Private(PrivateKey::new(rule.algorithm, text.as_bytes())?)
+        }
+        Algorithm::Ed25519 if text.contains("PRIVATE KEY") => {
             SigningKey::Private(PrivateKey::new(rule.algorithm, text.as_bytes())?)
         }
         Algorithm::Ed25519 => SigningKey::Private(PrivateKey::new(rule.algorithm, &rule.key.decode(text)?)?),

@@ -105,9 +105,20 @@ fn story(preset: &Preset) -> String {
         ("batch", if preset.identify.is_batch() { "several events in one request" } else { "no" }.to_owned()),
         ("confidence", founded(preset).to_owned()),
         ("secret", preset.secret_hint.clone()),
+        ("samples", sample_types(preset).join(", ")),
     ];
     let lines: Vec<_> = lines.iter().map(|(name, fact)| format!("  {name:<13} {fact}")).collect();
-    format!("{} ({})\n{}\n\n{}", preset.title, preset.name, lines.join("\n"), config_block(preset))
+    let steps: Vec<_> = preset.setup.iter().map(|step| format!("  - {step}")).collect();
+    let params: Vec<_> =
+        preset.params.iter().map(|param| format!("  - params.{}: {}", param.name, param.hint)).collect();
+    format!(
+        "{} ({})\n{}\n\nAt the provider\n{}\n\nIn oncehook.toml\n{}",
+        preset.title,
+        preset.name,
+        lines.join("\n"),
+        [steps, params].concat().join("\n"),
+        config_block(preset)
+    )
 }
 
 fn facts(preset: &Preset) -> serde_json::Value {
@@ -134,6 +145,7 @@ fn facts(preset: &Preset) -> serde_json::Value {
         "confidence": preset.confidence.as_str(),
         "secret_hint": preset.secret_hint,
         "sample_type": preset.sample.kind,
+        "sample_types": sample_types(preset),
         "config": config_block(preset),
     })
 }
@@ -232,10 +244,10 @@ fn trial(preset: &Preset) -> String {
         preset.verify.fetches_keys() || ["discord", "telnyx", "sendgrid", "wise"].contains(&name.as_str());
     let secret = if half { " --secret file:private-key.pem" } else { "" };
     let mut text = format!(
-        "```sh\noncehook serve &\noncehook send --source {name}{secret}          # a `{}`, signed as the provider does\n",
+        "```sh\noncehook serve &\noncehook send --source {name}{secret}          # `{}`, signed as the provider does\n",
         preset.sample.kind
     );
-    for kind in preset.sample.other.keys().take(2) {
+    for kind in preset.sample.other.keys() {
         text.push_str(&format!("oncehook send --source {name}{secret} --type {kind}\n"));
     }
     text.push_str(&format!(
@@ -307,9 +319,14 @@ fn signed(preset: &Preset) -> String {
         Integrity::None => "nothing (token)",
     };
     match preset.verify.default_tolerance_secs() {
-        Some(tolerance) => format!("{what}, time (±{tolerance} s)"),
+        Some(tolerance) => format!("{what}, time (±{})", text::duration(tolerance)),
         None => what.to_owned(),
     }
+}
+
+/// The types of events of which there is a sample, that of `send` without `--type` first.
+fn sample_types(preset: &Preset) -> Vec<&str> {
+    std::iter::once(&preset.sample.kind).chain(preset.sample.other.keys()).map(String::as_str).collect()
 }
 
 fn key_is_signed(preset: &Preset) -> bool {
@@ -331,10 +348,14 @@ mod tests {
         for preset in Preset::all() {
             assert!(overview.contains(&preset.name), "{overview}");
             assert!(story(preset).contains(&preset.secret_hint));
+            assert!(preset.setup.iter().all(|step| story(preset).contains(step)));
+            assert!(preset.params.iter().all(|param| story(preset).contains(&param.hint)));
         }
         let stripe = facts(named("stripe").unwrap());
         assert_eq!(stripe["key_signed"], true);
         assert_eq!(stripe["tolerance_seconds"], 300);
+        assert_eq!(stripe["sample_types"][0], stripe["sample_type"]);
+        assert!(story(named("stripe").unwrap()).contains("payment_intent.succeeded, charge.refunded"));
         assert_eq!(facts(named("github").unwrap())["key_signed"], false);
     }
 

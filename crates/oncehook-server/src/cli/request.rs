@@ -99,7 +99,11 @@ impl SavedRequest {
             .headers
             .get(header::CONTENT_LENGTH)
             .and_then(|value| value.to_str().ok()?.parse::<usize>().ok());
-        if let Some(length) = length.filter(|length| *length != self.body.len()) {
+        if let Some(length) = length.filter(|length| *length > 0 && self.body.is_empty()) {
+            doubts.push(format!(
+                "{length} bytes of body were sent, but none were saved (curl -v shows none): give them with --body."
+            ));
+        } else if let Some(length) = length.filter(|length| *length != self.body.len()) {
             doubts.push(format!(
                 "Content-Length says {length} bytes, but the saved body has {}: something was added or cut when it was saved.",
                 self.body.len()

@@ -26,7 +26,7 @@ use super::client::{cause, http_client, reachable, read_answer};
 use super::request::{parse_header, read_input};
 use super::source::{Chosen, SourceArgs};
 use super::tally::{Answer, Tally};
-use super::{Shared, print, random};
+use super::{Shared, print, random, say, text};
 
 /// The most requests of one invocation; each costs a few bytes of memory here.
 const MAX_REQUESTS: u64 = 10_000_000;
@@ -76,6 +76,13 @@ impl Send {
         let connections = self.concurrency;
         let only_print = self.print;
         let plan = Plan::new(self, &chosen)?;
+        if let (Some(kind), Some(preset)) = (plan.kind_without_sample(), chosen.preset) {
+            let (kind, name) = (text::shown(kind, 64), &preset.name);
+            say(&format!(
+                "there is no sample of `{kind}`: it gets the body of `{}`; `oncehook providers {name}` lists the samples",
+                preset.sample.kind
+            ));
+        }
         if only_print {
             for index in 0..plan.total {
                 print_raw(&plan.request(index)?)?;
@@ -171,6 +178,12 @@ impl Plan {
             plan.check_own_secret(chosen, &first)?;
         }
         Ok(plan)
+    }
+
+    /// The wanted type, if only the body of another type can be sent for it.
+    fn kind_without_sample(&self) -> Option<&str> {
+        let kind = self.kind.as_deref().filter(|_| self.body.is_none())?;
+        (kind != self.sample.kind && !self.sample.other.contains_key(kind)).then_some(kind)
     }
 
     /// One request. Copies of an event follow each other, so that with several connections they race.
@@ -312,7 +325,8 @@ fn path_of(url: &Url) -> String {
 fn print_raw(ready: &Ready) -> anyhow::Result<()> {
     use std::io::Write as _;
     let mut raw = format!("POST {} HTTP/1.1\r\n", path_of(&ready.url)).into_bytes();
-    let host = ready.url.host_str().unwrap_or_default();
+    let name = ready.url.host_str().unwrap_or_default();
+    let host = ready.url.port().map_or_else(|| name.to_owned(), |port| format!("{name}:{port}"));
     raw.extend_from_slice(format!("host: {host}\r\ncontent-length: {}\r\n", ready.body.len()).as_bytes());
     for (name, value) in &ready.headers {
         raw.extend_from_slice(name.as_str().as_bytes());

@@ -12,7 +12,7 @@ use anyhow::{Context as _, bail};
 use http::{HeaderName, HeaderValue};
 use oncehook::clock::Clock;
 use oncehook_verify::{
-    Facts, FetchedKey, Integrity, Item, Rejection, Request, Unidentified, UnixMicros, Verifier, explain_with,
+    Facts, FetchedKey, Item, Rejection, Request, Unidentified, UnixMicros, Verifier, explain_with,
 };
 use serde_json::json;
 
@@ -138,7 +138,13 @@ impl Verify {
                 // The verdict says it already.
                 let said = rejection.to_string();
                 findings.retain(|finding| !finding.trim_end_matches('.').eq_ignore_ascii_case(&said));
-                findings.extend(saved.doubts());
+                // What is wrong with the file explains the signature, so it comes first.
+                let mut doubts = saved.doubts();
+                if !doubts.is_empty() {
+                    findings.retain(|finding| !finding.starts_with("No common mistake"));
+                }
+                doubts.append(&mut findings);
+                findings = doubts;
                 if matches!(rejection, Rejection::TooOld { .. }) && self.at.is_none() {
                     findings
                         .push("A saved request grows old: --at TIME judges it as of its arrival.".to_owned());
@@ -218,15 +224,11 @@ impl Report {
 
 impl Genuine {
     fn lines(&self) -> Vec<String> {
-        let Facts { signed_at, secret_position, integrity } = self.facts;
+        // What the signature covers is among the findings.
+        let Facts { signed_at, secret_position, .. } = self.facts;
         let signed =
             signed_at.map_or_else(|| "no signed time".to_owned(), |at| format!("signed {}", at.to_rfc3339()));
-        let covers = match integrity {
-            Integrity::Body => "covers the whole body",
-            Integrity::Fields => "covers some fields, not the body",
-            Integrity::None => "covers nothing of the request",
-        };
-        let genuine = format!("genuine: {signed}, matched secret {secret_position}, {covers}");
+        let genuine = format!("genuine: {signed}, matched secret {secret_position}");
         match &self.content {
             Content::Handshake => {
                 vec![format!("{genuine}; a handshake, which the gateway answers and does not store")]
@@ -235,7 +237,7 @@ impl Genuine {
                 vec![format!("{genuine}; but the gateway answers 400: {why} [{}]", why.code())]
             }
             Content::Events(items) => match items.as_slice() {
-                [only] => vec![format!("{genuine}; {}", item_line(only))],
+                [only] => vec![genuine, format!("  {}", item_line(only))],
                 items => {
                     let mut lines = vec![format!("{genuine}; a batch of {} events", items.len())];
                     lines.extend(items.iter().take(MAX_LISTED).map(|item| format!("  {}", item_line(item))));
@@ -340,9 +342,12 @@ mod tests {
         let body = br#"{"id":"evt_1","type":"a.b","data":{"object":{"id":"pi\u001b_1"}}}"#;
         let lines = check(body, body, 1_100);
         assert_eq!(
-            lines[0],
-            "genuine: signed 1970-01-01T00:16:40.000000Z, matched secret 1, covers the whole body; \
-             event key evt_1, type a.b; it would be quarantined: unusable_entity"
+            lines,
+            [
+                "genuine: signed 1970-01-01T00:16:40.000000Z, matched secret 1",
+                "  event key evt_1, type a.b; it would be quarantined: unusable_entity",
+                "  - The whole body is signed.",
+            ]
         );
     }
 

@@ -1,18 +1,20 @@
 //! Keys that providers keep at an address: fetched over TLS, held for an hour, never from a private address.
 //!
 //! Promises: only addresses that the scheme has allowed are asked (fixed, or held to the provider's hosts by
-//! `oncehook-verify`); https, no redirect, no proxy, no private or local address even if a name resolves to one; every call
-//! has a deadline and every answer a limit; at most a few calls at once, and an address that failed is not asked again for
-//! a while, so that forged requests cannot make the gateway hammer anybody.
+//! `oncehook-verify`); https, no redirect, no proxy, no private or local address, written out or behind a name; every call
+//! has a deadline and every answer a limit; at most a few calls at once. Forged requests cannot make the gateway hammer
+//! anybody: an address that failed is left alone for a while, one answer with a set of keys serves every id that is asked
+//! for shortly afterwards, and a source has so many calls in vain and no more. Nor can they push a good key out of memory.
 //!
 //! Does not: decide whether a request is genuine. A key that cannot be had is "try again later", never "accept".
 
 use std::collections::{BTreeMap, HashMap};
-use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::net::{Ipv4Addr, SocketAddr};
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
+use oncehook::outbound::Reach;
 use oncehook_verify::{FetchedKey, KeyRequest, Verifier};
 use reqwest::dns::{Addrs, Name, Resolve, Resolving};
 use tokio::sync::Semaphore;
@@ -25,6 +27,9 @@ const KEPT: Duration = Duration::from_secs(3_600);
 
 /// How long an address that gave no key is left alone.
 const SHUNNED: Duration = Duration::from_secs(15);
+
+/// How many calls in vain a source has within that time. Names of keys can be invented by anybody.
+const VAIN_CALLS: u32 = 16;
 
 /// Calls at once.
 const CALLS: usize = 4;
@@ -70,19 +75,33 @@ pub(super) enum NoKey {
 /// Keys at hand, and how to get more.
 pub(super) struct KeyRing {
     fetcher: Arc<dyn KeyFetcher>,
-    held: Mutex<HashMap<(String, KeyRequest), Held>>,
+    memory: Mutex<Memory>,
     calls: Semaphore,
 }
 
-#[derive(Clone)]
+/// What earlier calls have brought. Sources are the operator's and few; keys are named by requests and bounded.
+#[derive(Default)]
+struct Memory {
+    keys: HashMap<(String, KeyRequest), Held>,
+    /// The latest answer of each source whose keys come as a set.
+    sets: HashMap<String, LatestSet>,
+    /// Calls in vain of each source, and until when they count.
+    vain: HashMap<String, (u32, Instant)>,
+}
+
 struct Held {
     key: Result<Arc<FetchedKey>, NoKey>,
     until: Instant,
 }
 
+struct LatestSet {
+    answer: Arc<Vec<u8>>,
+    until: Instant,
+}
+
 impl KeyRing {
     pub(super) fn new(fetcher: Arc<dyn KeyFetcher>) -> Self {
-        Self { fetcher, held: Mutex::new(HashMap::new()), calls: Semaphore::new(CALLS) }
+        Self { fetcher, memory: Mutex::default(), calls: Semaphore::new(CALLS) }
     }
 
     /// The key, from memory or from its provider.
@@ -94,30 +113,34 @@ impl KeyRing {
         params: &BTreeMap<String, String>,
     ) -> Result<Arc<FetchedKey>, NoKey> {
         let at = (source.to_owned(), request);
-        if let Some(held) = self.find(&at) {
-            return held;
+        if let Some(known) = self.recall(&at, verifier) {
+            return known;
         }
         // Whoever waits here for a place may find that somebody else has fetched it meanwhile.
         let place = tokio::time::timeout(DEADLINE, self.calls.acquire()).await;
         let Ok(Ok(_place)) = place else { return Err(NoKey::Unavailable) };
-        if let Some(held) = self.find(&at) {
-            return held;
+        if let Some(known) = self.recall(&at, verifier) {
+            return known;
         }
         let answer = match tokio::time::timeout(DEADLINE, self.fetcher.fetch(&at.1, params)).await {
             Ok(answer) => answer,
             Err(_) => Err(FetchFailed("no answer in time".to_owned())),
         };
         let key = match answer {
-            Ok(answer) => verifier.read_key(&at.1, &answer).map(Arc::new).map_err(|error| {
-                tracing::warn!(source, url = at.1.url(), %error, "a provider's key cannot be used");
-                NoKey::Unusable
-            }),
+            Ok(answer) => {
+                let key = verifier.read_key(&at.1, &answer).map(Arc::new).map_err(|error| {
+                    tracing::warn!(source, url = at.1.url(), %error, "a provider's key cannot be used");
+                    NoKey::Unusable
+                });
+                self.memory().keep_set(&at, answer, Instant::now());
+                key
+            }
             Err(error) => {
                 tracing::warn!(source, url = at.1.url(), %error, "a provider's key could not be fetched");
                 Err(NoKey::Unavailable)
             }
         };
-        self.hold(at, key.clone());
+        self.memory().hold(at, key.clone(), Instant::now());
         key
     }
 
@@ -128,22 +151,78 @@ impl KeyRing {
         }
     }
 
-    fn find(&self, at: &(String, KeyRequest)) -> Option<Result<Arc<FetchedKey>, NoKey>> {
-        let held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
-        held.get(at).filter(|held| Instant::now() < held.until).map(|held| held.key.clone())
+    /// What can be said without a call; nothing if one is due.
+    fn recall(
+        &self,
+        at: &(String, KeyRequest),
+        verifier: &Verifier,
+    ) -> Option<Result<Arc<FetchedKey>, NoKey>> {
+        let now = Instant::now();
+        let set = {
+            let memory = self.memory();
+            if let Some(held) = memory.keys.get(at).filter(|held| now < held.until) {
+                return Some(held.key.clone());
+            }
+            match memory.latest_set(at, now) {
+                Some(set) => set,
+                None => return memory.is_exhausted(&at.0, now).then_some(Err(NoKey::Unavailable)),
+            }
+        };
+        // An id that the set lacks is not held: it costs nothing to look again, and anybody can invent ids.
+        let Ok(key) = verifier.read_key(&at.1, &set) else { return Some(Err(NoKey::Unusable)) };
+        let key = Ok(Arc::new(key));
+        self.memory().hold(at.clone(), key.clone(), now);
+        Some(key)
     }
 
-    fn hold(&self, at: (String, KeyRequest), key: Result<Arc<FetchedKey>, NoKey>) {
-        let now = Instant::now();
-        let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
-        if held.len() >= MAX_KEYS {
-            held.retain(|_, held| now < held.until);
+    fn memory(&self) -> MutexGuard<'_, Memory> {
+        self.memory.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Memory {
+    /// Keeps an outcome. Room is made by forgetting what is over, then failures, and good keys only if nothing else is left:
+    /// requests can name any number of keys, but only providers have good ones.
+    fn hold(&mut self, at: (String, KeyRequest), key: Result<Arc<FetchedKey>, NoKey>, now: Instant) {
+        if self.keys.len() >= MAX_KEYS {
+            self.keys.retain(|_, held| now < held.until);
         }
-        if held.len() >= MAX_KEYS {
-            held.clear();
+        if self.keys.len() >= MAX_KEYS {
+            self.keys.retain(|_, held| held.key.is_ok());
+        }
+        if self.keys.len() >= MAX_KEYS {
+            self.keys.clear();
         }
         let until = now + if key.is_ok() { KEPT } else { SHUNNED };
-        held.insert(at, Held { key, until });
+        if key.is_err() {
+            self.count_vain(&at.0, now);
+        }
+        self.keys.insert(at, Held { key, until });
+    }
+
+    fn keep_set(&mut self, at: &(String, KeyRequest), answer: Vec<u8>, now: Instant) {
+        if let (source, KeyRequest::KeySet { .. }) = at {
+            let set = LatestSet { answer: Arc::new(answer), until: now + SHUNNED };
+            self.sets.insert(source.clone(), set);
+        }
+    }
+
+    fn latest_set(&self, at: &(String, KeyRequest), now: Instant) -> Option<Arc<Vec<u8>>> {
+        let (source, KeyRequest::KeySet { .. }) = at else { return None };
+        self.sets.get(source).filter(|set| now < set.until).map(|set| Arc::clone(&set.answer))
+    }
+
+    fn count_vain(&mut self, source: &str, now: Instant) {
+        let (count, until) = self.vain.entry(source.to_owned()).or_insert((0, now + SHUNNED));
+        if *until <= now {
+            (*count, *until) = (0, now + SHUNNED);
+        }
+        *count = count.saturating_add(1);
+    }
+
+    /// Has this source called in vain so often that it must rest? The sender is asked to try again later.
+    fn is_exhausted(&self, source: &str, now: Instant) -> bool {
+        self.vain.get(source).is_some_and(|(count, until)| *count >= VAIN_CALLS && now < *until)
     }
 }
 
@@ -180,6 +259,7 @@ impl KeyFetcher for WebFetcher {
     ) -> Fetching<'a, Vec<u8>> {
         Box::pin(async move {
             let client = self.client()?;
+            refuse_written_address(request.url())?;
             let call = match request {
                 KeyRequest::Certificate { url } | KeyRequest::KeySet { url, .. } => client.get(url),
                 KeyRequest::KeyById { url, id } => client.post(url).json(&serde_json::json!({
@@ -205,6 +285,7 @@ impl KeyFetcher for WebFetcher {
 
     fn confirm<'a>(&'a self, url: &'a str) -> Fetching<'a, ()> {
         Box::pin(async move {
+            refuse_written_address(url)?;
             let response = self.client()?.get(url).send().await.map_err(|error| failed(&error))?;
             match response.status().is_success() {
                 true => Ok(()),
@@ -223,6 +304,15 @@ fn failed(error: &reqwest::Error) -> FetchFailed {
     FetchFailed(if error.is_timeout() { "no answer in time".to_owned() } else { cause.to_string() })
 }
 
+/// An address that is written out is never looked up, so the resolver cannot judge it. Providers have names.
+fn refuse_written_address(url: &str) -> Result<(), FetchFailed> {
+    let host = reqwest::Url::parse(url).ok().and_then(|url| url.host_str().map(str::to_owned));
+    match host {
+        Some(host) if host.parse::<Ipv4Addr>().is_err() && !host.starts_with('[') => Ok(()),
+        _ => Err(FetchFailed("keys are fetched from hosts with a name only".to_owned())),
+    }
+}
+
 /// Resolves names to public addresses only.
 struct PublicOnly;
 
@@ -230,7 +320,8 @@ impl Resolve for PublicOnly {
     fn resolve(&self, name: Name) -> Resolving {
         Box::pin(async move {
             let found = tokio::net::lookup_host((name.as_str(), 0)).await?;
-            let public: Vec<SocketAddr> = found.filter(|address| is_public(address.ip())).collect();
+            let public: Vec<SocketAddr> =
+                found.filter(|address| Reach::of(address.ip()) == Reach::Public).collect();
             if public.is_empty() {
                 return Err("the name has no public address".into());
             }
@@ -239,243 +330,5 @@ impl Resolve for PublicOnly {
     }
 }
 
-/// Is this an address of the open internet? Not one of this machine, of a private network, or of a cloud's metadata.
-fn is_public(address: IpAddr) -> bool {
-    match address {
-        IpAddr::V4(v4) => {
-            let [a, b, c, _] = v4.octets();
-            !(v4.is_private()
-                || v4.is_loopback()
-                || v4.is_link_local()
-                || v4.is_unspecified()
-                || v4.is_multicast()
-                || v4.is_broadcast()
-                || v4.is_documentation()
-                || a == 0
-                || a >= 240
-                || (a == 100 && (64..128).contains(&b))
-                || (a == 192 && b == 0 && c == 0)
-                || (a == 198 && (18..20).contains(&b)))
-        }
-        IpAddr::V6(v6) => match embedded(v6) {
-            Some(v4) => is_public(IpAddr::V4(v4)),
-            None => {
-                let [first, second, ..] = v6.segments();
-                // Global unicast, without documentation and transition ranges.
-                first & 0xe000 == 0x2000
-                    && !(first == 0x2001 && (second < 0x0200 || second == 0x0db8))
-                    && first != 0x3fff
-            }
-        },
-    }
-}
-
-/// The IPv4 address that an IPv6 address stands for, if it does.
-fn embedded(v6: Ipv6Addr) -> Option<std::net::Ipv4Addr> {
-    let [a, b, c, d, e, f, high, low] = v6.segments();
-    let v4 = |high: u16, low: u16| {
-        let ([a, b], [c, d]) = (high.to_be_bytes(), low.to_be_bytes());
-        std::net::Ipv4Addr::new(a, b, c, d)
-    };
-    match (a, b, c, d, e, f) {
-        (0, 0, 0, 0, 0, 0xffff) | (0x64, 0xff9b, 0, 0, 0, 0) => Some(v4(high, low)),
-        (0x2002, ..) => Some(v4(b, c)),
-        _ => None,
-    }
-}
-
 #[cfg(test)]
-mod tests {
-    use std::sync::atomic::{AtomicUsize, Ordering};
-
-    use http::HeaderMap;
-    use oncehook_verify::{Preset, Rejection, Request, Secret, Settings, Signer, UnixMicros};
-    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-
-    use super::*;
-
-    const NOW: UnixMicros = UnixMicros(1_700_000_001_000_000);
-    const HOST: &str = "sns.us-east-1.amazonaws.com";
-
-    #[test]
-    fn r43_only_public_addresses_are_called() {
-        for public in ["8.8.8.8", "52.94.76.1", "2600:1f18::1", "2001:4860:4860::8888", "64:ff9b::808:808"] {
-            assert!(is_public(public.parse().unwrap()), "{public}");
-        }
-        for private in [
-            "127.0.0.1",
-            "10.0.0.1",
-            "172.16.0.1",
-            "192.168.1.1",
-            "169.254.169.254",
-            "100.64.0.1",
-            "0.0.0.0",
-            "192.0.0.8",
-            "198.18.0.1",
-            "224.0.0.1",
-            "255.255.255.255",
-            "192.0.2.1",
-            "240.0.0.1",
-            "::1",
-            "::",
-            "fe80::1",
-            "fc00::1",
-            "fd00:ec2::254",
-            "::ffff:127.0.0.1",
-            "::ffff:169.254.169.254",
-            "64:ff9b::a00:1",
-            "2002:7f00:1::",
-            "2001:db8::1",
-            "ff02::1",
-            "2001::1",
-        ] {
-            assert!(!is_public(private.parse().unwrap()), "{private}");
-        }
-    }
-
-    #[tokio::test]
-    async fn r43_a_name_that_resolves_to_this_machine_is_not_called() {
-        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let url = format!("https://localhost:{}/key.pem", listener.local_addr().unwrap().port());
-        let error = WebFetcher::default()
-            .fetch(&KeyRequest::Certificate { url }, &BTreeMap::new())
-            .await
-            .unwrap_err();
-        assert!(error.0.contains("no public address"), "{error}");
-    }
-
-    /// Amazon's host on this machine: a TLS server with a certificate made here, and a key pair that signs messages.
-    struct Amazon {
-        fetcher: WebFetcher,
-        calls: Arc<AtomicUsize>,
-        private: String,
-    }
-
-    /// What the server answers: status line and further headers, then the body.
-    async fn amazon(head: &'static str, body: Option<Vec<u8>>, name: &str) -> Amazon {
-        let rsa = aws_lc_rs::rsa::KeyPair::generate(aws_lc_rs::rsa::KeySize::Rsa2048).unwrap();
-        let pkcs8 = aws_lc_rs::encoding::AsDer::<aws_lc_rs::encoding::Pkcs8V1Der<'_>>::as_der(&rsa).unwrap();
-        let signing = rcgen::KeyPair::try_from(pkcs8.as_ref()).unwrap();
-        let mut params = rcgen::CertificateParams::new(Vec::new()).unwrap();
-        (params.not_before, params.not_after) =
-            (rcgen::date_time_ymd(2020, 1, 1), rcgen::date_time_ymd(2060, 1, 1));
-        let message_certificate = params.self_signed(&signing).unwrap().pem().into_bytes();
-
-        let tls = rcgen::generate_simple_self_signed(vec![name.to_owned()]).unwrap();
-        let root = reqwest::Certificate::from_pem(tls.cert.pem().as_bytes()).unwrap();
-        let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
-        let key = rustls::pki_types::PrivateKeyDer::try_from(tls.signing_key.serialize_der()).unwrap();
-        let config = rustls::ServerConfig::builder()
-            .with_no_client_auth()
-            .with_single_cert(vec![tls.cert.der().clone()], key)
-            .unwrap();
-        let acceptor = tokio_rustls::TlsAcceptor::from(Arc::new(config));
-        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let address = listener.local_addr().unwrap();
-        let (calls, body) = (Arc::new(AtomicUsize::new(0)), body.unwrap_or(message_certificate));
-        let counted = Arc::clone(&calls);
-        tokio::spawn(async move {
-            loop {
-                let (stream, _) = listener.accept().await.unwrap();
-                counted.fetch_add(1, Ordering::SeqCst);
-                let Ok(mut stream) = acceptor.accept(stream).await else { continue };
-                let mut request = [0; 4_096];
-                let _ = stream.read(&mut request).await;
-                let head =
-                    format!("HTTP/1.1 {head}\r\ncontent-length: {}\r\nconnection: close\r\n\r\n", body.len());
-                let _ = stream.write_all(head.as_bytes()).await;
-                let _ = stream.write_all(&body).await;
-                let _ = stream.shutdown().await;
-            }
-        });
-        let client = builder().resolve(HOST, address).tls_certs_only([root]).build().unwrap();
-        Amazon {
-            fetcher: WebFetcher { client: OnceLock::from(Some(client)) },
-            calls,
-            private: signing.serialize_pem(),
-        }
-    }
-
-    fn settings() -> Settings {
-        let topic = ("topic_arn".to_owned(), "arn:aws:sns:us-east-1:123456789012:MyTopic".to_owned());
-        Settings { params: [topic].into(), ..Settings::default() }
-    }
-
-    /// A message signed with the private key, and whether it is genuine with what the ring holds.
-    async fn check(ring: &KeyRing, private: &str) -> Result<Result<(), Rejection>, NoKey> {
-        let preset = Preset::named("aws-sns").unwrap();
-        let verifier = Verifier::with(&preset.verify, &[], settings()).unwrap();
-        let signer = Signer::with(&preset.verify, &Secret::new(private).unwrap(), settings()).unwrap();
-        let (headers, body): (HeaderMap, Vec<u8>) = preset.sample.render("m1", None, NOW).unwrap();
-        let request = Request { method: "POST", path: "/", headers: &headers, body: &body };
-        let body = signer.sign_whole(&request, "m1", NOW).unwrap().body.unwrap();
-        let request = Request { body: &body, ..request };
-        let wanted = verifier.key_request(&request).unwrap().unwrap();
-        let key = ring.key("sns", &verifier, wanted, &settings().params).await?;
-        Ok(verifier.verify_with(&request, NOW, Some(&key)).map(|_| ()))
-    }
-
-    #[tokio::test]
-    async fn r2_a_certificate_is_fetched_once_and_checks_the_message() {
-        let Amazon { fetcher, calls, private } = amazon("200 OK", None, HOST).await;
-        let ring = KeyRing::new(Arc::new(fetcher));
-        assert_eq!(check(&ring, &private).await, Ok(Ok(())));
-        assert_eq!(check(&ring, &private).await, Ok(Ok(())));
-        assert_eq!(calls.load(Ordering::SeqCst), 1, "the second message found the key in memory");
-        let other = amazon("200 OK", None, HOST).await.private;
-        assert_eq!(
-            check(&ring, &other).await,
-            Ok(Err(Rejection::SignatureMismatch)),
-            "signed by somebody else"
-        );
-    }
-
-    #[tokio::test]
-    async fn r2_what_is_no_key_is_refused_and_the_address_left_alone() {
-        let Amazon { fetcher, calls, private } = amazon("200 OK", Some(b"<html>".to_vec()), HOST).await;
-        let ring = KeyRing::new(Arc::new(fetcher));
-        assert_eq!(check(&ring, &private).await, Err(NoKey::Unusable));
-        assert_eq!(check(&ring, &private).await, Err(NoKey::Unusable));
-        assert_eq!(calls.load(Ordering::SeqCst), 1);
-    }
-
-    #[tokio::test]
-    async fn fault_72_errors_redirects_floods_and_strangers_give_no_key() {
-        for (head, body, name) in [
-            ("404 Not Found", None, HOST),
-            ("302 Found\r\nlocation: https://sns.us-east-1.amazonaws.com/other.pem", None, HOST),
-            ("200 OK", Some(vec![b'x'; MAX_ANSWER_BYTES + 1]), HOST),
-            ("200 OK", None, "evil.example"),
-        ] {
-            let Amazon { fetcher, private, .. } = amazon(head, body, name).await;
-            let ring = KeyRing::new(Arc::new(fetcher));
-            assert_eq!(check(&ring, &private).await, Err(NoKey::Unavailable), "{head} {name}");
-        }
-    }
-
-    /// Somebody who never answers.
-    struct Silent;
-
-    impl KeyFetcher for Silent {
-        fn fetch<'a>(&'a self, _: &'a KeyRequest, _: &'a BTreeMap<String, String>) -> Fetching<'a, Vec<u8>> {
-            Box::pin(std::future::pending())
-        }
-
-        fn confirm<'a>(&'a self, _: &'a str) -> Fetching<'a, ()> {
-            Box::pin(std::future::pending())
-        }
-    }
-
-    #[tokio::test]
-    async fn every_wait_has_an_end_and_memory_too() {
-        let ring = KeyRing::new(Arc::new(Silent));
-        assert!(ring.confirm("https://sns.us-east-1.amazonaws.com/").await.is_err());
-        for number in 0..MAX_KEYS * 2 {
-            ring.hold(
-                (number.to_string(), KeyRequest::Certificate { url: String::new() }),
-                Err(NoKey::Unavailable),
-            );
-        }
-        assert!(ring.held.lock().unwrap().len() <= MAX_KEYS);
-    }
-}
+mod tests;

@@ -336,7 +336,7 @@ fn verify_explains() {
     let headers = save(directory.path(), genuine, now());
     let (code, out, _) = verify(&["--request", "request.http"]);
     assert!(
-        code == 0 && out.starts_with("genuine: signed ") && out.contains("event key evt_v, type a.b"),
+        code == 0 && out.starts_with("genuine: signed ") && out.contains("\n  event key evt_v, type a.b"),
         "{out}"
     );
     let (code, out, _) = verify(&["--request", "request.http", "--json"]);
@@ -522,4 +522,84 @@ async fn a_token_is_passed_on() {
         );
         assert!(!err.contains("another token"), "{err}");
     }
+}
+
+/// Prints a request of a provider and saves it as `curl -v` would have shown it, with the body in a file of its own.
+fn save_as_curl(directory: &Path, provider: &str, more: &[&str]) {
+    let send = ["send", "--provider", provider, "--secret", "file:secret", "--print"];
+    let (code, out, error) = run(directory, &[&send, more].concat());
+    assert_eq!((code, error.as_str()), (0, ""), "{provider}");
+    let (head, body) = out.split_once("\r\n\r\n").unwrap();
+    let head: String = head.lines().map(|line| format!("> {line}\r\n")).collect();
+    let text = format!("* Connected\n{head}> \n* upload completely sent off\n< HTTP/1.1 401 Unauthorized\n");
+    std::fs::write(directory.join("saved.curl"), text).unwrap();
+    std::fs::write(directory.join("saved.body"), body).unwrap();
+}
+
+#[test]
+fn r45_what_is_printed_and_saved_from_curl_is_explained() {
+    const URL: &str = "https://gateway.example:8443/hooks/1";
+    let directory = tempfile::tempdir().unwrap();
+    std::fs::write(directory.path().join("secret"), "a secret").unwrap();
+    std::fs::write(directory.path().join("other"), "another secret").unwrap();
+    for (provider, kind) in [
+        ("slack", "app_mention"),
+        ("shopify", "refunds/create"),
+        ("calendly", "invitee.canceled"),
+        ("mailgun", "failed"),
+        ("twilio", "completed"),
+    ] {
+        save_as_curl(directory.path(), provider, &["--type", kind, "--url", URL]);
+        let verify = |secret: &str, more: &[&str]| {
+            let verify = [
+                "verify",
+                "--provider",
+                provider,
+                "--secret",
+                secret,
+                "--request",
+                "saved.curl",
+                "--public-url",
+                URL,
+            ];
+            run(directory.path(), &[&verify, more].concat())
+        };
+        let (code, out, error) = verify("file:secret", &["--body", "saved.body"]);
+        assert!(
+            code == 0 && out.starts_with("genuine: ") && out.contains(&format!("type {kind}")),
+            "{out}{error}"
+        );
+        let (code, out, _) = verify("file:other", &["--body", "saved.body"]);
+        assert!(code == 1 && out.contains("most likely the secret belongs to another endpoint"), "{out}");
+        if !["mailgun", "twilio"].contains(&provider) {
+            let (code, out, _) = verify("file:secret", &[]);
+            let first = out.lines().nth(1).unwrap();
+            assert!(code == 1 && first.contains("give them with --body"), "{out}");
+            assert!(!out.contains("No common mistake"), "{out}");
+        }
+    }
+    let curl = std::fs::read_to_string(directory.path().join("saved.curl")).unwrap();
+    assert!(curl.contains("> host: gateway.example:8443\r\n"), "{curl}");
+}
+
+#[test]
+fn r45_a_type_without_a_sample_says_so_and_an_ed25519_key_may_be_pem() {
+    let directory = tempfile::tempdir().unwrap();
+    let pem = "-----BEGIN PRIVATE KEY-----\nMC4CAQAwBQYDK2VwBCIEIJ1hsZ3v/VpguoRK9JLsLMREScVpezJpGXA7rAMcrn9g\n-----END PRIVATE KEY-----\n";
+    std::fs::write(directory.path().join("key.pem"), pem).unwrap();
+    let public = "d75a980182b10ab7d54bfed3c964073a0ee172f3daa62325af021a68f707511a";
+    std::fs::write(directory.path().join("public"), public).unwrap();
+    let send = |kind: &str| {
+        let send = ["send", "--provider", "discord", "--secret", "file:key.pem", "--print", "--type", kind];
+        run(directory.path(), &send)
+    };
+    let (code, _, error) = send("ENTITLEMENT_CREATED");
+    assert_eq!(code, 0);
+    assert!(error.contains("there is no sample of `ENTITLEMENT_CREATED`"), "{error}");
+    let (code, out, error) = send("ENTITLEMENT_CREATE");
+    assert_eq!((code, error.as_str()), (0, ""));
+    std::fs::write(directory.path().join("saved.http"), out).unwrap();
+    let verify = ["verify", "--provider", "discord", "--secret", "file:public", "--request", "saved.http"];
+    let (code, out, _) = run(directory.path(), &verify);
+    assert!(code == 0 && out.contains("type ENTITLEMENT_CREATE"), "{out}");
 }

@@ -114,27 +114,34 @@ pub(crate) fn pairs(preset: &Preset) -> [(String, String); 2] {
     }
 }
 
-/// What the provider answers when it is asked for a key; nothing where it has none at that address.
-pub(crate) fn answer(preset: &str, published: &[usize], request: &KeyRequest) -> Option<Vec<u8>> {
-    let index = *published.last()?;
+/// The name of a fetched key, as requests say it: its address, or its id.
+pub(crate) fn name(preset: &str, number: usize) -> String {
+    match preset {
+        "paypal" => format!("https://api.paypal.com/v1/notifications/certs/CERT-{number}"),
+        "aws-sns" => format!("https://sns.us-east-1.amazonaws.com/SimpleNotificationService-{number}.pem"),
+        _ => format!("6c5516e1-92dc-479e-a8ff-5a51992e000{number}"),
+    }
+}
+
+/// What the provider answers when it is asked for a key; nothing where it has none of that name.
+pub(crate) fn answer(published: &[(String, usize)], request: &KeyRequest) -> Option<Vec<u8>> {
+    let named = |name: &str| published.iter().find(|(known, _)| known == name).map(|(_, pair)| *pair);
     match request {
-        KeyRequest::Certificate { url } => {
-            let sample = Preset::named(preset)?.sample.clone();
-            let known =
-                sample.body.contains(url.as_str()) || sample.headers.values().any(|value| value == url);
-            known.then(|| RSA[index].certificate.clone().into_bytes())
+        KeyRequest::Certificate { url } => Some(RSA[named(url)?].certificate.clone().into_bytes()),
+        KeyRequest::KeySet { .. } => {
+            let keys: Vec<String> = published
+                .iter()
+                .map(|(name, pair)| format!(r#"{{"kid":"{name}","use":"sig",{}}}"#, RSA[*pair].web_key))
+                .collect();
+            Some(format!(r#"{{"keys":[{}]}}"#, keys.join(",")).into_bytes())
         }
-        KeyRequest::KeySet { id, .. } if id == "k1" => {
-            Some(format!(r#"{{"keys":[{{"kid":"k1","use":"sig",{}}}]}}"#, RSA[index].web_key).into_bytes())
-        }
-        KeyRequest::KeyById { id, .. } if id == "6c5516e1-92dc-479e-a8ff-5a51992e0001" => Some(
+        KeyRequest::KeyById { id, .. } => Some(
             format!(
                 r#"{{"key":{{"kid":"{id}","use":"sig","alg":"ES256","expired_at":null,{}}}}}"#,
-                P256[index].web_key
+                P256[named(id)?].web_key
             )
             .into_bytes(),
         ),
-        _ => None,
     }
 }
 

@@ -165,13 +165,38 @@ impl Side {
         if self.preset.name == "paddle-classic" {
             return keys::paddle_classic(which);
         }
+        self.sign(self.unsigned(id, at), which, id, at)
+    }
+
+    /// The same for a preset whose keys are fetched, under the name of the key with that number.
+    pub(crate) fn genuine_under(&self, key: usize, which: usize, at: UnixMicros) -> Sent {
+        let name = keys::name(&self.preset.name, key);
+        let mut sent = self.unsigned("evt_1", at);
+        match self.preset.name.as_str() {
+            "paypal" => sent = sent.replacing("paypal-cert-url", &name),
+            "aws-sns" => {
+                let mut message: serde_json::Value = serde_json::from_slice(&sent.body).unwrap();
+                message["SigningCertURL"] = name.into();
+                sent.body = message.to_string().into_bytes();
+            }
+            _ => {
+                let mut settings = self.settings.clone();
+                settings.params.insert("kid".to_owned(), name);
+                let side = Self { preset: self.preset, settings, pairs: self.pairs.clone() };
+                return side.sign(sent, which, "evt_1", at);
+            }
+        }
+        self.sign(sent, which, "evt_1", at)
+    }
+
+    /// The sample before it is signed.
+    fn unsigned(&self, id: &str, at: UnixMicros) -> Sent {
         let (headers, body) = self.preset.sample.render(id, None, at).unwrap();
         let sent = Sent { headers, body, ..Sent::new(b"") };
-        let sent = match &self.preset.sample.query {
+        match &self.preset.sample.query {
             Some(query) => sent.asking(query),
             None => sent,
-        };
-        self.sign(sent, which, id, at)
+        }
     }
 
     pub(crate) fn sign(&self, sent: Sent, which: usize, id: &str, at: UnixMicros) -> Sent {
@@ -180,11 +205,25 @@ impl Side {
         sent.signed_with(&signer, id, at)
     }
 
-    /// The verdict about a request. Keys are "fetched" from where the pairs keep them: `published` says whose.
+    /// The verdict about a request. A key that is fetched is that of the last pair, under the name that the sample says.
     pub(crate) fn check(&self, which: &[usize], sent: &Sent, now: UnixMicros) -> Result<usize, Rejection> {
         let verifier = self.verifier(which);
         let request = sent.request();
         let fetched = self.fetch(&verifier, which, &request)?;
+        verifier.verify_with(&request, now, fetched.as_ref()).map(|verified| verified.secret_index())
+    }
+
+    /// The verdict while the provider publishes each of these pairs under the name with its number.
+    pub(crate) fn check_published(
+        &self,
+        pairs: &[usize],
+        sent: &Sent,
+        now: UnixMicros,
+    ) -> Result<usize, Rejection> {
+        let published: Vec<(String, usize)> =
+            pairs.iter().map(|pair| (keys::name(&self.preset.name, *pair), *pair)).collect();
+        let (verifier, request) = (self.verifier(&[]), sent.request());
+        let fetched = self.ask(&verifier, &published, &request)?;
         verifier.verify_with(&request, now, fetched.as_ref()).map(|verified| verified.secret_index())
     }
 
@@ -194,11 +233,28 @@ impl Side {
         which: &[usize],
         request: &Request<'_>,
     ) -> Result<Option<FetchedKey>, Rejection> {
+        let sample = &self.preset.sample;
+        let said = match self.preset.name.as_str() {
+            "paypal" => sample.headers["paypal-cert-url"].clone(),
+            "aws-sns" => {
+                let message: serde_json::Value = serde_json::from_str(&sample.body).unwrap();
+                message["SigningCertURL"].as_str().unwrap().to_owned()
+            }
+            _ => self.settings.params.get("kid").cloned().unwrap_or_default(),
+        };
+        let published: Vec<(String, usize)> = which.last().map(|pair| (said, *pair)).into_iter().collect();
+        self.ask(verifier, &published, request)
+    }
+
+    fn ask(
+        &self,
+        verifier: &Verifier,
+        published: &[(String, usize)],
+        request: &Request<'_>,
+    ) -> Result<Option<FetchedKey>, Rejection> {
         let Some(wanted) = verifier.key_request(request)? else { return Ok(None) };
-        match keys::answer(&self.preset.name, which, &wanted) {
-            None => Ok(None),
-            Some(answer) => Ok(verifier.read_key(&wanted, &answer).ok()),
-        }
+        let answer = keys::answer(published, &wanted);
+        Ok(answer.and_then(|answer| verifier.read_key(&wanted, &answer).ok()))
     }
 
     /// The events of a genuine request.

@@ -4,7 +4,7 @@
 //! matrix as soon as its file is there.
 
 use http::HeaderMap;
-use oncehook_verify::{Integrity, Preset, Settings, UnixMicros, Verifier};
+use oncehook_verify::{Integrity, Preset, Rejection, Settings, UnixMicros, Verifier};
 
 use crate::kit::{NOW, Sent, Side, check, genuine, key_pairs, scheme, secrets};
 
@@ -66,16 +66,43 @@ fn every_preset_with_a_time_refuses_old_and_future_requests() {
 
 #[test]
 fn during_a_rotation_both_secrets_are_accepted_and_afterwards_only_the_new_one() {
-    for side in Side::all() {
+    let mut rotated = 0;
+    for side in Side::all().filter(|side| !side.preset.verify.fetches_keys()) {
         let name = &side.preset.name;
         let (by_old, by_new) = (side.genuine(0, NOW), side.genuine(1, NOW));
-        if !side.preset.verify.fetches_keys() {
-            assert_eq!(side.check(&[0, 1], &by_old, NOW), Ok(0), "{name}");
-            assert_eq!(side.check(&[0, 1], &by_new, NOW), Ok(1), "{name}");
-        }
+        assert_eq!(side.check(&[0, 1], &by_old, NOW), Ok(0), "{name}");
+        assert_eq!(side.check(&[0, 1], &by_new, NOW), Ok(1), "{name}");
+        assert_eq!(side.check(&[1, 0], &by_old, NOW), Ok(1), "{name}");
         assert_eq!(side.check(&[1], &by_new, NOW), Ok(0), "{name}");
         assert!(side.check(&[1], &by_old, NOW).is_err(), "{name}");
+        rotated += 1;
     }
+    assert_eq!(rotated, Preset::all().len() - 4, "all but those whose keys are fetched");
+}
+
+/// The same where the provider keeps its keys at an address: it publishes the new one beside the old one, then takes the old
+/// one away. Each is good under its own name only.
+#[test]
+fn r2_during_a_rotation_both_published_keys_are_accepted_and_afterwards_only_the_new_one() {
+    let mut rotated = Vec::new();
+    for side in Side::all().filter(|side| side.preset.verify.fetches_keys()) {
+        let name = side.preset.name.as_str();
+        let (by_old, by_new) = (side.genuine_under(0, 0, NOW), side.genuine_under(1, 1, NOW));
+        assert_eq!(side.check_published(&[0], &by_old, NOW), Ok(0), "{name}");
+        assert!(side.check_published(&[0], &by_new, NOW).is_err(), "{name}: not published yet");
+        for both in [[0, 1], [1, 0]] {
+            assert_eq!(side.check_published(&both, &by_old, NOW), Ok(0), "{name}");
+            assert_eq!(side.check_published(&both, &by_new, NOW), Ok(0), "{name}");
+            for crossed in [side.genuine_under(0, 1, NOW), side.genuine_under(1, 0, NOW)] {
+                let verdict = side.check_published(&both, &crossed, NOW);
+                assert_eq!(verdict, Err(Rejection::SignatureMismatch), "{name}: under the other's name");
+            }
+        }
+        assert_eq!(side.check_published(&[1], &by_new, NOW), Ok(0), "{name}");
+        assert_eq!(side.check_published(&[1], &by_old, NOW), Err(Rejection::KeyUnknown), "{name}");
+        rotated.push(name);
+    }
+    assert_eq!(rotated, ["aws-sns", "google-pubsub", "paypal", "plaid"]);
 }
 
 /// One request signed with both secrets, as Stripe and Standard Webhooks send it: a receiver with either accepts it.
