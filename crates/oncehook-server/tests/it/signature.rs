@@ -176,7 +176,9 @@ async fn genuine_events_are_accepted_once() {
         let again = case.said(&rig.send(&case.request(case.signs, "id_1", secs(3))).await);
         assert_eq!(again, ("duplicate".to_owned(), event.clone()), "{}", case.provider);
         let shown = rig.show(&event).await;
-        assert_eq!(shown["key"], "id_1", "{shown}");
+        // Discord's webhook events carry no id; their digest is the key.
+        let digest = case.provider == "discord" && shown["key"].as_str().unwrap().starts_with("sha256:");
+        assert!(shown["key"] == "id_1" || digest, "{shown}");
         assert_eq!(shown["source"], case.provider);
         assert!(shown["type"].is_string(), "{shown}");
         let (_, body) = case.event("id_1");
