@@ -59,7 +59,15 @@ async fn r20_r25_shop_orders_11247_deliveries_make_one_order_one_mail_one_shipme
     let body = String::from_utf8(body).unwrap().replace(r#""id":"evt_1""#, r#""id":"evt_2""#);
     std::fs::write(example.path("other.json"), body).unwrap();
     example.paste("oncehook send --source stripe --body other.json");
-    let other = gateway.event("evt_2", "dead").await;
+    let mut other = gateway.event("evt_2", "dead").await;
+    // The first dead follow-up makes the event dead; the second comes to its end in its own time.
+    for _ in 0..400 {
+        if delivery(&other, "confirmation-mail")["state"] == delivery(&other, "shipment")["state"] {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        other = gateway.event("evt_2", "dead").await;
+    }
     let of = |route: &str| delivery(&other, route).clone();
     assert_eq!(of("orders")["state"], "succeeded", "{other}");
     for route in ["confirmation-mail", "shipment"] {
