@@ -5,6 +5,7 @@
 //! - [`journal`]: the behaviour of every journal, one call per backend.
 //! - [`model`]: random histories against the reference journal, with a printed seed.
 //! - [`gateway`]: the real binary on free ports, to start, kill and ask.
+//! - [`postgres`]: a real PostgreSQL server, one database per test.
 //! - [`promises`]: every 2xx that a sender got, to be checked against what is stored.
 //! - [`receiver`]: a destination that a test controls, well-behaved or not.
 //! - [`sender`]: signed requests and a small HTTP client that can misbehave.
@@ -15,6 +16,7 @@ pub mod deliveries;
 pub mod gateway;
 pub mod journal;
 pub mod model;
+pub mod postgres;
 pub mod promises;
 pub mod random;
 pub mod receiver;

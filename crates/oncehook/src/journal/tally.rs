@@ -62,6 +62,19 @@ impl Tally {
         self.events.iter()
     }
 
+    /// Takes back what could not be flushed: it is older than what has come since.
+    #[cfg(feature = "postgres")]
+    pub(crate) fn absorb(&mut self, older: Self) {
+        for (event, mut before) in older.events {
+            if let Some(since) = self.events.remove(&event) {
+                before.count += since.count;
+                before.last_at = before.last_at.max(since.last_at);
+                since.latest.into_iter().for_each(|seen| remember(&mut before.latest, seen));
+            }
+            self.events.insert(event, before);
+        }
+    }
+
     /// Forgets everything; called after a flush has committed.
     pub(crate) fn clear(&mut self) {
         self.events.clear();

@@ -5,5 +5,6 @@ mod http;
 mod ledger;
 mod memory;
 mod outbound;
+mod postgres;
 mod sqlite;
 mod tls;
