@@ -67,8 +67,7 @@ impl Server {
         let bin = installation();
         let port = TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap().port();
         let data = tempfile::Builder::new().prefix("oncehook-pg-").tempdir().unwrap().keep();
-        let usual =
-            ["fsync=on", "max_connections=500", "shared_buffers=256MB", "listen_addresses=127.0.0.1"];
+        let usual = ["fsync=on", "max_connections=500", "shared_buffers=256MB", "listen_addresses=127.0.0.1"];
         let settings = usual.iter().chain(settings).flat_map(|setting| ["-c", setting]);
         let mut command = unprivileged("sh", &data);
         command.args(["-c", KEEPER, "keeper"]).arg(&bin).arg(&data).arg(port.to_string()).args(settings);
@@ -96,9 +95,9 @@ impl Server {
     pub fn database_of(&self, directory: &Path) -> Database<'_> {
         let digest = oncehook_verify::digest(directory.as_os_str().as_encoded_bytes());
         let name = format!("of_{}", hex::encode(&digest[..10]));
-        let known = self.database_named("postgres").query(&format!(
-            "SELECT count(*) FROM pg_database WHERE datname = '{name}'"
-        ));
+        let known = self
+            .database_named("postgres")
+            .query(&format!("SELECT count(*) FROM pg_database WHERE datname = '{name}'"));
         if known == "1" { self.database_named(&name) } else { self.make(name) }
     }
 

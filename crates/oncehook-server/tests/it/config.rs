@@ -327,7 +327,8 @@ fn the_default_file_shows_the_defaults() {
     // The rest of the line with the marker.
     let text = text.replacen(" Without a route they are kept", "# Without a route they are kept", 1);
     let config = Config::parse("routes", &text).unwrap_or_else(|problems| panic!("{problems}"));
-    let (orders, mail) = (config.routes.get("orders").unwrap(), config.routes.get("confirmation-mail").unwrap());
+    let (orders, mail) =
+        (config.routes.get("orders").unwrap(), config.routes.get("confirmation-mail").unwrap());
     assert_eq!((orders.handler.kind(), mail.handler.kind()), ("sql", "http"));
     assert_eq!(orders.followups, [mail.name.clone()]);
     for route in [orders, mail] {
@@ -377,7 +378,10 @@ fn init_writes_what_check_accepts() {
     let (code, out, _) = run(directory.path(), &["check", "--json"]);
     assert_eq!(code, 0);
     let report: serde_json::Value = serde_json::from_str(&out).unwrap();
-    assert_eq!(report, serde_json::json!({ "ok": true, "sources": ["stripe"], "routes": [], "problems": [] }));
+    assert_eq!(
+        report,
+        serde_json::json!({ "ok": true, "sources": ["stripe"], "routes": [], "problems": [] })
+    );
     let written = std::fs::read_to_string(directory.path().join("oncehook.toml")).unwrap();
     assert_eq!(written, DEFAULT_FILE);
 }
@@ -572,8 +576,14 @@ fn routes_are_read_as_they_are_written() {
     assert_eq!(config.retention_dead.unwrap().as_secs(), 400 * 86_400);
     assert_eq!(config.retention_audit.as_secs(), 10 * 86_400);
     let orders = config.routes.get("orders").unwrap();
-    assert_eq!(orders.types.iter().map(|glob| glob.as_str()).collect::<Vec<_>>(), ["order.*", "invoice.paid"]);
-    assert_eq!((orders.retry.max_attempts, orders.retry.base.as_millis(), orders.retry.cap.as_secs()), (3, 200, 5));
+    assert_eq!(
+        orders.types.iter().map(|glob| glob.as_str()).collect::<Vec<_>>(),
+        ["order.*", "invoice.paid"]
+    );
+    assert_eq!(
+        (orders.retry.max_attempts, orders.retry.base.as_millis(), orders.retry.cap.as_secs()),
+        (3, 200, 5)
+    );
     assert_eq!(orders.concurrency, 4);
     assert_eq!((orders.breaker.failures, orders.breaker.rest.as_millis()), (2, 50));
     let count = config.routes.get("count").unwrap();
@@ -596,5 +606,8 @@ fn routes_are_read_as_they_are_written() {
     assert_eq!(Config::parse("x.toml", &never).unwrap().retention_dead, None);
     let short = text.replace("\"400d\"", "\"1d\"");
     let problems = Config::parse("x.toml", &short).unwrap_err();
-    assert!(problems.to_string().contains("`retention.dead` is shorter than `retention.payload`"), "{problems}");
+    assert!(
+        problems.to_string().contains("`retention.dead` is shorter than `retention.payload`"),
+        "{problems}"
+    );
 }

@@ -6,5 +6,6 @@ mod ledger;
 mod memory;
 mod outbound;
 mod postgres;
+mod postgres_effects;
 mod sqlite;
 mod tls;

@@ -238,7 +238,8 @@ impl Session {
             tokio_postgres::SimpleQueryMessage::Row(row) => Some(row),
             _ => None,
         });
-        let wanted = [("fsync", "on"), ("full_page_writes", "on"), ("synchronous_commit", ""), ("recovery", "false")];
+        let wanted =
+            [("fsync", "on"), ("full_page_writes", "on"), ("synchronous_commit", ""), ("recovery", "false")];
         for (column, (setting, want)) in wanted.into_iter().enumerate() {
             let found = row.and_then(|row| row.try_get(column).ok().flatten()).unwrap_or("unknown");
             let sound = if want.is_empty() { found != "off" && found != "unknown" } else { found == want };

@@ -89,8 +89,7 @@ impl Deliveries for PostgresJournal {
     ) -> BoxFuture<'_, Result<Vec<Claim>, WorkError>> {
         Box::pin(async move {
             let given = self.shared.given_time();
-            let leased =
-                work!(self, |session| queue::lease(&session, given, &route, limit, micros(lease)))?;
+            let leased = work!(self, |session| queue::lease(&session, given, &route, limit, micros(lease)))?;
             let claim = |leased: queue::Leased| Claim {
                 fence: leased.fence,
                 attempt_limit: leased.attempt_limit,
@@ -120,8 +119,7 @@ impl Deliveries for PostgresJournal {
                 .map(|Settlement { fence, verdict, followups }| Ended { fence, verdict, followups })
                 .collect();
             let (given, now) = (self.shared.given_time(), self.shared.clock.steady());
-            let mut done =
-                work!(self, |session| queue::settle(&session, given, now, Held::Lease, &ended))?;
+            let mut done = work!(self, |session| queue::settle(&session, given, now, Held::Lease, &ended))?;
             self.shared.changed();
             let settled = settlements.iter().map(|settlement| match done.remove(&settlement.fence) {
                 Some(()) => Settled::Done,
@@ -150,12 +148,8 @@ impl Deliveries for PostgresJournal {
     fn reclaim(&self, route: Arc<Route>) -> BoxFuture<'_, Result<usize, WorkError>> {
         Box::pin(async move {
             let given = self.shared.given_time();
-            let reclaimed = work!(self, |session| queue::reclaim(
-                &session,
-                given,
-                &route,
-                queue::drawing(&self.chance)
-            ))?;
+            let reclaimed =
+                work!(self, |session| queue::reclaim(&session, given, &route, queue::drawing(&self.chance)))?;
             if reclaimed > 0 {
                 self.shared.changed();
             }
@@ -191,8 +185,14 @@ impl Deliveries for PostgresJournal {
                         self.shared.changed();
                         return Ok(ordered);
                     }
-                    // Dropping the connection undoes what was begun.
-                    Err(Refused::Unfit(error)) => return Err(error),
+                    Err(Refused::Unfit(error)) => {
+                        // At once, not when the server notices that the connection is gone: until then the deliveries are
+                        // locked, and workers pass over them.
+                        if session.run("ROLLBACK").await.is_ok() {
+                            session.keep();
+                        }
+                        return Err(error);
+                    }
                     Err(Refused::Engine(error)) => tries.again(error).map_err(unavailable)?,
                 }
             }

@@ -49,9 +49,7 @@ pub(super) async fn batch(
     }
     let next = match round {
         Round::Events(after) => events(session, given, *after, retention, &mut forgotten).await?,
-        Round::Keys(source, key) => {
-            keys(session, given, (source, key), retention, &mut forgotten).await?
-        }
+        Round::Keys(source, key) => keys(session, given, (source, key), retention, &mut forgotten).await?,
     };
     let sql = "DELETE FROM oncehook.audit WHERE id IN (
                  SELECT id FROM oncehook.audit WHERE at <= coalesce($1::bigint, oncehook.micros()) - $2 ORDER BY id LIMIT $3)";
@@ -142,7 +140,8 @@ async fn keys(
     retention: &Retention,
     forgotten: &mut Forgotten,
 ) -> Result<Option<Round>, EngineError> {
-    let sql = "SELECT source, key FROM oncehook.keys WHERE (source, key) > ($1, $2) ORDER BY source, key LIMIT $3";
+    let sql =
+        "SELECT source, key FROM oncehook.keys WHERE (source, key) > ($1, $2) ORDER BY source, key LIMIT $3";
     let rows = session.rows(sql, &[&source, &key, &limit(retention.batch)]).await?;
     let (sources, keys): (Vec<&str>, Vec<&[u8]>) =
         rows.iter().map(|row| (row.get::<_, &str>(0), row.get::<_, &[u8]>(1))).unzip();

@@ -253,7 +253,8 @@ impl PostgresJournal {
         let end = watch::Sender::new(false);
         tokio::spawn(follower::run(Arc::clone(&shared), Arc::clone(&workers), end.subscribe()));
         tokio::spawn(wake::announce(Arc::clone(&shared), Arc::clone(&workers), end.subscribe()));
-        tokio::spawn(wake::listen(Arc::clone(&shared), Arc::clone(&connector), end.subscribe()));
+        let ear = wake::hear(&shared, &connector).await?;
+        tokio::spawn(wake::listen(Arc::clone(&shared), Arc::clone(&connector), ear, end.subscribe()));
         let readers = Readers::new(Pool::new(connector, Purpose::Read, READS_AT_ONCE), Arc::clone(&shared));
         Ok(Self {
             lanes: queues,

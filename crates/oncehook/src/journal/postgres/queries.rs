@@ -66,9 +66,7 @@ pub(super) async fn append(
     // Held events have no deliveries until they are released.
     let wanted = candidates.iter().filter(|candidate| candidate.event.quarantine.is_none());
     let (routed, routes): (Vec<Uuid>, Vec<&str>) = wanted
-        .flat_map(|candidate| {
-            candidate.event.routes.iter().map(|route| (uuid(candidate.id), route.as_str()))
-        })
+        .flat_map(|candidate| candidate.event.routes.iter().map(|route| (uuid(candidate.id), route.as_str())))
         .unzip();
     let won = session
         .rows(

@@ -241,7 +241,9 @@ pub(super) async fn settle(
     for Ended { fence, verdict, followups } in ended {
         let (state, wait, result, failure) = match verdict {
             Verdict::Succeeded(result) => ("succeeded", None, result.as_deref(), None),
-            Verdict::RetryAt(at, failure) => ("retrying", Some(at.0.saturating_sub(now.0)), None, Some(failure)),
+            Verdict::RetryAt(at, failure) => {
+                ("retrying", Some(at.0.saturating_sub(now.0)), None, Some(failure))
+            }
             Verdict::Dead(failure) => ("dead", None, None, Some(failure)),
         };
         states.push(state);
@@ -263,8 +265,21 @@ pub(super) async fn settle(
         .rows(
             sql,
             &[
-                &given, &fences.events, &fences.routes, &fences.epochs, &fences.attempts, &states, &waits, &results,
-                &errors, &causes, &after, &before, &epochs, &next, &failed,
+                &given,
+                &fences.events,
+                &fences.routes,
+                &fences.epochs,
+                &fences.attempts,
+                &states,
+                &waits,
+                &results,
+                &errors,
+                &causes,
+                &after,
+                &before,
+                &epochs,
+                &next,
+                &failed,
             ],
         )
         .await?;
@@ -444,7 +459,8 @@ pub(super) async fn reclaim(
             };
             let fence = Fence { delivery, attempt: number(row.get(2)) };
             let limit = row.get::<_, Option<i32>>(3).map_or(route.retry.max_attempts, number);
-            let verdict = route.retry.after_failure(Failure::never_ended(), fence.attempt, limit, now, draw());
+            let verdict =
+                route.retry.after_failure(Failure::never_ended(), fence.attempt, limit, now, draw());
             (fence, verdict)
         })
         .collect();

@@ -155,7 +155,8 @@ impl Readers {
 }
 
 /// The columns of a summary; the status is derived in [`BESIDE`].
-const SUMMARY: &str = "SELECT e.id, e.source, e.key, e.type, e.entity, s.status, e.integrity, e.occurred_at, e.received_at,
+const SUMMARY: &str =
+    "SELECT e.id, e.source, e.key, e.type, e.entity, s.status, e.integrity, e.occurred_at, e.received_at,
        octet_length(e.body)::bigint, coalesce(d.journal + d.memory + d.redis, 0),
        (SELECT string_agg(f.flag, ',') FROM oncehook.flags f WHERE f.event = e.id)";
 

@@ -55,7 +55,11 @@ pub(super) async fn prepare(session: &Session, handler: &SqlHandler) -> Result<V
 pub(super) struct Bound(Vec<Vec<Parameter>>);
 
 /// The values of an event for each statement, as the types of its parameters ask.
-pub(super) fn bind(handler: &SqlHandler, prepared: &[Statement], values: &[Found<'_>]) -> Result<Bound, Failure> {
+pub(super) fn bind(
+    handler: &SqlHandler,
+    prepared: &[Statement],
+    values: &[Found<'_>],
+) -> Result<Bound, Failure> {
     let mut bound = Vec::with_capacity(prepared.len());
     for (statement, prepared) in handler.statements().iter().zip(prepared) {
         let parameters = statement.parameters().iter().zip(prepared.params()).map(|(place, kind)| {
@@ -270,7 +274,9 @@ fn value(bytes: &[u8], kind: &Type) -> Value {
         Type::FLOAT4 => bytes.try_into().ok().map(|bytes| Value::from(f32::from_be_bytes(bytes))),
         Type::FLOAT8 => bytes.try_into().ok().map(|bytes| Value::from(f64::from_be_bytes(bytes))),
         Type::NUMERIC => numeric(bytes).map(Value::from),
-        Type::UUID => bytes.try_into().ok().map(|bytes| Value::from(uuid::Uuid::from_bytes(bytes).to_string())),
+        Type::UUID => {
+            bytes.try_into().ok().map(|bytes| Value::from(uuid::Uuid::from_bytes(bytes).to_string()))
+        }
         Type::JSON => serde_json::from_slice(bytes).ok(),
         // The first byte is the version.
         Type::JSONB => bytes.get(1..).and_then(|json| serde_json::from_slice(json).ok()),
@@ -406,7 +412,10 @@ mod tests {
         assert_eq!(text("12.50", Type::NUMERIC), some("12.50"));
         assert_eq!(text("1e3", Type::INT8), some("1000"));
         assert_eq!(text("1.5", Type::INT4), some("1.5"));
-        assert_eq!(text("123456789012345678901234567890", Type::NUMERIC), some("123456789012345678901234567890"));
+        assert_eq!(
+            text("123456789012345678901234567890", Type::NUMERIC),
+            some("123456789012345678901234567890")
+        );
         assert_eq!(text("true", Type::INT4), some("1"));
         assert_eq!(text("true", Type::BOOL), some("true"));
         assert_eq!(text("null", Type::JSONB), None);

@@ -12,7 +12,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 
 use super::Shared;
-use super::connection::{Connector, Pool, Purpose};
+use super::connection::{Connector, EngineError, Pool, Purpose, Session};
 
 /// At most one notification in this time.
 const ANNOUNCE_EVERY: Duration = Duration::from_millis(20);
@@ -39,38 +39,39 @@ pub(super) async fn announce(shared: Arc<Shared>, pool: Arc<Pool>, mut end: watc
     }
 }
 
-/// Hears of other nodes' changes until the journal is closed or gone.
-pub(super) async fn listen(shared: Arc<Shared>, connector: Arc<Connector>, mut end: watch::Receiver<bool>) {
+/// Opens a connection that hears of other nodes' changes.
+pub(super) async fn hear(shared: &Arc<Shared>, connector: &Connector) -> Result<Session, EngineError> {
+    let hearer = Arc::clone(shared);
+    let heard = move |payload: &str| {
+        // What this node did, its workers know already.
+        if payload != hearer.node {
+            hearer.woken();
+        }
+    };
+    let session = connector.open_hearing(Purpose::Listen, heard).await?;
+    session.run("LISTEN oncehook").await?;
+    Ok(session)
+}
+
+/// Keeps such a connection until the journal is closed or gone.
+pub(super) async fn listen(
+    shared: Arc<Shared>,
+    connector: Arc<Connector>,
+    mut session: Session,
+    mut end: watch::Receiver<bool>,
+) {
     loop {
-        let hearer = Arc::clone(&shared);
-        let heard = move |payload: &str| {
-            // What this node did, its workers know already.
-            if payload != hearer.node {
-                hearer.woken();
-            }
-        };
-        let listening = async {
-            let session = connector.open_hearing(Purpose::Listen, heard).await?;
-            session.run("LISTEN oncehook").await?;
-            Ok::<_, super::connection::EngineError>(session)
-        };
-        let session = tokio::select! {
-            session = listening => session,
+        let wait = if session.is_closed() { AGAIN } else { LOOK_EVERY };
+        tokio::select! {
+            () = tokio::time::sleep(wait) => {}
             _ = end.changed() => return,
-        };
-        if let Ok(session) = session {
+        }
+        if session.is_closed()
+            && let Ok(anew) = hear(&shared, &connector).await
+        {
+            session = anew;
             // Something may have happened while nobody listened.
             shared.woken();
-            while !session.is_closed() {
-                tokio::select! {
-                    () = tokio::time::sleep(LOOK_EVERY) => {}
-                    _ = end.changed() => return,
-                }
-            }
-        }
-        tokio::select! {
-            () = tokio::time::sleep(AGAIN) => {}
-            _ = end.changed() => return,
         }
     }
 }

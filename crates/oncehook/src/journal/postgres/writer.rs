@@ -319,7 +319,8 @@ pub(super) async fn append(
             false => Fate::Unknown,
         })
         .collect();
-    let lost: Vec<usize> = (0..fates.len()).filter(|place| matches!(fates.get(*place), Some(Fate::Unknown))).collect();
+    let lost: Vec<usize> =
+        (0..fates.len()).filter(|place| matches!(fates.get(*place), Some(Fate::Unknown))).collect();
     if !lost.is_empty() {
         let keys: Vec<(&str, &[u8])> = lost
             .iter()
@@ -387,8 +388,12 @@ fn decide<'b>(
     groups: &HashMap<(&SourceName, &[u8]), usize>,
     fates: &[Fate],
 ) -> Decided<'b> {
-    let mut outcome =
-        Outcome { receipts: Vec::with_capacity(batch.len()), routed: false, duplicates: Vec::new(), trouble: None };
+    let mut outcome = Outcome {
+        receipts: Vec::with_capacity(batch.len()),
+        routed: false,
+        duplicates: Vec::new(),
+        trouble: None,
+    };
     let mut conflicts = Vec::new();
     let mut announced = vec![false; fates.len()];
     for (request, work) in batch.iter().enumerate() {
