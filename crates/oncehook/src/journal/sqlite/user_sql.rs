@@ -161,7 +161,7 @@ fn bound<'f>(found: &'f Found<'_>) -> ToSqlOutput<'f> {
 
 /// Steps a statement to its end. `None` if it is not of the kind that returns rows, or returned none.
 fn rows(statement: &mut Statement<'_>) -> Result<Option<String>, rusqlite::Error> {
-    let names: Vec<String> = statement.column_names().into_iter().map(str::to_owned).collect();
+    let names: Vec<String> = statement.column_names().map(str::to_owned).collect();
     let mut found = Vec::new();
     let mut rows = statement.raw_query();
     while let Some(row) = rows.next()? {
