@@ -1,11 +1,13 @@
 # Every task of the project. `make help` lists them; CI runs `make test` and nothing else.
 
 CARGO ?= cargo
+# For the receiver in examples/, if the machine has no Node with node:sqlite (22.13 or newer).
+NODE_VERSION := 24.21.0
 
-.PHONY: help run check test bench services
+.PHONY: help run check test conformance bench services
 
 help: ## List the targets
-	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
 
 run: ## Build the gateway and run it in ./demo on SQLite with a sample source
 	$(CARGO) build --release --bin oncehook
@@ -22,13 +24,23 @@ test: services ## Everything that must hold: lints, units, suites, vectors, cras
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets -- -D warnings
 	$(CARGO) test --workspace
+	./conformance/run
+
+conformance: ## Official libraries from PyPI and npm against oncehook, both ways
+	./conformance/run
 
 bench: ## How much of the ceiling durable accepts reach, in one run (about 5 minutes)
 	$(CARGO) build --release -p oncehook-server -p oncehook-testkit
 	./target/release/bench
+	./target/release/effects
 
 # What the tests need beside Rust and a C compiler. Missing parts are installed (Debian, root), never skipped.
 services:
 	@command -v strace >/dev/null || { apt-get update -qq && apt-get install -y -qq strace; }
 	@ls /usr/lib/postgresql/*/bin/postgres >/dev/null 2>&1 || { apt-get update -qq && apt-get install -y -qq postgresql; }
 	@command -v mount >/dev/null || { apt-get update -qq && apt-get install -y -qq mount; }
+	@python3 -c 'import sqlite3' 2>/dev/null || { apt-get update -qq && apt-get install -y -qq python3; }
+	@for node in node target/tools/node_modules/*/bin/node; do $$node -e 'require("node:sqlite")' 2>/dev/null && exit; done; \
+	  command -v npm >/dev/null || { apt-get update -qq && apt-get install -y -qq --no-install-recommends npm; }; \
+	  npm install --silent --no-save --ignore-scripts --prefix target/tools \
+	    node-linux-$$(uname -m | sed 's/x86_64/x64/; s/aarch64/arm64/')@$(NODE_VERSION)

@@ -1,6 +1,8 @@
 //! The gateway, put together: journal, gate, two listeners, the worker, and the watch that keeps asking whether duplicates
 //! are still recognised.
 //!
+//! Promises: the end comes. Every part has a deadline, whether the journal answers or not.
+//!
 //! [`App::run`] takes listeners and a shutdown future, so tests run the real thing on free ports.
 
 use std::future::Future;
@@ -14,6 +16,7 @@ use oncehook::worker::Worker;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 
+use crate::backlog;
 use crate::config::Config;
 use crate::http::admin::{self, Admin};
 use crate::http::gate::Gate;
@@ -26,9 +29,19 @@ const SELF_TEST_EVERY: Duration = Duration::from_secs(60);
 /// How soon it is repeated after it failed: what it met may have been a passing trouble.
 const SELF_TEST_AGAIN: Duration = Duration::from_secs(1);
 
-/// How long to wait for the self-test's verdict, and for the journal to close.
+/// How long to wait for the self-test's verdict.
 const SELF_TEST_WAIT: Duration = Duration::from_secs(15);
-const CLOSE_WAIT: Duration = Duration::from_secs(30);
+
+/// How long the end may wait for whom.
+#[derive(Debug, Clone, Copy)]
+struct Patience {
+    /// Longer than the worker grants its attempts, and time to write down how they ended.
+    worker: Duration,
+    /// The journal.
+    close: Duration,
+}
+
+const USUAL_PATIENCE: Patience = Patience { worker: Duration::from_secs(15), close: Duration::from_secs(30) };
 
 /// Events and keys that are looked at when something is to be forgotten: few, so that accepting does not wait.
 const FORGET_BATCH: usize = 500;
@@ -42,6 +55,8 @@ pub struct App {
     admin: Arc<Admin>,
     journal: Arc<dyn Journal>,
     retention: Retention,
+    lease: Option<Duration>,
+    patience: Patience,
     clock: Clock,
 }
 
@@ -78,7 +93,14 @@ impl App {
             limits,
             self_test: watch::Sender::new(Ok(())),
         });
-        Self { gate, admin, journal: writer, retention, clock }
+        Self { gate, admin, journal: writer, retention, lease: None, patience: USUAL_PATIENCE, clock }
+    }
+
+    /// With leases of another length than the usual one. For tests: see [`Worker::start_with_lease`].
+    #[must_use]
+    pub fn with_lease(mut self, lease: Option<Duration>) -> Self {
+        self.lease = lease;
+        self
     }
 
     /// Serves until `shutdown` is done; then refuses new connections, lets open requests and attempts finish, gives leases
@@ -87,6 +109,8 @@ impl App {
         let (end, ended) = watch::channel(false);
         let worker = self.start_worker();
         self.gate.set_open(true);
+        let admin_parts = Arc::clone(&self.admin);
+        tokio::spawn(async move { backlog::warn_of_left_behind(&admin_parts).await });
         let watching = tokio::spawn(watch_journal(Arc::clone(&self.admin), ended.clone()));
         let ingress = tokio::spawn(listener::serve_ingress(ingress, Arc::clone(&self.gate), ended.clone()));
         let admin_end = watch::Sender::new(false);
@@ -101,8 +125,11 @@ impl App {
         // A panic in one of these has been reported by its task; the journal is closed all the same.
         let _ = ingress.await;
         self.admin.replays.cancel_all();
-        worker.stop().await;
-        if tokio::time::timeout(CLOSE_WAIT, self.journal.close()).await.is_err() {
+        if tokio::time::timeout(self.patience.worker, worker.stop()).await.is_err() {
+            // Their leases run out, or are void at the next start.
+            tracing::error!("the worker did not stop in time; the journal did not take back what it held");
+        }
+        if tokio::time::timeout(self.patience.close, self.journal.close()).await.is_err() {
             tracing::error!("the journal did not close in time");
         }
         let _ = admin_end.send(true);
@@ -114,13 +141,12 @@ impl App {
 
     fn start_worker(&self) -> Worker {
         let admin = &self.admin;
-        let worker = Worker::start(
-            Arc::clone(&admin.deliveries),
-            &admin.routes,
-            self.retention,
-            self.clock.clone(),
-            Arc::clone(&admin.metrics),
-        );
+        let (deliveries, metrics) = (Arc::clone(&admin.deliveries), Arc::clone(&admin.metrics));
+        let (routes, retention, clock) = (&admin.routes, self.retention, self.clock.clone());
+        let worker = match self.lease {
+            None => Worker::start(deliveries, routes, retention, clock, metrics),
+            Some(lease) => Worker::start_with_lease(deliveries, routes, retention, clock, metrics, lease),
+        };
         // An app runs once, so nobody has set it before.
         let _ = admin.worker.set(worker.handle());
         worker
@@ -155,5 +181,154 @@ async fn watch_journal(admin: Arc<Admin>, mut end: watch::Receiver<bool>) {
             }
             () = ended(&mut end) => return,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::IpAddr;
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use oncehook::delivery::{Claim, Fence, RouteName, Settled, Settlement};
+    use oncehook::event::{EventId, NewEvents, SourceName};
+    use oncehook::journal::memory::MemoryJournal;
+    use oncehook::journal::{
+        AppendError, Backlog, BoxFuture, EventDetail, EventPage, EventQuery, Forgotten, JournalState, Layer,
+        Order, OrderError, Ordered, Pausable, Pause, Progress, ReadError, Stats, StoredBody, Ticket, Who,
+        WorkError,
+    };
+    use oncehook::route::Route;
+    use oncehook_verify::UnixMicros;
+
+    use super::*;
+
+    /// A journal on a disk that hangs: whoever asks gets no answer.
+    struct Hanging {
+        inner: MemoryJournal,
+        asked: AtomicBool,
+        changes: watch::Sender<u64>,
+    }
+
+    impl Hanging {
+        fn hang<T: 'static>(&self) -> BoxFuture<'_, T> {
+            self.asked.store(true, Ordering::Relaxed);
+            Box::pin(std::future::pending())
+        }
+    }
+
+    impl Journal for Hanging {
+        fn submit(&self, events: NewEvents) -> Result<Ticket, AppendError> {
+            self.inner.submit(events)
+        }
+        fn note_duplicate(&self, _: EventId, _: &SourceName, _: UnixMicros, _: IpAddr, _: Layer) -> bool {
+            true
+        }
+        fn state(&self) -> JournalState {
+            self.inner.state()
+        }
+        fn self_test(&self) -> BoxFuture<'_, Result<(), SelfTestError>> {
+            self.hang()
+        }
+        fn close(&self) -> BoxFuture<'_, ()> {
+            self.hang()
+        }
+    }
+
+    impl JournalReader for Hanging {
+        fn list(&self, _: EventQuery) -> BoxFuture<'_, Result<EventPage, ReadError>> {
+            self.hang()
+        }
+        fn show(&self, _: EventId) -> BoxFuture<'_, Result<Option<EventDetail>, ReadError>> {
+            self.hang()
+        }
+        fn body(&self, _: EventId) -> BoxFuture<'_, Result<Option<StoredBody>, ReadError>> {
+            self.hang()
+        }
+        fn stats(&self) -> BoxFuture<'_, Result<Stats, ReadError>> {
+            self.hang()
+        }
+    }
+
+    impl Deliveries for Hanging {
+        fn changes(&self) -> watch::Receiver<u64> {
+            self.changes.subscribe()
+        }
+        fn apply(&self, _: Arc<Route>, _: usize) -> BoxFuture<'_, Result<Progress, WorkError>> {
+            self.hang()
+        }
+        fn claim(
+            &self,
+            _: Arc<Route>,
+            _: usize,
+            _: Duration,
+        ) -> BoxFuture<'_, Result<Vec<Claim>, WorkError>> {
+            self.hang()
+        }
+        fn call(&self, _: Arc<Route>, _: Vec<Claim>) -> BoxFuture<'_, Result<Vec<Settled>, WorkError>> {
+            self.hang()
+        }
+        fn settle(&self, _: Vec<Settlement>) -> BoxFuture<'_, Result<Vec<Settled>, WorkError>> {
+            self.hang()
+        }
+        fn renew(&self, _: Vec<Fence>, _: Duration) -> BoxFuture<'_, Result<(), WorkError>> {
+            self.hang()
+        }
+        fn give_back(&self, _: Vec<Fence>) -> BoxFuture<'_, Result<(), WorkError>> {
+            self.hang()
+        }
+        fn reclaim(&self, _: Arc<Route>) -> BoxFuture<'_, Result<usize, WorkError>> {
+            self.hang()
+        }
+        fn next_due(&self, _: RouteName) -> BoxFuture<'_, Result<Option<UnixMicros>, WorkError>> {
+            self.hang()
+        }
+        fn backlog(&self) -> BoxFuture<'_, Result<Vec<Backlog>, WorkError>> {
+            self.hang()
+        }
+        fn order(&self, _: Order) -> BoxFuture<'_, Result<Ordered, OrderError>> {
+            self.hang()
+        }
+        fn set_paused(&self, _: Pause, _: Who) -> BoxFuture<'_, Result<(), WorkError>> {
+            self.hang()
+        }
+        fn paused(&self) -> BoxFuture<'_, Result<Vec<Pausable>, WorkError>> {
+            self.hang()
+        }
+        fn forget(&self, _: Retention) -> BoxFuture<'_, Result<Forgotten, WorkError>> {
+            self.hang()
+        }
+    }
+
+    #[tokio::test]
+    async fn the_end_comes_even_if_the_journal_never_answers() {
+        let config = r#"
+            [[source]]
+            name = "gitlab"
+            provider = "gitlab"
+            secrets = ["file:Cargo.toml"]
+            [[route]]
+            name = "orders"
+            source = "gitlab"
+            [route.sql]
+            statement = "SELECT 1"
+        "#;
+        let config = Config::parse("test", config).unwrap();
+        let journal = Arc::new(Hanging {
+            inner: MemoryJournal::new(),
+            asked: AtomicBool::new(false),
+            changes: watch::Sender::new(0),
+        });
+        let mut app = App::new(config, Arc::clone(&journal), Clock::system());
+        let moment = Duration::from_millis(100);
+        app.patience = Patience { worker: moment, close: moment };
+        let listen = async || TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let (ingress, admin) = (listen().await, listen().await);
+        let asked = async {
+            while !journal.asked.load(Ordering::Relaxed) {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+        };
+        let end = app.run(ingress, admin, asked);
+        assert!(tokio::time::timeout(Duration::from_secs(20), end).await.is_ok(), "it waits for ever");
     }
 }

@@ -1,9 +1,10 @@
 //! The oncehook gateway: configuration, HTTP, command line. The binary `oncehook` is [`cli`] and nothing more.
 //!
 //! `app` puts the parts together and keeps asking whether the memory of keys still works; `config` says how; `http` is what
-//! the world sees; `order` and `replay` are what operators want done.
+//! the world sees; `backlog` tells what waits; `order` and `replay` are what operators want done.
 
 pub mod app;
+mod backlog;
 pub mod cli;
 pub mod config;
 pub mod http;

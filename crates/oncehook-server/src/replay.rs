@@ -1,7 +1,8 @@
 //! Orders for many events at once: found by a filter, given one by one, paced so that live traffic does not notice.
 //!
 //! Promises: one replay runs at a time; each of its orders is the same as one given by hand, with the same audit; giving
-//! the whole replay again does nothing twice. Events that arrive after it began are not part of it.
+//! the whole replay again does nothing twice. Events that arrive after it began are not part of it. A forced one tells of
+//! every event that it did not run again. However a replay ends, the next one may begin.
 //!
 //! Does not: survive the process. A replay that was interrupted is simply given again.
 
@@ -12,12 +13,13 @@ use std::time::Duration;
 use oncehook::delivery::RouteName;
 use oncehook::event::EventId;
 use oncehook::journal::{
-    Deliveries, EventPage, EventQuery, EventSummary, JournalReader, OrderError, ReadError, Verb, Who,
+    Deliveries, EventPage, EventQuery, EventSummary, JournalReader, Order, OrderError, ReadError, Verb, Who,
 };
 use oncehook::route::Routes;
+use oncehook_verify::UnixMicros;
 use serde::Serialize;
 use tokio::sync::watch;
-use tokio::task::JoinSet;
+use tokio::task::{JoinError, JoinSet};
 use tokio::time::Instant;
 use utoipa::ToSchema;
 
@@ -27,7 +29,7 @@ use crate::order::order;
 /// Events that are looked up together.
 const PAGE: usize = 200;
 
-/// Orders under way at once: a journal that commits in groups takes several as fast as one.
+/// Orders under way at once: while the journal carries one out, the next ones are waiting at its door.
 const AT_ONCE: usize = 16;
 
 /// How often an order or a page is asked for while the journal does not answer, and how long to wait in between.
@@ -74,6 +76,8 @@ pub(crate) struct Survey {
     pub(crate) statuses: BTreeMap<&'static str, u64>,
     /// The newest of them
     pub(crate) events: Vec<String>,
+    /// Only events received before this were counted. As `until` of the filter it leaves out what has come since
+    pub(crate) until: String,
 }
 
 /// Where a replay stands.
@@ -83,7 +87,7 @@ pub(crate) enum Stage {
     Running,
     Done,
     Cancelled,
-    /// The journal did not answer; give the replay again
+    /// It broke off, because the journal did not answer or by a fault of ours; give the replay again
     Failed,
 }
 
@@ -180,9 +184,18 @@ impl Job {
         self.progress.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn note(&self, given: Given) -> Result<(), NoAnswer> {
+    /// Notes an order that was given. An error if there is no point in going on.
+    fn note(&self, ended: Result<Given, JoinError>) -> Result<(), NoAnswer> {
         let mut progress = self.lock();
         progress.done += 1;
+        let given = match ended {
+            Ok(given) => given,
+            // A panic has been reported by its task; the order is one that failed.
+            Err(error) => {
+                progress.fail(None, error.to_string());
+                return Err(NoAnswer);
+            }
+        };
         match given.outcome {
             Outcome::Changed => progress.changed += 1,
             Outcome::Unchanged => {}
@@ -193,6 +206,20 @@ impl Job {
             }
         }
         Ok(())
+    }
+}
+
+/// Sees to it that a replay ends, even if its task panics: nobody could start another one otherwise.
+struct Ending(Arc<Job>);
+
+impl Drop for Ending {
+    fn drop(&mut self) {
+        let mut progress = self.0.lock();
+        if progress.state == Stage::Running {
+            progress.state = Stage::Failed;
+            progress
+                .fail(None, "the replay broke off by a fault of the gateway; its log tells more".to_owned());
+        }
     }
 }
 
@@ -221,10 +248,15 @@ enum Outcome {
     NoAnswer(String),
 }
 
-/// Counts what a filter finds, without touching it.
-pub(crate) async fn survey(reader: &dyn JournalReader, query: &EventQuery) -> Result<Survey, ReadError> {
-    let mut survey = Survey::default();
-    let mut query = EventQuery { limit: 1_000, ..query.clone() };
+/// Counts what a filter finds among the events received before now, without touching it.
+pub(crate) async fn survey(
+    reader: &dyn JournalReader,
+    query: &EventQuery,
+    now: UnixMicros,
+) -> Result<Survey, ReadError> {
+    let until = query.until.map_or(now, |until| until.min(now));
+    let mut survey = Survey { until: until.to_rfc3339(), ..Survey::default() };
+    let mut query = EventQuery { limit: 1_000, until: Some(until), ..query.clone() };
     let started = Instant::now();
     loop {
         let page = reader.list(query.clone()).await?;
@@ -247,6 +279,7 @@ pub(crate) async fn survey(reader: &dyn JournalReader, query: &EventQuery) -> Re
 }
 
 async fn run(job: Arc<Job>, desk: Desk, plan: Plan) {
+    let _ending = Ending(Arc::clone(&job));
     let (verb, who) = (plan.verb.as_str(), plan.who.name.clone());
     let id = job.progress().replay;
     tracing::info!(replay = id, verb, who, rate = plan.rate, "a replay begins");
@@ -260,7 +293,7 @@ async fn run(job: Arc<Job>, desk: Desk, plan: Plan) {
 /// event of the one before.
 async fn carry_out(job: &Job, desk: &Desk, plan: Plan) -> Stage {
     let mut cancelled = job.cancel.subscribe();
-    let mut pace = Pace::new(plan.rate);
+    let mut pace = Pace::new(plan.rate, Instant::now());
     let mut orders = JoinSet::new();
     let mut query = EventQuery { limit: PAGE, ..plan.query.clone() };
     loop {
@@ -273,13 +306,8 @@ async fn carry_out(job: &Job, desk: &Desk, plan: Plan) -> Stage {
         };
         job.lock().matched += page.events.len() as u64;
         for event in page.events {
-            tokio::select! {
-                biased;
-                () = ended(&mut cancelled) => return settle(job, &mut orders, Stage::Cancelled).await,
-                () = pace.next() => {}
-            }
-            if orders.len() >= AT_ONCE && !next_is_fine(job, &mut orders).await {
-                return settle(job, &mut orders, Stage::Failed).await;
+            if let Err(stage) = turn(job, &mut orders, &mut pace, &mut cancelled).await {
+                return settle(job, &mut orders, stage).await;
             }
             orders.spawn(give(desk.clone(), plan.clone(), event));
         }
@@ -290,51 +318,80 @@ async fn carry_out(job: &Job, desk: &Desk, plan: Plan) -> Stage {
     }
 }
 
+/// Waits until the next order may be given, and notes those that end meanwhile.
+async fn turn(
+    job: &Job,
+    orders: &mut JoinSet<Given>,
+    pace: &mut Pace,
+    cancelled: &mut watch::Receiver<bool>,
+) -> Result<(), Stage> {
+    loop {
+        tokio::select! {
+            biased;
+            () = ended(cancelled) => return Err(Stage::Cancelled),
+            Some(ended) = orders.join_next() => job.note(ended).map_err(|NoAnswer| Stage::Failed)?,
+            () = pace.next(), if orders.len() < AT_ONCE => return Ok(()),
+        }
+    }
+}
+
 /// Waits for the orders that are under way.
 async fn settle(job: &Job, orders: &mut JoinSet<Given>, mut stage: Stage) -> Stage {
-    while !orders.is_empty() {
-        if !next_is_fine(job, orders).await {
+    while let Some(ended) = orders.join_next().await {
+        if job.note(ended).is_err() {
             stage = Stage::Failed;
         }
     }
     stage
 }
 
-/// Notes the next order that ends. `false` if there is no point in going on.
-async fn next_is_fine(job: &Job, orders: &mut JoinSet<Given>) -> bool {
-    match orders.join_next().await {
-        None => true,
-        Some(Ok(given)) => job.note(given).is_ok(),
-        // A panic has been reported by its task; the order is one that failed.
-        Some(Err(error)) => {
-            job.lock().fail(None, error.to_string());
-            false
-        }
-    }
+async fn give(desk: Desk, plan: Plan, event: EventSummary) -> Given {
+    let outcome = match order(&desk.routes, &event, plan.verb, plan.route, plan.who) {
+        Ok(order) => insist(&desk, order).await,
+        Err(error) => Outcome::Failed(error.to_string()),
+    };
+    Given { event: event.id, outcome }
 }
 
-async fn give(desk: Desk, plan: Plan, event: EventSummary) -> Given {
-    let order = order(&desk.routes, &event, plan.verb, plan.route, plan.who);
+/// Gives an order until the journal has answered. All branching about its answers is here.
+async fn insist(desk: &Desk, order: Order) -> Outcome {
     let mut tries = 1;
-    let outcome = loop {
+    loop {
         match desk.deliveries.order(order.clone()).await {
-            Ok(ordered) if ordered.routes.is_empty() => break Outcome::Unchanged,
-            Ok(_) => break Outcome::Changed,
-            // Forgotten meanwhile, or nothing to do for it.
-            Err(OrderError::NoEvent | OrderError::Unfit(_)) => break Outcome::Unchanged,
-            Err(OrderError::Epoch { next }) => {
-                let done = matches!(plan.verb, Verb::ForceReplay { epoch } if epoch < next);
-                let error = format!("the next epoch is {next}");
-                break if done { Outcome::Unchanged } else { Outcome::Failed(error) };
+            Ok(ordered) if ordered.routes.is_empty() => return Outcome::Unchanged,
+            Ok(_) => return Outcome::Changed,
+            // Forgotten meanwhile.
+            Err(OrderError::NoEvent) => return Outcome::Unchanged,
+            // Nothing to do for it; but who wants effects again must hear where there are none.
+            Err(OrderError::Unfit(reason)) => {
+                let forced = matches!(order.verb, Verb::ForceReplay { .. });
+                return if forced { Outcome::Failed(reason) } else { Outcome::Unchanged };
             }
-            Err(OrderError::Work(error)) if tries == TRIES => break Outcome::NoAnswer(error.to_string()),
+            Err(OrderError::Epoch { next }) => match is_done(desk, &order).await {
+                Ok(true) => return Outcome::Unchanged,
+                Ok(false) => return Outcome::Failed(format!("the next epoch is {next}")),
+                Err(error) => return Outcome::Failed(error.to_string()),
+            },
+            Err(OrderError::Work(error)) if tries == TRIES => return Outcome::NoAnswer(error.to_string()),
             Err(OrderError::Work(_)) => {
                 tries += 1;
                 tokio::time::sleep(TRY_AGAIN).await;
             }
         }
+    }
+}
+
+/// Whether every route that a forced replay is for has its epoch: then somebody has given the same order before. An epoch
+/// that was used for another route says nothing.
+async fn is_done(desk: &Desk, order: &Order) -> Result<bool, ReadError> {
+    let Verb::ForceReplay { epoch } = order.verb else { return Ok(false) };
+    let Some(detail) = desk.reader.show(order.event).await? else { return Ok(false) };
+    let has = |route: &RouteName| {
+        let mut deliveries = detail.event.deliveries.iter();
+        deliveries.any(|delivery| delivery.route == route.as_str() && delivery.epoch == epoch)
     };
-    Given { event: event.id, outcome }
+    let routes = order.route.as_ref().map_or(order.wanting.as_slice(), std::slice::from_ref);
+    Ok(!routes.is_empty() && routes.iter().all(has))
 }
 
 async fn find(desk: &Desk, query: &EventQuery) -> Result<EventPage, ReadError> {
@@ -358,51 +415,117 @@ struct Pace {
 }
 
 impl Pace {
-    fn new(rate: u32) -> Self {
-        Self { rate: f64::from(rate.max(1)), allowance: 1.0, at: Instant::now() }
+    fn new(rate: u32, now: Instant) -> Self {
+        Self { rate: f64::from(rate.max(1)), allowance: 1.0, at: now }
     }
 
     async fn next(&mut self) {
-        loop {
-            let now = Instant::now();
-            self.allowance += now.duration_since(self.at).as_secs_f64() * self.rate;
-            self.allowance = self.allowance.min((self.rate / 20.0).max(1.0));
-            self.at = now;
-            if self.allowance >= 1.0 {
-                self.allowance -= 1.0;
-                return;
-            }
-            tokio::time::sleep(Duration::from_secs_f64((1.0 - self.allowance) / self.rate)).await;
+        while let Some(wait) = self.wait(Instant::now()) {
+            tokio::time::sleep(wait).await;
         }
+    }
+
+    /// Nothing if the next one may go now; otherwise how long to wait.
+    fn wait(&mut self, now: Instant) -> Option<Duration> {
+        self.allowance += now.duration_since(self.at).as_secs_f64() * self.rate;
+        self.allowance = self.allowance.min((self.rate / 20.0).max(1.0));
+        self.at = now;
+        if self.allowance < 1.0 {
+            return Some(Duration::from_secs_f64((1.0 - self.allowance) / self.rate));
+        }
+        self.allowance -= 1.0;
+        None
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use oncehook::journal::memory::MemoryJournal;
+    use oncehook::journal::{BoxFuture, EventDetail, Stats, StoredBody};
+
     use super::*;
 
-    #[tokio::test(start_paused = true)]
-    async fn the_pace_is_kept() {
-        for rate in [1, 7, 200, 10_000] {
-            let mut pace = Pace::new(rate);
-            let started = Instant::now();
-            for _ in 0..rate * 3 {
-                pace.next().await;
+    /// Lets some through with a timer that is as coarse as a real one, and says how long that took.
+    fn pass(pace: &mut Pace, now: &mut Instant, count: u32) -> f64 {
+        let started = *now;
+        for _ in 0..count {
+            while let Some(wait) = pace.wait(*now) {
+                *now += wait.max(Duration::from_millis(1));
             }
-            let seconds = started.elapsed().as_secs_f64();
-            assert!((1.9..=3.2).contains(&seconds), "{} at {rate} per second took {seconds}", rate * 3);
+        }
+        now.duration_since(started).as_secs_f64()
+    }
+
+    /// A reader with a fault.
+    struct Faulty;
+
+    impl JournalReader for Faulty {
+        fn list(&self, _: EventQuery) -> BoxFuture<'_, Result<EventPage, ReadError>> {
+            Box::pin(async { panic!("a fault of ours") })
+        }
+
+        fn show(&self, _: EventId) -> BoxFuture<'_, Result<Option<EventDetail>, ReadError>> {
+            Box::pin(async { panic!("a fault of ours") })
+        }
+
+        fn body(&self, _: EventId) -> BoxFuture<'_, Result<Option<StoredBody>, ReadError>> {
+            Box::pin(async { panic!("a fault of ours") })
+        }
+
+        fn stats(&self) -> BoxFuture<'_, Result<Stats, ReadError>> {
+            Box::pin(async { panic!("a fault of ours") })
         }
     }
 
-    #[tokio::test(start_paused = true)]
-    async fn time_that_was_lost_is_not_made_up_for_in_a_rush() {
-        let mut pace = Pace::new(100);
-        pace.next().await;
-        tokio::time::sleep(Duration::from_secs(60)).await;
-        let started = Instant::now();
-        for _ in 0..100 {
-            pace.next().await;
+    #[tokio::test]
+    async fn a_replay_that_panics_has_failed_and_makes_room_for_the_next() {
+        let journal = Arc::new(MemoryJournal::new());
+        let desk = |reader: Arc<dyn JournalReader>| Desk {
+            reader,
+            deliveries: Arc::clone(&journal) as Arc<dyn Deliveries>,
+            routes: Routes::default(),
+        };
+        let plan = || Plan {
+            query: EventQuery::default(),
+            verb: Verb::Replay,
+            route: None,
+            who: Who { name: "ada".to_owned(), reason: None },
+            rate: 1,
+        };
+        let ended = async |job: &Job| {
+            while job.progress().state == Stage::Running {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+            job.progress()
+        };
+        let replays = Replays::default();
+        let job =
+            replays.start("one".to_owned(), desk(Arc::new(Faulty)), plan()).unwrap_or_else(|_| panic!());
+        let waiting = tokio::time::timeout(Duration::from_secs(10), ended(&job));
+        let progress = waiting.await.expect("it would run for ever");
+        assert_eq!((progress.state, progress.failed), (Stage::Failed, 1));
+        assert!(progress.errors[0].error.contains("fault of the gateway"), "{progress:?}");
+        let next = replays.start("two".to_owned(), desk(Arc::clone(&journal) as _), plan());
+        let next = next.unwrap_or_else(|running| panic!("{running} is in the way"));
+        assert_eq!(ended(&next).await.state, Stage::Done);
+    }
+
+    #[test]
+    fn the_pace_is_kept() {
+        for rate in [1, 7, 200, 10_000] {
+            let mut now = Instant::now();
+            let mut pace = Pace::new(rate, now);
+            let seconds = pass(&mut pace, &mut now, rate * 3);
+            assert!((1.9..=3.1).contains(&seconds), "{} at {rate} per second took {seconds}", rate * 3);
         }
-        assert!(started.elapsed() > Duration::from_millis(900), "{:?}", started.elapsed());
+    }
+
+    #[test]
+    fn time_that_was_lost_is_not_made_up_for_in_a_rush() {
+        let mut now = Instant::now();
+        let mut pace = Pace::new(100, now);
+        now += Duration::from_secs(60);
+        let seconds = pass(&mut pace, &mut now, 100);
+        assert!(seconds > 0.9, "{seconds}");
     }
 }

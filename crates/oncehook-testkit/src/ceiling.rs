@@ -3,18 +3,19 @@
 //! Accept loop, verification, identification and digest are the real ones; only the append is missing. What the real
 //! gateway reaches of this rate is what durability costs.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::sync::Mutex;
 use std::time::Duration;
 
 use oncehook::clock::Clock;
 use oncehook::delivery::{Claim, Fence, RouteName, Settled, Settlement};
-use oncehook::event::{EventId, EventIds, NewEvents};
+use oncehook::event::{EventId, EventIds, NewEvents, SourceName};
 use oncehook::journal::{
     AppendError, Appended, Backlog, BoxFuture, Deliveries, Durability, EventDetail, EventPage, EventQuery,
-    Forgotten, Journal, JournalReader, JournalState, Order, OrderError, Ordered, Pausable, Pause, Progress,
-    ReadError, Receipt, Retention, SelfTestError, Stats, StoredBody, Ticket, Verdict, Who, WorkError,
+    Forgotten, Journal, JournalReader, JournalState, Layer, Order, OrderError, Ordered, Pausable, Pause,
+    Progress, ReadError, Receipt, Retention, SelfTestError, Stats, StoredBody, Ticket, Verdict, Who,
+    WorkError,
 };
 use oncehook::route::Route;
 use oncehook_server::app::App;
@@ -31,11 +32,20 @@ impl Journal for NoJournal {
         let mut ids = self.0.lock().unwrap();
         let receipt: Receipt = events
             .iter()
-            .map(|event| Appended { id: ids.next(event.received_at), verdict: Verdict::New })
+            .map(|event| Appended {
+                id: ids.next(event.received_at),
+                verdict: Verdict::New,
+                expires_at: event.expires_at,
+            })
             .collect();
         let (answer, ticket) = oneshot::channel();
         let _ = answer.send(Ok(receipt));
         Ok(ticket)
+    }
+
+    fn note_duplicate(&self, _: EventId, _: &SourceName, _: UnixMicros, _: IpAddr, _: Layer) -> bool {
+        // Nothing is known here, so nothing can be a duplicate.
+        false
     }
 
     fn state(&self) -> JournalState {

@@ -11,7 +11,7 @@ use oncehook::clock::Clock;
 use oncehook_verify::UnixMicros;
 use serde_json::Value;
 
-use crate::sender::{Answer, get};
+use crate::sender::{Answer, ask, get, post};
 
 /// The secret of the `stripe` source in [`CONFIG`].
 pub const SECRET: &str = "whsec_test_secret_of_the_gateway";
@@ -78,14 +78,18 @@ impl Gateway {
         let log = Arc::new(Mutex::new(Vec::new()));
         let lines = BufReader::new(child.stderr.take().unwrap()).lines();
         let sink = Arc::clone(&log);
-        std::thread::spawn(move || {
+        let mut reading = Some(std::thread::spawn(move || {
             for line in lines.map_while(Result::ok) {
                 sink.lock().unwrap().push(line);
             }
-        });
+        }));
         let deadline = Instant::now() + Duration::from_secs(60);
         loop {
             let ended = child.try_wait().unwrap().is_some();
+            // One that ended was perhaps ready before: all that it said counts.
+            if let Some(reading) = reading.take_if(|_| ended) {
+                reading.join().unwrap();
+            }
             let text = log.lock().unwrap().join("\n");
             if let (Some(ingress), Some(admin)) = (address(&text, "webhooks"), address(&text, "admin"))
                 && text.contains("Send a signed webhook")
@@ -94,9 +98,7 @@ impl Gateway {
             }
             if ended || Instant::now() > deadline {
                 let _ = child.kill();
-                // Let the reader see the rest.
-                std::thread::sleep(Duration::from_millis(100));
-                return Err(log.lock().unwrap().join("\n"));
+                return Err(text);
             }
             std::thread::sleep(Duration::from_millis(5));
         }
@@ -155,6 +157,12 @@ impl Gateway {
     /// Asks the admin API.
     pub async fn get(&self, path: &str) -> Answer {
         get(self.admin, path).await.unwrap()
+    }
+
+    /// Gives an order over the admin API.
+    pub async fn post(&self, path: &str, order: &Value) -> Answer {
+        let headers = [("content-type".to_owned(), b"application/json".to_vec())];
+        ask(self.admin, &post(path, &headers, order.to_string().as_bytes())).await.unwrap()
     }
 
     /// Asks the admin API for JSON; anything but 200 is a panic.

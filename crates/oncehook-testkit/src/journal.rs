@@ -10,7 +10,7 @@ use oncehook::clock::Clock;
 use oncehook::event::{NewEvent, NewEvents, SourceName};
 use oncehook::journal::{
     AppendError, Appended, CONFLICTS_KEPT, DUPLICATES_REMEMBERED, EventQuery, EventStatus, EventSummary,
-    Flag, Journal, JournalReader, Receipt, Verdict,
+    Flag, Journal, JournalReader, Layer, Receipt, Verdict,
 };
 use oncehook_verify::{EventKey, Integrity, Quarantine, UnixMicros, digest};
 
@@ -48,6 +48,7 @@ pub async fn exercise<J: Journal + JournalReader>(subject: &Subject<J>) {
     run(subject, quarantined_events_are_stored_and_marked).await;
     run(subject, the_same_body_under_an_unsigned_key_is_a_suspected_replay).await;
     run(subject, duplicates_are_counted_and_the_latest_remembered).await;
+    run(subject, duplicates_recognised_elsewhere_are_counted_like_the_journals_own).await;
     run(subject, lists_filter_and_page).await;
     run(subject, the_self_test_passes_and_leaves_nothing).await;
     run(subject, a_closed_journal_refuses).await;
@@ -128,7 +129,7 @@ async fn the_first_is_new_and_the_rest_are_duplicates<J: Journal + JournalReader
     assert_eq!(first.verdict, Verdict::New);
     for _ in 0..3 {
         let again = append_one(&*case.journal, event("evt_1", body)).await;
-        assert_eq!(again, Appended { id: first.id, verdict: Verdict::Duplicate });
+        assert_eq!(again, Appended { verdict: Verdict::Duplicate, ..first });
     }
     let events = all(&*case.journal).await;
     assert_eq!(events.len(), 1);
@@ -191,7 +192,7 @@ async fn keys_are_compared_byte_by_byte<J: Journal + JournalReader>(case: Case<J
 async fn another_body_is_a_conflict_and_the_first_stays<J: Journal + JournalReader>(case: Case<J>) {
     let first = append_one(&*case.journal, event("evt_1", "{\"amount\":1}")).await;
     let other = append_one(&*case.journal, event("evt_1", "{\"amount\":1000000}")).await;
-    assert_eq!(other, Appended { id: first.id, verdict: Verdict::Conflict });
+    assert_eq!(other, Appended { verdict: Verdict::Conflict, ..first });
     append_one(&*case.journal, event("evt_1", "{\"amount\":1000000}")).await;
     let again = append_one(&*case.journal, event("evt_1", "{\"amount\":1}")).await;
     assert_eq!(again.verdict, Verdict::Duplicate);
@@ -213,7 +214,7 @@ async fn different_bodies_are_kept_up_to_a_limit<J: Journal + JournalReader>(cas
     for _ in 0..2 {
         for body in 0..20 {
             let other = append_one(&*case.journal, event("evt_1", &format!("body {body:02}"))).await;
-            assert_eq!(other, Appended { id: first.id, verdict: Verdict::Conflict });
+            assert_eq!(other, Appended { verdict: Verdict::Conflict, ..first });
         }
     }
     let conflicts = case.journal.show(first.id).await.unwrap().unwrap().conflicts;
@@ -271,10 +272,7 @@ async fn quarantined_events_are_stored_and_marked<J: Journal + JournalReader>(ca
     let held = NewEvent { quarantine: Some(Quarantine::AmbiguousJson), ..event("evt_1", "{}") };
     let first = append_one(&*case.journal, held.clone()).await;
     assert_eq!(first.verdict, Verdict::Quarantined);
-    assert_eq!(
-        append_one(&*case.journal, held).await,
-        Appended { id: first.id, verdict: Verdict::Duplicate }
-    );
+    assert_eq!(append_one(&*case.journal, held).await, Appended { verdict: Verdict::Duplicate, ..first });
     append_one(&*case.journal, event("evt_2", "{}")).await;
     let query = EventQuery { status: Some(EventStatus::Quarantined), ..Default::default() };
     let found = find(&*case.journal, query).await;
@@ -324,6 +322,30 @@ async fn duplicates_are_counted_and_the_latest_remembered<J: Journal + JournalRe
     assert_eq!(detail.duplicates_seen, Some((NOW, UnixMicros(NOW.0 + 19))));
     let peers: Vec<_> = detail.duplicates_latest.iter().map(|seen| seen.peer.to_string()).collect();
     assert_eq!(peers.len(), DUPLICATES_REMEMBERED);
+    assert_eq!((peers[0].as_str(), peers[7].as_str()), ("192.0.2.12", "192.0.2.19"));
+    assert_eq!(case.journal.stats().await.unwrap().sources[0].duplicates, 20);
+}
+
+async fn duplicates_recognised_elsewhere_are_counted_like_the_journals_own<J: Journal + JournalReader>(
+    case: Case<J>,
+) {
+    let first = append_one(&*case.journal, event("evt_1", "{}")).await;
+    let shop = event("evt_1", "{}").source;
+    for number in 0..20_u8 {
+        let (at, peer) = (UnixMicros(NOW.0 + i64::from(number)), [192, 0, 2, number].into());
+        if number % 2 == 0 {
+            assert!(case.journal.note_duplicate(first.id, &shop, at, peer, Layer::Memory));
+        } else {
+            append_one(&*case.journal, NewEvent { received_at: at, peer, ..event("evt_1", "{}") }).await;
+        }
+        if number == 10 {
+            tokio::time::sleep(Duration::from_millis(700)).await;
+        }
+    }
+    let detail = case.journal.show(first.id).await.unwrap().unwrap();
+    assert_eq!(detail.event.duplicates, 20);
+    assert_eq!(detail.duplicates_seen, Some((NOW, UnixMicros(NOW.0 + 19))));
+    let peers: Vec<_> = detail.duplicates_latest.iter().map(|seen| seen.peer.to_string()).collect();
     assert_eq!((peers[0].as_str(), peers[7].as_str()), ("192.0.2.12", "192.0.2.19"));
     assert_eq!(case.journal.stats().await.unwrap().sources[0].duplicates, 20);
 }
@@ -451,9 +473,9 @@ async fn what_was_stored_is_there_after_reopening<J: Journal + JournalReader>(su
 
     let journal = (subject.open)(directory.path(), clock);
     let again = append_one(&*journal, event("evt_1", "{}")).await;
-    assert_eq!(again, Appended { id: first.id, verdict: Verdict::Duplicate });
+    assert_eq!(again, Appended { verdict: Verdict::Duplicate, ..first });
     let conflict = append_one(&*journal, event("evt_1", "{ }")).await;
-    assert_eq!(conflict, Appended { id: first.id, verdict: Verdict::Conflict });
+    assert_eq!(conflict, Appended { verdict: Verdict::Conflict, ..first });
     assert_eq!(all(&*journal).await.len(), 301);
     let detail = journal.show(first.id).await.unwrap().unwrap();
     assert_eq!((detail.event.duplicates, detail.conflicts.len()), (6, 1));

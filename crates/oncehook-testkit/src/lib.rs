@@ -6,14 +6,17 @@
 //! - [`model`]: random histories against the reference journal, with a printed seed.
 //! - [`gateway`]: the real binary on free ports, to start, kill and ask.
 //! - [`postgres`]: a real PostgreSQL server, one database per test.
+//! - [`inbox`]: a destination that applies each idempotency key once.
 //! - [`promises`]: every 2xx that a sender got, to be checked against what is stored.
 //! - [`receiver`]: a destination that a test controls, well-behaved or not.
 //! - [`sender`]: signed requests and a small HTTP client that can misbehave.
+//! - [`shop`]: the gateway with a user's tables behind it, and the question whether each effect happened once.
 //! - [`workload`]: load with latency figures, shared by tests and benchmarks.
 
 pub mod ceiling;
 pub mod deliveries;
 pub mod gateway;
+pub mod inbox;
 pub mod journal;
 pub mod model;
 pub mod postgres;
@@ -21,4 +24,5 @@ pub mod promises;
 pub mod random;
 pub mod receiver;
 pub mod sender;
+pub mod shop;
 pub mod workload;

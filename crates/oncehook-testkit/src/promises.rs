@@ -212,6 +212,41 @@ impl Senders {
         self.provider.request(&Default::default(), &self.body_of(key), key, now())
     }
 
+    /// Sends so many new events over so many connections, each once; all are accepted. Returns their keys.
+    pub async fn send_new(
+        self: &Arc<Self>,
+        address: SocketAddr,
+        count: usize,
+        connections: usize,
+    ) -> Vec<String> {
+        let first = self.sent.fetch_add(count as u64, Ordering::Relaxed);
+        let keys: Vec<String> = (first..first + count as u64).map(|number| format!("evt_{number}")).collect();
+        let sending: Vec<_> = keys
+            .chunks(count.div_ceil(connections))
+            .map(|keys| {
+                let (senders, keys) = (Arc::clone(self), keys.to_vec());
+                tokio::spawn(async move {
+                    let mut wire = Wire::connect(address).await.unwrap();
+                    for key in keys {
+                        let answer = wire.ask(&senders.request(&key)).await.unwrap();
+                        assert!(senders.promises.record(&key, &answer), "{key}: {answer:?}");
+                        assert_eq!(answer.json()["status"], "accepted", "{key}");
+                    }
+                })
+            })
+            .collect();
+        for sending in sending {
+            sending.await.unwrap();
+        }
+        keys
+    }
+
+    /// The event that a key was promised.
+    #[must_use]
+    pub fn event(&self, key: &str) -> String {
+        self.promises.by_key.lock().unwrap()[key].event.clone()
+    }
+
     /// Sends over so many connections until [`Sending::finish`], or until nobody listens any more.
     pub fn start(self: &Arc<Self>, address: SocketAddr, connections: usize, random: &mut Random) -> Sending {
         let stop = Arc::new(AtomicBool::new(false));

@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 /// A request that has arrived completely.
@@ -56,6 +57,8 @@ pub enum Reply {
     Endless(Vec<u8>),
     /// The connection is reset.
     Reset,
+    /// Nothing until the gate opens, and then this.
+    Held(watch::Receiver<bool>, Box<Reply>),
 }
 
 impl Reply {
@@ -164,7 +167,15 @@ async fn serve(mut stream: TcpStream, connection: usize, seen: Arc<Seen>, script
             requests.push(arrived.clone());
             requests.len() - 1
         };
-        let (bytes, then) = match script(number, &arrived) {
+        let mut reply = script(number, &arrived);
+        while let Reply::Held(mut gate, then) = reply {
+            // A gate that nobody can open any more is open, or belongs to a test that is over.
+            if gate.wait_for(|open| *open).await.is_err() {
+                return;
+            }
+            reply = *then;
+        }
+        let (bytes, then) = match reply {
             Reply::Answer { status, headers, body } => (proper(status, &headers, &body), Then::Next),
             Reply::Raw(bytes) => (bytes, Then::Close),
             Reply::Stall(bytes) => (bytes, Then::Wait),
@@ -173,6 +184,7 @@ async fn serve(mut stream: TcpStream, connection: usize, seen: Arc<Seen>, script
                 let _ = stream.set_zero_linger();
                 return;
             }
+            Reply::Held(..) => return,
         };
         if stream.write_all(&bytes).await.is_err() {
             return;

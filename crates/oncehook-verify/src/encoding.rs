@@ -13,11 +13,13 @@ use base64::{
 use serde::Deserialize;
 use zeroize::Zeroizing;
 
-/// Room for the longest signature (64 bytes), rounded up to what the base64 decoder asks for.
-const DECODED_ROOM: usize = 72;
+use crate::certificate::pem_section;
+
+/// Room for the longest signature (RSA with 4096 bits), rounded up to what the base64 decoder asks for.
+const DECODED_ROOM: usize = 516;
 
 /// Longer text cannot be a signature that any algorithm here makes.
-const MAX_SIGNATURE_TEXT: usize = 128;
+const MAX_SIGNATURE_TEXT: usize = 1_024;
 
 const BASE64_FORGIVING_PADDING: GeneralPurpose = GeneralPurpose::new(
     &STANDARD_ALPHABET,
@@ -87,6 +89,10 @@ pub(crate) enum KeyEncoding {
     Hex,
     /// Standard base64; padding may be missing.
     Base64,
+    /// The SHA-1 of the text (Braintree).
+    Sha1,
+    /// A public key in PEM; for signing, a private one.
+    Pem,
 }
 
 impl KeyEncoding {
@@ -96,6 +102,12 @@ impl KeyEncoding {
             Self::Utf8 => text.as_bytes().to_vec(),
             Self::Hex => hex::decode(text).map_err(|_| "it is not hexadecimal")?,
             Self::Base64 => BASE64_FORGIVING_PADDING.decode(text).map_err(|_| "it is not base64")?,
+            Self::Sha1 => {
+                aws_lc_rs::digest::digest(&aws_lc_rs::digest::SHA1_FOR_LEGACY_USE_ONLY, text.as_bytes())
+                    .as_ref()
+                    .to_vec()
+            }
+            Self::Pem => pem_section(text.as_bytes(), "PUBLIC KEY").ok_or("it is not a public key in PEM")?,
         };
         if bytes.is_empty() {
             return Err("it is empty");
@@ -134,8 +146,8 @@ mod tests {
     fn long_text_is_refused_before_decoding() {
         for encoding in [Encoding::Hex, Encoding::Base64, Encoding::Base64Url] {
             assert_eq!(decoded(encoding, &"a".repeat(4_096)), None);
-            let longest = encoding.encode(&[7; 64]);
-            assert_eq!(decoded(encoding, &longest), Some(vec![7; 64]));
+            let longest = encoding.encode(&[7; 512]);
+            assert_eq!(decoded(encoding, &longest), Some(vec![7; 512]));
         }
     }
 

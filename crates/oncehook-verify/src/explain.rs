@@ -9,11 +9,13 @@ use std::borrow::Cow;
 
 use crate::{
     encoding::{Encoding, KeyEncoding},
+    fetch::FetchedKey,
     preset::Preset,
     rejection::Rejection,
     request::Request,
     scheme::{Algorithm, Integrity, Scheme},
     secret::Secret,
+    settings::Settings,
     setup::SetupError,
     time::UnixMicros,
     verifier::Verifier,
@@ -57,8 +59,26 @@ pub fn explain(
     request: &Request<'_>,
     now: UnixMicros,
 ) -> Result<Explanation, SetupError> {
-    let verifier = Verifier::new(scheme, secrets, tolerance_secs)?;
-    let verdict = verifier.verify(request, now).map(|verified| Facts {
+    let settings = Settings { tolerance_secs, ..Settings::default() };
+    explain_with(scheme, secrets, &settings, request, now, None)
+}
+
+/// The same for a source with settings and, where the scheme fetches its keys, with the answer to its
+/// [`crate::KeyRequest`].
+///
+/// # Errors
+///
+/// The same as [`Verifier::with`].
+pub fn explain_with(
+    scheme: &Scheme,
+    secrets: &[Secret],
+    settings: &Settings,
+    request: &Request<'_>,
+    now: UnixMicros,
+    fetched: Option<&FetchedKey>,
+) -> Result<Explanation, SetupError> {
+    let verifier = Verifier::with(scheme, secrets, settings.clone())?;
+    let verdict = verifier.verify_with(request, now, fetched).map(|verified| Facts {
         signed_at: verified.signed_at(),
         secret_position: verified.secret_index() + 1,
         integrity: verifier.integrity(),
@@ -68,7 +88,7 @@ pub fn explain(
         Ok(facts) => describe(facts, secrets.len(), &mut findings),
         Err(rejection) => {
             findings.push(sentence(&rejection.to_string()));
-            let attempt = Attempt { scheme, secrets, request, now };
+            let attempt = Attempt { scheme, secrets, settings, request, now, fetched };
             match rejection {
                 Rejection::MissingHeader { .. } => attempt.look_at_headers(&mut findings),
                 Rejection::NoKnownSignature => {
@@ -108,8 +128,10 @@ fn describe(facts: &Facts, secrets: usize, findings: &mut Vec<String>) {
 struct Attempt<'a> {
     scheme: &'a Scheme,
     secrets: &'a [Secret],
+    settings: &'a Settings,
     request: &'a Request<'a>,
     now: UnixMicros,
+    fetched: Option<&'a FetchedKey>,
 }
 
 impl Attempt<'_> {
@@ -142,11 +164,27 @@ impl Attempt<'_> {
 
     fn try_mistakes(&self, findings: &mut Vec<String>) {
         let before = findings.len();
+        self.try_urls(findings);
         self.try_bodies(findings);
         self.try_secrets(findings);
         self.try_encodings(findings);
         if findings.len() == before {
             findings.push("No common mistake explains it: most likely the secret belongs to another endpoint, or the body was changed on the way.".to_owned());
+        }
+    }
+
+    /// Would the signature fit another form of the address?
+    fn try_urls(&self, findings: &mut Vec<String>) {
+        let Some(url) = self.settings.url.as_deref().filter(|_| self.scheme.needs_url()) else { return };
+        for variant in url_variants(url, self.request) {
+            if variant != url
+                && self.would_match_at(self.scheme, self.secrets, self.request.body, Some(&variant))
+            {
+                findings.push(format!(
+                    "The signature fits the address {variant}, not the configured one: set `url` to exactly what was entered at the sender."
+                ));
+                return;
+            }
         }
     }
 
@@ -220,13 +258,46 @@ impl Attempt<'_> {
     }
 
     fn would_match(&self, scheme: &Scheme, secrets: &[Secret], body: &[u8]) -> bool {
-        let Ok(verifier) = Verifier::new(scheme, secrets, None) else { return false };
+        self.would_match_at(scheme, secrets, body, self.settings.url.as_deref())
+    }
+
+    fn would_match_at(&self, scheme: &Scheme, secrets: &[Secret], body: &[u8], url: Option<&str>) -> bool {
+        let settings =
+            Settings { url: url.map(str::to_owned), tolerance_secs: None, ..self.settings.clone() };
+        let Ok(verifier) = Verifier::with(scheme, secrets, settings) else { return false };
         let request = Request { body, ..*self.request };
-        match verifier.verify(&request, self.now) {
+        match verifier.verify_with(&request, self.now, self.fetched) {
             Ok(_) => true,
             Err(rejection) => rejection.is_genuine(),
         }
     }
+}
+
+/// Addresses that differ from the configured one as people's do: scheme, slash, port, the host and path of the request.
+fn url_variants(url: &str, request: &Request<'_>) -> Vec<String> {
+    let base = url.split(['?', '#']).next().unwrap_or_default();
+    let (scheme, rest) = base.split_once("://").unwrap_or(("https", base));
+    let (host, path) = rest.find('/').map_or((rest, ""), |at| rest.split_at(at));
+    let bare = host.split(':').next().unwrap_or(host);
+    let called = request.headers.get(http::header::HOST).and_then(|host| host.to_str().ok());
+    let own_path = request.path.split('?').next().unwrap_or_default();
+    let slashed =
+        if path.ends_with('/') { path.trim_end_matches('/').to_owned() } else { format!("{path}/") };
+    let mut variants = Vec::new();
+    for scheme in [scheme, "https", "http"] {
+        let port = if scheme == "https" { 443 } else { 80 };
+        for host in
+            [host.to_owned(), bare.to_owned(), format!("{bare}:{port}"), called.unwrap_or(host).to_owned()]
+        {
+            if !host.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'-' | b':')) {
+                continue;
+            }
+            for path in [path, &slashed, own_path] {
+                variants.push(format!("{scheme}://{host}{path}"));
+            }
+        }
+    }
+    variants
 }
 
 /// Forms of the body that something on the way may have changed, each with what then happened.

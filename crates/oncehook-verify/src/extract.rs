@@ -206,6 +206,75 @@ pub(crate) fn elements<'de>(plan: &Plan, slot: Slot, body: &'de [u8], limit: usi
     }
 }
 
+/// Where the events of a batch stand: arrays, possibly inside of every element of another array.
+#[derive(Debug, Clone)]
+pub(crate) struct Batch {
+    /// Patterns that begin with an array whose elements are looked into come before those that do not.
+    levels: Vec<Level>,
+}
+
+#[derive(Debug, Clone)]
+struct Level {
+    plan: Plan,
+    slot: Slot,
+    /// Patterns inside of each element; none if the elements are the events.
+    inside: Option<Batch>,
+}
+
+impl Batch {
+    /// Reads patterns such as `/events` and `/entry/*/changes`. Patterns that agree up to their `*` share it.
+    pub(crate) fn parse(patterns: &[&str]) -> Result<Self, String> {
+        let mut outer: Vec<(&str, Vec<&str>)> = Vec::new();
+        for pattern in patterns {
+            let (outside, inside) = match pattern.split_once("/*") {
+                Some((outside, inside)) => (outside, Some(inside)),
+                None => (*pattern, None),
+            };
+            match outer.iter_mut().find(|(known, _)| *known == outside) {
+                Some((_, list)) => list.extend(inside),
+                None => outer.push((outside, inside.into_iter().collect())),
+            }
+        }
+        let mut levels = Vec::new();
+        for (outside, inside) in outer {
+            let mut plan = Plan::new();
+            let slot = plan.add(&Pointer::parse(outside)?)?;
+            let inside = if inside.is_empty() { None } else { Some(Self::parse(&inside)?) };
+            levels.push(Level { plan, slot, inside });
+        }
+        if levels.is_empty() {
+            return Err("items must not be an empty list".to_owned());
+        }
+        Ok(Self { levels })
+    }
+
+    /// The events of a document, up to `limit`. An element in which none of the inner arrays is found is an event itself:
+    /// nothing is left out.
+    pub(crate) fn elements<'de>(&self, document: &'de [u8], limit: usize) -> Elements<'de> {
+        let mut all = Vec::new();
+        let mut any = false;
+        for level in &self.levels {
+            let found = match elements(&level.plan, level.slot, document, limit) {
+                Elements::Found(found) => found,
+                Elements::NotAnArray => continue,
+                other => return other,
+            };
+            any = true;
+            for element in found {
+                match level.inside.as_ref().map(|inside| inside.elements(element.get().as_bytes(), limit)) {
+                    None | Some(Elements::NotAnArray) => all.push(element),
+                    Some(Elements::Found(inner)) => all.extend(inner),
+                    Some(other) => return other,
+                }
+            }
+            if all.len() > limit {
+                return Elements::TooMany;
+            }
+        }
+        if any { Elements::Found(all) } else { Elements::NotAnArray }
+    }
+}
+
 /// `0`, or digits that do not begin with `0`.
 fn array_index(token: &str) -> Option<usize> {
     let canonical = token == "0" || !token.starts_with('0');
@@ -397,6 +466,31 @@ mod tests {
         for missing in ["/a", "/a/b", "/a/b/2", "/a/b/00", "/a/b/-", "/q", "/z/q", "/a/b/0/x"] {
             assert_eq!(get(missing, body), Scalar::Missing, "{missing}");
         }
+    }
+
+    #[test]
+    fn batches_inside_of_batches_lose_nothing() {
+        let batch = Batch::parse(&["/entry/*/changes", "/entry/*/messaging"]).unwrap();
+        let texts = |body: &str| match batch.elements(body.as_bytes(), 5) {
+            Elements::Found(found) => found.iter().map(|raw| raw.get().to_owned()).collect(),
+            Elements::TooMany => vec!["too many".to_owned()],
+            Elements::NotAnArray => vec!["not a list".to_owned()],
+            Elements::Ambiguous => vec!["ambiguous".to_owned()],
+        };
+        assert_eq!(texts(r#"{"entry":[{"changes":[1,2]},{"messaging":[3]}]}"#), ["1", "2", "3"]);
+        assert_eq!(
+            texts(r#"{"entry":[{"changes":[1],"messaging":[2]},{"standby":[3]}]}"#),
+            ["1", "2", r#"{"standby":[3]}"#]
+        );
+        assert_eq!(texts(r#"{"entry":[]}"#), Vec::<String>::new());
+        assert_eq!(texts(r#"{"entry":{}}"#), ["not a list"]);
+        assert_eq!(texts(r#"{"entry":[{"changes":[1,2,3]},{"changes":[4,5,6]}]}"#), ["too many"]);
+        assert_eq!(texts(r#"{"entry":[{"changes":[1],"changes":[2]}]}"#), ["ambiguous"]);
+        let either = Batch::parse(&["/eventNotifications", ""]).unwrap();
+        assert!(matches!(either.elements(b"[1,2]", 5), Elements::Found(found) if found.len() == 2));
+        assert!(
+            matches!(either.elements(br#"{"eventNotifications":[1]}"#, 5), Elements::Found(found) if found.len() == 1)
+        );
     }
 
     #[test]

@@ -18,6 +18,12 @@ pub(crate) enum Grammar {
     Raw,
     /// Fixed text, then the signature: `sha256=…`.
     Prefix(String),
+    /// The same, but the fixed text may be missing.
+    OptionalPrefix(String),
+    /// Signatures, separated by this text.
+    List(String),
+    /// A timestamp, then signatures, all separated by this text.
+    TimeFirst(String),
     /// Names and values: `t=…,v1=…,v1=…`.
     Kv(Kv),
     /// Signatures, each after the name of its kind: `v1,… v1a,…`.
@@ -36,6 +42,11 @@ pub(crate) struct Kv {
     pub ts: Option<String>,
     /// The name of a signature; may occur several times.
     pub sig: String,
+    /// The name of the list of signed headers, where there is one.
+    pub names: Option<String>,
+    /// Spaces around pairs do not count.
+    #[serde(default)]
+    pub trim: bool,
 }
 
 /// `kind tag signature`, several of them separated by `sep`.
@@ -61,6 +72,7 @@ pub(crate) struct Entry<'a> {
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Parsed<'a> {
     pub timestamp: Option<&'a str>,
+    pub names: Option<&'a str>,
     pub entries: SmallVec<[Entry<'a>; 4]>,
 }
 
@@ -74,14 +86,15 @@ pub(crate) enum GrammarError {
 impl Grammar {
     /// Does the header itself carry the timestamp?
     pub(crate) const fn carries_timestamp(&self) -> bool {
-        matches!(self, Self::Kv(Kv { ts: Some(_), .. }))
+        matches!(self, Self::Kv(Kv { ts: Some(_), .. }) | Self::TimeFirst(_))
     }
 
     /// Checks what serde cannot: separators that separate nothing.
     pub(crate) fn check(&self) -> Result<(), String> {
         let parts: &[(&str, &str)] = match self {
             Self::Raw => &[],
-            Self::Prefix(prefix) => &[("prefix", prefix)],
+            Self::Prefix(prefix) | Self::OptionalPrefix(prefix) => &[("prefix", prefix)],
+            Self::List(sep) | Self::TimeFirst(sep) => &[("sep", sep)],
             Self::Kv(kv) => &[("kv.sep", &kv.sep), ("kv.eq", &kv.eq), ("kv.sig", &kv.sig)],
             Self::Tagged(tagged) => &[("tagged.sep", &tagged.sep), ("tagged.tag", &tagged.tag)],
         };
@@ -108,14 +121,32 @@ impl Grammar {
                     parsed.entries.push(Entry { kind: "", text });
                 }
             }
+            Self::OptionalPrefix(prefix) => {
+                let text = value.strip_prefix(prefix.as_str()).unwrap_or(value);
+                parsed.entries.push(Entry { kind: "", text });
+            }
+            Self::List(sep) | Self::TimeFirst(sep) => {
+                for (index, text) in value.split(sep.as_str()).enumerate() {
+                    if index == MAX_ENTRIES {
+                        return Err(GrammarError::TooManyEntries);
+                    }
+                    match (self, index) {
+                        (Self::TimeFirst(_), 0) => parsed.timestamp = Some(text),
+                        _ => parsed.entries.push(Entry { kind: "", text }),
+                    }
+                }
+            }
             Self::Kv(kv) => {
                 for (index, pair) in value.split(kv.sep.as_str()).enumerate() {
                     if index == MAX_ENTRIES {
                         return Err(GrammarError::TooManyEntries);
                     }
+                    let pair = if kv.trim { pair.trim_matches(' ') } else { pair };
                     let Some((name, text)) = pair.split_once(kv.eq.as_str()) else { continue };
                     if name == kv.sig {
                         parsed.entries.push(Entry { kind: "", text });
+                    } else if Some(name) == kv.names.as_deref() {
+                        parsed.names = Some(text);
                     } else if Some(name) == kv.ts.as_deref() && parsed.timestamp.replace(text).is_some() {
                         return Err(GrammarError::TwoTimestamps);
                     }
@@ -136,16 +167,25 @@ impl Grammar {
     }
 
     /// The header's value for one signature: the reverse of `parse`.
-    pub(crate) fn render(&self, kind: &str, timestamp: Option<&str>, signature: &str) -> String {
+    pub(crate) fn render(
+        &self,
+        kind: &str,
+        timestamp: Option<&str>,
+        names: Option<&str>,
+        signature: &str,
+    ) -> String {
         match self {
-            Self::Raw => signature.to_owned(),
-            Self::Prefix(prefix) => format!("{prefix}{signature}"),
-            Self::Kv(kv) => {
-                let Kv { sep, eq, ts, sig } = kv;
-                match (ts, timestamp) {
-                    (Some(ts), Some(timestamp)) => format!("{ts}{eq}{timestamp}{sep}{sig}{eq}{signature}"),
-                    _ => format!("{sig}{eq}{signature}"),
+            Self::Raw | Self::List(_) => signature.to_owned(),
+            Self::Prefix(prefix) | Self::OptionalPrefix(prefix) => format!("{prefix}{signature}"),
+            Self::TimeFirst(sep) => format!("{}{sep}{signature}", timestamp.unwrap_or_default()),
+            Self::Kv(Kv { sep, eq, ts, sig, names: listed, trim }) => {
+                let between = if *trim { format!("{sep} ") } else { sep.clone() };
+                let mut pairs = Vec::new();
+                for (name, value) in [(ts, timestamp), (listed, names)] {
+                    pairs.extend(name.as_ref().zip(value).map(|(name, value)| format!("{name}{eq}{value}")));
                 }
+                pairs.push(format!("{sig}{eq}{signature}"));
+                pairs.join(&between)
             }
             Self::Tagged(tagged) => format!("{kind}{}{signature}", tagged.tag),
         }
@@ -157,7 +197,14 @@ mod tests {
     use super::*;
 
     fn kv() -> Grammar {
-        Grammar::Kv(Kv { sep: ",".into(), eq: "=".into(), ts: Some("t".into()), sig: "v1".into() })
+        Grammar::Kv(Kv {
+            sep: ",".into(),
+            eq: "=".into(),
+            ts: Some("t".into()),
+            sig: "v1".into(),
+            names: None,
+            trim: false,
+        })
     }
 
     fn tagged() -> Grammar {
@@ -210,9 +257,42 @@ mod tests {
     }
 
     #[test]
+    fn lists_trimmed_pairs_and_optional_prefixes() {
+        let none = String::new;
+        assert_eq!(
+            texts(&Grammar::List(",".into()), "aa,bb"),
+            [(none(), "aa".into()), (none(), "bb".into())]
+        );
+        assert_eq!(texts(&Grammar::OptionalPrefix("sha256=".into()), "aa"), [(none(), "aa".into())]);
+        assert_eq!(texts(&Grammar::OptionalPrefix("sha256=".into()), "sha256=aa"), [(none(), "aa".into())]);
+        let positional = Grammar::TimeFirst(",".into());
+        assert_eq!(positional.parse("12,aa,bb").unwrap().timestamp, Some("12"));
+        assert_eq!(texts(&positional, "12,aa,bb").len(), 2);
+        assert_eq!(texts(&positional, "12"), []);
+        let trimmed = Grammar::Kv(Kv {
+            sep: ",".into(),
+            eq: "=".into(),
+            ts: Some("t".into()),
+            sig: "v1".into(),
+            names: Some("h".into()),
+            trim: true,
+        });
+        let parsed = trimmed.parse("t=12, h=a b, v1=aa").unwrap();
+        assert_eq!((parsed.timestamp, parsed.names, parsed.entries.len()), (Some("12"), Some("a b"), 1));
+    }
+
+    #[test]
     fn what_is_rendered_parses_back() {
-        for grammar in [Grammar::Raw, Grammar::Prefix("v0=".into()), kv(), tagged()] {
-            let value = grammar.render("v1", Some("12"), "c2ln");
+        for grammar in [
+            Grammar::Raw,
+            Grammar::Prefix("v0=".into()),
+            Grammar::OptionalPrefix("v0=".into()),
+            Grammar::List(",".into()),
+            Grammar::TimeFirst(",".into()),
+            kv(),
+            tagged(),
+        ] {
+            let value = grammar.render("v1", Some("12"), None, "c2ln");
             let parsed = grammar.parse(&value).unwrap();
             assert_eq!(parsed.entries.len(), 1);
             assert_eq!(parsed.entries[0].text, "c2ln");

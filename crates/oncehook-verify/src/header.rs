@@ -4,7 +4,7 @@
 //! present is used, and the others are not looked at. A header that decides about genuineness must be
 //! there exactly once, short, and printable ASCII.
 
-use http::{HeaderMap, HeaderName};
+use http::{HeaderMap, HeaderName, HeaderValue};
 use serde::Deserialize;
 
 use crate::rejection::Rejection;
@@ -63,6 +63,11 @@ pub(crate) fn read_one<'a>(name: &HeaderName, headers: &'a HeaderMap) -> Result<
     if values.next().is_some() {
         return Err(Rejection::DuplicateHeader { header: name.clone() });
     }
+    read_value(name, value)
+}
+
+/// One value of a header, held to the same rules.
+pub(crate) fn read_value<'a>(name: &HeaderName, value: &'a HeaderValue) -> Result<&'a str, Rejection> {
     let bytes = value.as_bytes();
     if bytes.len() > MAX_HEADER_BYTES {
         return Err(Rejection::HeaderTooLong { header: name.clone() });
@@ -102,7 +107,6 @@ impl TryFrom<OneOrMany> for HeaderNames {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use http::HeaderValue;
 
     fn headers(pairs: &[(&'static str, &[u8])]) -> HeaderMap {
         let mut map = HeaderMap::new();

@@ -4,6 +4,7 @@
 //! length, in constant time; there is no comparison of prefixes.
 
 use aws_lc_rs::{constant_time, hmac};
+use zeroize::Zeroizing;
 
 use crate::{key, scheme::Algorithm};
 
@@ -16,8 +17,9 @@ impl HmacKey {
         let algorithm = match algorithm {
             Algorithm::HmacSha1 => hmac::HMAC_SHA1_FOR_LEGACY_USE_ONLY,
             Algorithm::HmacSha256 => hmac::HMAC_SHA256,
+            Algorithm::HmacSha384 => hmac::HMAC_SHA384,
             Algorithm::HmacSha512 => hmac::HMAC_SHA512,
-            Algorithm::Ed25519 | Algorithm::Token => return None,
+            _ => return None,
         };
         Some(Self(Box::new(hmac::Key::new(algorithm, key))))
     }
@@ -28,12 +30,28 @@ impl HmacKey {
     }
 
     /// The MAC over the pieces, one after another.
-    pub(crate) fn mac(&self, pieces: &[&[u8]]) -> hmac::Tag {
+    pub(crate) fn mac<P: AsRef<[u8]>>(&self, pieces: &[P]) -> hmac::Tag {
         let mut context = hmac::Context::with_key(&self.0);
         for piece in pieces {
-            context.update(piece);
+            context.update(piece.as_ref());
         }
         context.sign()
+    }
+}
+
+/// A secret that is hashed before the text, without HMAC (HubSpot v1 and v2). Weaker than HMAC by construction; it is
+/// here because the sender has nothing else.
+pub(crate) struct ConcatKey(Zeroizing<Vec<u8>>);
+
+impl ConcatKey {
+    pub(crate) fn new(key: &[u8]) -> Self {
+        Self(Zeroizing::new(key.to_vec()))
+    }
+
+    pub(crate) fn hash<P: AsRef<[u8]>>(&self, pieces: &[P]) -> [u8; 32] {
+        let all: Vec<&[u8]> =
+            std::iter::once(self.0.as_slice()).chain(pieces.iter().map(AsRef::as_ref)).collect();
+        key::digest_of(&all)
     }
 }
 
@@ -63,7 +81,7 @@ mod tests {
     #[test]
     fn pieces_are_one_message() {
         let key = HmacKey::new(Algorithm::HmacSha256, b"key").unwrap();
-        assert_eq!(key.mac(&[b"ab", b"", b"c"]).as_ref(), key.mac(&[b"abc"]).as_ref());
+        assert_eq!(key.mac(&[&b"ab"[..], b"", b"c"]).as_ref(), key.mac(&[b"abc"]).as_ref());
         assert_eq!(key.mac_len(), 32);
     }
 

@@ -6,11 +6,14 @@
 //! answered with an error; see [`Unidentified`].
 //!
 //! ```toml
-//! key = "/id"                       # JSON pointer, "header:NAME", or "digest"; a list makes a composite key
+//! key = "/id"                       # JSON pointer, "header:NAME", "form:NAME", "digest"; a list makes a composite key
 //! type = ["header:x-event", "/action?"]   # joined with "."; "?" marks a part that may be absent
 //! time = { from = "/created", unit = "s" }   # s | ms | rfc3339
 //! entity = ["/project/id", "/id"]   # joined with ":"
-//! items = "/events"                 # the request is a batch: the array; pointers are then inside each item
+//! items = "/events"                 # the request is a batch: the array; pointers are then inside each item. A list
+//!                                   # means all of them; "/entry/*/changes" looks into every element
+//! container = "form:payload"        # the JSON stands in this field of a form
+//! digest_if = ["/messages/1"]       # if one of these is there, the key would name only a part: the digest is the key
 //! volatile = ["/attempt"]           # values that change between attempts, left out of the digest
 //! ```
 //!
@@ -22,20 +25,22 @@
 
 use std::{borrow::Cow, ops::Range};
 
-use http::HeaderMap;
 use serde::Deserialize;
 use smallvec::SmallVec;
 
 use crate::{
-    extract::{self, Elements, Extracted, Plan, Scalar, Slot},
+    extract::{Batch, Elements, Extracted, Plan, Scalar, Slot},
+    form::{self, Found},
     header::OneOrMany,
     key::{self, EventKey},
     place::{Part, Place, Source, TimeUnit, key_places},
     pointer::Pointer,
+    request::Request,
     scheme::{Integrity, Scheme},
     setup::SetupError,
     time::UnixMicros,
     verifier::Verified,
+    view::Container,
 };
 
 /// The most events taken from one request.
@@ -53,8 +58,10 @@ pub struct Identify {
     kind: Vec<Place>,
     time: Option<TimePlace>,
     entity: Vec<Place>,
-    items: Option<Pointer>,
+    items: Option<Batch>,
     volatile: Vec<Pointer>,
+    digest_if: Vec<Pointer>,
+    container: Option<Container>,
 }
 
 /// What happens to an event without a key.
@@ -119,6 +126,8 @@ pub enum Quarantine {
     AmbiguousJson,
     /// A header that identifies it came twice.
     AmbiguousHeader,
+    /// A field of a form or query that identifies it came twice.
+    AmbiguousField,
     /// Its type is over-long or holds control characters.
     UnusableType,
     /// Its entity is over-long or holds control characters.
@@ -133,6 +142,7 @@ impl Quarantine {
             Self::MissingKey => "missing_key",
             Self::AmbiguousJson => "ambiguous_json",
             Self::AmbiguousHeader => "ambiguous_header",
+            Self::AmbiguousField => "ambiguous_field",
             Self::UnusableType => "unusable_type",
             Self::UnusableEntity => "unusable_entity",
         }
@@ -170,7 +180,9 @@ impl Unidentified {
 #[derive(Debug, Clone)]
 pub struct Identifier {
     plan: Plan,
-    items: Option<(Plan, Slot)>,
+    items: Option<Batch>,
+    container: Option<Container>,
+    digest_if: Vec<Slot>,
     key: Option<Vec<Part>>,
     kind: Vec<Part>,
     time: Option<(Part, TimeUnit)>,
@@ -190,11 +202,19 @@ impl Default for Identify {
             entity: Vec::new(),
             items: None,
             volatile: Vec::new(),
+            digest_if: Vec::new(),
+            container: None,
         }
     }
 }
 
 impl Identify {
+    /// Can one request hold several events?
+    #[must_use]
+    pub const fn is_batch(&self) -> bool {
+        self.items.is_some()
+    }
+
     /// The same with another key: the places of its parts, or `["digest"]`.
     ///
     /// # Errors
@@ -232,10 +252,12 @@ impl Identifier {
     pub fn identify(&self, verified: &Verified<'_>) -> Result<Identified, Unidentified> {
         let request = verified.request();
         let body = request.body;
-        let Some((plan, slot)) = &self.items else {
-            return self.item(request.headers, body, 0..body.len()).map(Identified::One);
+        let Some(batch) = &self.items else {
+            let inside = self.container.as_ref().and_then(|container| container.open(request));
+            let document = inside.as_deref().unwrap_or(body);
+            return self.item(request, document, 0..body.len()).map(Identified::One);
         };
-        let elements = match extract::elements(plan, *slot, body, MAX_BATCH_ITEMS) {
+        let elements = match batch.elements(body, MAX_BATCH_ITEMS) {
             Elements::Found(elements) => elements,
             Elements::TooMany => return Err(Unidentified::TooManyItems),
             Elements::NotAnArray => return Err(Unidentified::NotABatch),
@@ -249,18 +271,26 @@ impl Identifier {
             let bytes = element.get().as_bytes();
             // Elements are borrowed from the body, so the difference of the addresses is the offset.
             let start = (bytes.as_ptr() as usize).saturating_sub(body.as_ptr() as usize);
-            items.push(self.item(request.headers, bytes, start..start + bytes.len())?);
+            items.push(self.item(request, bytes, start..start + bytes.len())?);
         }
         Ok(Identified::Batch(items))
     }
 
-    fn item(&self, headers: &HeaderMap, bytes: &[u8], body: Range<usize>) -> Result<Item, Unidentified> {
-        let json = self.plan.walk(bytes);
-        let mut view =
-            View { headers, json: &json, trouble: json.is_ambiguous().then_some(Quarantine::AmbiguousJson) };
-
-        let digest = self.digest(bytes, &json);
-        let key_parts = match &self.key {
+    /// `document` is the JSON of the event, `body` the bytes that are kept. They differ only inside a container.
+    fn item(&self, request: &Request<'_>, document: &[u8], body: Range<usize>) -> Result<Item, Unidentified> {
+        let json = self.plan.walk(document);
+        let kept = request.body.get(body.clone()).unwrap_or(document);
+        let digest = if self.container.is_some() { key::digest(kept) } else { self.digest(document, &json) };
+        let mut view = View {
+            request,
+            document,
+            json: &json,
+            digest: &digest,
+            trouble: json.is_ambiguous().then_some(Quarantine::AmbiguousJson),
+        };
+        let is_partial = self.digest_if.iter().any(|slot| json.raw(*slot).is_some());
+        let own_key = self.key.as_ref().filter(|_| !is_partial);
+        let key_parts = match own_key {
             None => None,
             Some(parts) => view.bytes(parts),
         };
@@ -271,7 +301,7 @@ impl Identifier {
         // An event that parsers may read differently stays out of the ids of the others.
         let by_id = key_parts.filter(|_| view.trouble.is_none());
         let mut quarantine = view.trouble;
-        let key = match (&by_id, &self.key) {
+        let key = match (&by_id, own_key) {
             (Some(parts), _) => {
                 let parts: SmallVec<[&[u8]; 4]> = parts.iter().map(AsRef::as_ref).collect();
                 EventKey::from_parts(&parts)
@@ -351,10 +381,12 @@ fn is_storable(name: &str) -> bool {
     name.len() <= MAX_NAME_BYTES && !name.chars().any(char::is_control)
 }
 
-/// The request's headers and the wanted values of one item, side by side.
+/// The request and the wanted values of one item, side by side.
 struct View<'v, 'de> {
-    headers: &'v HeaderMap,
+    request: &'v Request<'v>,
+    document: &'v [u8],
     json: &'v Extracted<'de>,
+    digest: &'v [u8; 32],
     /// The first reason found why the values cannot be trusted to mean one thing.
     trouble: Option<Quarantine>,
 }
@@ -365,7 +397,7 @@ impl<'v> View<'v, '_> {
         for source in &part.sources {
             match source {
                 Source::Header(name) => {
-                    let mut values = self.headers.get_all(name).iter();
+                    let mut values = self.request.headers.get_all(name).iter();
                     let Some(value) = values.next() else { continue };
                     if values.next().is_some() {
                         self.trouble.get_or_insert(Quarantine::AmbiguousHeader);
@@ -375,6 +407,29 @@ impl<'v> View<'v, '_> {
                     // a signed one.
                     return (!value.is_empty()).then(|| Cow::Borrowed(value.as_bytes()));
                 }
+                Source::Form(name) | Source::Query(name) => {
+                    let is_form = matches!(source, Source::Form(_));
+                    let text = if is_form {
+                        self.request.body
+                    } else {
+                        self.request.query().unwrap_or_default().as_bytes()
+                    };
+                    let Some(pairs) = form::pairs(text) else { continue };
+                    match form::find(&pairs, name) {
+                        Found::Nothing | Found::One("") => {}
+                        Found::One(text) => return Some(Cow::Owned(text.as_bytes().to_vec())),
+                        Found::Several => {
+                            self.trouble.get_or_insert(Quarantine::AmbiguousField);
+                            return None;
+                        }
+                    }
+                }
+                Source::Xml(name) => {
+                    if let Some(text) = xml_text(self.document, name) {
+                        return Some(Cow::Borrowed(text));
+                    }
+                }
+                Source::Digest => return Some(Cow::Owned(hex::encode(self.digest).into_bytes())),
                 Source::Json(slot) => match self.json.scalar(*slot) {
                     Scalar::Text(Cow::Borrowed(text)) => return Some(Cow::Borrowed(text.as_bytes())),
                     Scalar::Text(Cow::Owned(text)) => return Some(Cow::Owned(text.into_bytes())),
@@ -418,6 +473,22 @@ impl<'v> View<'v, '_> {
     }
 }
 
+/// The text of the first element of that name, if it is short and holds nothing but text. Enough for the plain XML that
+/// Braintree sends; not a parser.
+fn xml_text<'d>(document: &'d [u8], name: &str) -> Option<&'d [u8]> {
+    let text = std::str::from_utf8(document).ok()?;
+    let mut rest = text;
+    let inside = loop {
+        let (_, after) = rest.split_once('<')?;
+        rest = after;
+        if let Some(tag) = after.strip_prefix(name).filter(|tag| tag.starts_with(['>', ' '])) {
+            break tag.split_once('>')?.1;
+        }
+    };
+    let (value, _) = inside.split_once('<')?;
+    (!value.is_empty() && !value.contains('&')).then_some(value.as_bytes())
+}
+
 fn compile(identify: &Identify, scheme: &Scheme, missing_key: MissingKey) -> Result<Identifier, String> {
     let mut plan = Plan::new();
     let mut parts = |places: &[Place]| -> Result<Vec<Part>, String> {
@@ -431,19 +502,24 @@ fn compile(identify: &Identify, scheme: &Scheme, missing_key: MissingKey) -> Res
         Some(time) => Some((time.from.compile(&mut plan)?, time.unit)),
     };
     let volatile = identify.volatile.iter().map(|pointer| plan.add(pointer)).collect::<Result<_, _>>()?;
-    let items = match &identify.items {
-        None => None,
-        Some(pointer) => {
-            let mut plan = Plan::new();
-            let slot = plan.add(pointer)?;
-            Some((plan, slot))
-        }
-    };
+    let digest_if = identify.digest_if.iter().map(|pointer| plan.add(pointer)).collect::<Result<_, _>>()?;
     let key_is_signed = match &identify.key {
         None => scheme.integrity() == Integrity::Body,
         Some(places) => places.iter().all(|place| place.is_signed(scheme)),
     };
-    Ok(Identifier { plan, items, key, kind, time, entity, volatile, missing_key, key_is_signed })
+    Ok(Identifier {
+        plan,
+        items: identify.items.clone(),
+        container: identify.container.clone(),
+        digest_if,
+        key,
+        kind,
+        time,
+        entity,
+        volatile,
+        missing_key,
+        key_is_signed,
+    })
 }
 
 #[derive(Debug, Clone)]
@@ -460,9 +536,12 @@ struct IdentifyText {
     r#type: Option<OneOrMany>,
     time: Option<TimeText>,
     entity: Option<OneOrMany>,
-    items: Option<String>,
+    items: Option<OneOrMany>,
     #[serde(default)]
     volatile: Vec<String>,
+    #[serde(default)]
+    digest_if: Vec<String>,
+    container: Option<String>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -493,6 +572,12 @@ fn checked(text: &IdentifyText) -> Result<Identify, String> {
         Some(time) => Some(TimePlace { from: Place::parse(&time.from)?, unit: time.unit }),
     };
     let pointer = |text: &String| Pointer::parse(text.strip_prefix("json:").unwrap_or(text));
+    let items: Option<Vec<&str>> =
+        text.items.as_ref().map(|items| items.as_slice().iter().map(String::as_str).collect());
+    let container = text.container.as_deref().map(Container::parse).transpose()?;
+    if container.is_some() && items.is_some() {
+        return Err("items inside a container are not looked for".to_owned());
+    }
     let volatile = text.volatile.iter().map(pointer).collect::<Result<Vec<_>, _>>()?;
     if volatile.iter().any(Pointer::is_root) {
         return Err("volatile: without the whole document there is no digest".to_owned());
@@ -502,7 +587,9 @@ fn checked(text: &IdentifyText) -> Result<Identify, String> {
         kind: places(&text.r#type)?,
         time,
         entity: places(&text.entity)?,
-        items: text.items.as_ref().map(pointer).transpose()?,
+        items: items.as_deref().map(Batch::parse).transpose()?,
         volatile,
+        digest_if: text.digest_if.iter().map(pointer).collect::<Result<_, _>>()?,
+        container,
     })
 }

@@ -58,14 +58,18 @@
 //!   ([`MissingKey`]).
 
 mod asymmetric;
+mod certificate;
 mod encoding;
 mod explain;
 mod extract;
+mod fetch;
+mod form;
 mod grammar;
 mod handshake;
 mod header;
 mod hmac;
 mod identify;
+mod jws;
 mod key;
 mod picker;
 mod place;
@@ -75,26 +79,31 @@ mod rejection;
 mod request;
 mod scheme;
 mod secret;
+mod settings;
 mod setup;
 mod sign;
+mod special;
 mod template;
 mod time;
 mod verifier;
+mod view;
 
-pub use explain::{Explanation, Facts, explain};
-pub use handshake::{Handshakes, Reply};
+pub use explain::{Explanation, Facts, explain, explain_with};
+pub use fetch::{FetchedKey, KeyError, KeyRequest};
+pub use handshake::{Action, Handshakes, Reply};
 pub use identify::{
     Identified, Identifier, Identify, Item, MAX_BATCH_ITEMS, MAX_NAME_BYTES, MissingKey, Quarantine,
     Unidentified,
 };
 pub use key::{EventKey, MAX_KEY_BYTES, digest};
 pub use picker::{Ambiguous, Picker};
-pub use preset::{Ack, Confidence, Preset, Sample, SampleError};
+pub use preset::{Ack, Confidence, Param, Preset, Sample, SampleError};
 pub use rejection::Rejection;
 pub use request::Request;
 pub use scheme::{DEFAULT_TOLERANCE_SECS, Integrity, Scheme};
 pub use secret::{Secret, SecretError};
+pub use settings::Settings;
 pub use setup::SetupError;
-pub use sign::Signer;
+pub use sign::{Signed, Signer};
 pub use time::UnixMicros;
 pub use verifier::{Verified, Verifier};

@@ -1,7 +1,7 @@
-//! Where a value stands: in a header, in the JSON body, or in the first of several places.
+//! Where a value stands: in a header, in the body, in the query, or in the first of several places.
 //!
-//! A [`Place`] is what the operator wrote: `/id`, `header:x-id`, `header:a|b`, `/event/type|/type`, with `?` at
-//! the end for a part that may be absent. A [`Part`] is the same compiled against a [`Plan`]. Looking values
+//! A [`Place`] is what the operator wrote: `/id`, `header:x-id`, `header:a|b`, `/event/type|/type`, `form:MessageSid`,
+//! `query:id`, `xml:kind`, `digest` for the digest of the event, with `?` at the end for a part that may be absent. A [`Part`] is the same compiled against a [`Plan`]. Looking values
 //! up is the business of the `identify` module.
 
 use http::HeaderName;
@@ -14,6 +14,7 @@ use crate::{
     pointer::Pointer,
     scheme::{Integrity, Scheme},
     time::UnixMicros,
+    view::At,
 };
 
 /// Where one part stands: alternatives in order.
@@ -28,6 +29,12 @@ pub(crate) struct Place {
 pub(crate) enum Alternative {
     Header(HeaderNames),
     Json(Pointer),
+    Form(String),
+    Query(String),
+    /// The text of the first element of that name.
+    Xml(String),
+    /// The digest of the event itself.
+    Digest,
 }
 
 /// One part of a key or name, compiled: alternatives in order.
@@ -42,6 +49,10 @@ pub(crate) struct Part {
 pub(crate) enum Source {
     Header(HeaderName),
     Json(Slot),
+    Form(String),
+    Query(String),
+    Xml(String),
+    Digest,
 }
 
 /// The unit in which a sender writes the time of an event.
@@ -59,7 +70,12 @@ impl TimeUnit {
     /// A time that cannot be read is no time; the event goes on without it.
     pub(crate) fn parse(self, text: &str) -> Option<UnixMicros> {
         match self {
-            Self::Seconds => Some(UnixMicros(text.parse::<i64>().ok()?.checked_mul(1_000_000)?)),
+            // A fraction of a second (Mailgun) is cut off.
+            Self::Seconds => {
+                let (whole, fraction) = text.split_once('.').unwrap_or((text, ""));
+                let whole = Some(whole).filter(|_| fraction.bytes().all(|byte| byte.is_ascii_digit()))?;
+                Some(UnixMicros(whole.parse::<i64>().ok()?.checked_mul(1_000_000)?))
+            }
             Self::Millis => Some(UnixMicros(text.parse::<i64>().ok()?.checked_mul(1_000)?)),
             // Some senders (GitLab) write "2026-11-15 02:20:17 UTC".
             Self::Rfc3339 => match text.strip_suffix(" UTC") {
@@ -88,6 +104,19 @@ impl Place {
                     return Err("the whole document cannot be a value".to_owned());
                 }
                 alternatives.push(Alternative::Json(pointer));
+            } else if piece == "digest" && names.is_empty() {
+                alternatives.push(Alternative::Digest);
+            } else if let Some((kind, name)) = piece
+                .split_once(':')
+                .filter(|(kind, name)| matches!(*kind, "form" | "query" | "xml") && !name.is_empty())
+            {
+                push_header(&mut alternatives, &mut names)?;
+                let name = name.to_owned();
+                alternatives.push(match kind {
+                    "form" => Alternative::Form(name),
+                    "query" => Alternative::Query(name),
+                    _ => Alternative::Xml(name),
+                });
             } else if let Some(name) = piece.strip_prefix("header:") {
                 push_header(&mut alternatives, &mut names)?;
                 names.push(name);
@@ -108,6 +137,10 @@ impl Place {
             match alternative {
                 Alternative::Header(names) => sources.extend(names.iter().cloned().map(Source::Header)),
                 Alternative::Json(pointer) => sources.push(Source::Json(plan.add(pointer)?)),
+                Alternative::Form(name) => sources.push(Source::Form(name.clone())),
+                Alternative::Query(name) => sources.push(Source::Query(name.clone())),
+                Alternative::Xml(name) => sources.push(Source::Xml(name.clone())),
+                Alternative::Digest => sources.push(Source::Digest),
             }
         }
         Ok(Part { sources, optional: self.optional })
@@ -117,7 +150,10 @@ impl Place {
     pub(crate) fn is_signed(&self, scheme: &Scheme) -> bool {
         self.alternatives.iter().all(|alternative| match alternative {
             Alternative::Header(names) => scheme.signs_header(names),
-            Alternative::Json(_) => scheme.integrity() == Integrity::Body,
+            Alternative::Json(pointer) => scheme.signs_pointer(pointer),
+            Alternative::Form(name) => scheme.signs_field(&At::Form(name.clone())),
+            Alternative::Query(name) => scheme.signs_field(&At::Query(name.clone())),
+            Alternative::Xml(_) | Alternative::Digest => scheme.integrity() == Integrity::Body,
         })
     }
 }
@@ -134,9 +170,6 @@ pub(crate) fn key_places(places: &[&str]) -> Result<Option<Vec<Place>>, String> 
     match places {
         [] => return Err("key must not be an empty list".to_owned()),
         ["digest"] => return Ok(None),
-        _ if places.contains(&"digest") => {
-            return Err("digest cannot be combined with other parts of a key".to_owned());
-        }
         _ => {}
     }
     let places = places.iter().map(|place| Place::parse(place)).collect::<Result<Vec<_>, _>>()?;
@@ -166,7 +199,20 @@ mod tests {
 
     #[test]
     fn what_is_no_place_is_refused() {
-        for text in ["", "id", "header:", "header:a|", "/a|b", "json:", "json:a", "?", "|/a"] {
+        for text in [
+            "",
+            "id",
+            "header:",
+            "header:a|",
+            "/a|b",
+            "json:",
+            "json:a",
+            "?",
+            "|/a",
+            "form:",
+            "xml:",
+            "file:a",
+        ] {
             assert!(Place::parse(text).is_err(), "{text:?}");
         }
     }

@@ -9,19 +9,9 @@ use std::{collections::BTreeMap, sync::LazyLock};
 use http::{HeaderMap, HeaderName, HeaderValue};
 use serde::Deserialize;
 
-use crate::{handshake::Handshakes, identify::Identify, scheme::Scheme, time::UnixMicros};
+use crate::{form, handshake::Handshakes, identify::Identify, scheme::Scheme, time::UnixMicros};
 
-/// The embedded files, in the order in which they are listed to people.
-const FILES: [(&str, &str); 8] = [
-    ("stripe", include_str!("presets/stripe.toml")),
-    ("github", include_str!("presets/github.toml")),
-    ("shopify", include_str!("presets/shopify.toml")),
-    ("slack", include_str!("presets/slack.toml")),
-    ("standard-webhooks", include_str!("presets/standard-webhooks.toml")),
-    ("svix", include_str!("presets/svix.toml")),
-    ("gitlab", include_str!("presets/gitlab.toml")),
-    ("discord", include_str!("presets/discord.toml")),
-];
+mod files;
 
 static PRESETS: LazyLock<Vec<Preset>> = LazyLock::new(|| {
     let parse = |(name, text): &(&str, &str)| match toml::from_str::<Preset>(text) {
@@ -29,7 +19,7 @@ static PRESETS: LazyLock<Vec<Preset>> = LazyLock::new(|| {
         #[expect(clippy::panic, reason = "the files are part of the crate, and a test parses each of them")]
         Err(error) => panic!("the built-in preset {name} is broken: {error}"),
     };
-    FILES.iter().map(parse).collect()
+    files::FILES.iter().map(parse).collect()
 });
 
 /// A provider: how it signs, what identifies its events, and how it behaves.
@@ -45,6 +35,15 @@ pub struct Preset {
     pub aliases: Vec<String>,
     /// How well the facts are founded.
     pub confidence: Confidence,
+    /// The facts are not certain: try it before relying on it.
+    #[serde(default)]
+    pub experimental: bool,
+    /// Steps to set it up at the provider, for people.
+    #[serde(default)]
+    pub setup: Vec<String>,
+    /// Values that a source configures beside its secrets.
+    #[serde(default, rename = "param")]
+    pub params: Vec<Param>,
     /// Where to find the secret, and what it looks like.
     pub secret_hint: String,
     /// How it signs.
@@ -78,18 +77,36 @@ pub enum Confidence {
     Docs,
     /// Read in somebody else's code.
     ThirdParty,
+    /// From memory: not confirmed by anything that was read.
+    Memory,
 }
 
 impl Confidence {
-    /// `sdk`, `docs` or `third_party`.
+    /// `sdk`, `docs`, `third_party` or `memory`.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Sdk => "sdk",
             Self::Docs => "docs",
             Self::ThirdParty => "third_party",
+            Self::Memory => "memory",
         }
     }
+}
+
+/// A value that a source configures.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Param {
+    /// Its name under `params`.
+    pub name: String,
+    /// Where to find it.
+    pub hint: String,
+    /// A value to try things out with.
+    pub example: String,
+    /// The source works without it.
+    #[serde(default)]
+    pub optional: bool,
 }
 
 /// The answer a provider wants for an accepted event.
@@ -114,7 +131,8 @@ impl Default for Ack {
 /// A small, plausible event.
 ///
 /// In `headers` and `body` these words are replaced: `$id` (the event's id), `$kind` (its type), `$event` and
-/// `$action` (the type before and after its first dot), `$secs` and `$time` (now, as a number and as RFC 3339).
+/// `$action` (the type before and after its first dot), `$secs`, `$millis` and `$time` (now, as numbers and as RFC 3339).
+/// In a `form` body they are percent-encoded, otherwise written as inside a JSON string.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Sample {
@@ -125,6 +143,14 @@ pub struct Sample {
     pub headers: BTreeMap<String, String>,
     /// The body.
     pub body: String,
+    /// The body is an urlencoded form.
+    #[serde(default)]
+    pub form: bool,
+    /// What the provider adds to the address.
+    pub query: Option<String>,
+    /// Bodies of other types: the type, then the body.
+    #[serde(default)]
+    pub other: BTreeMap<String, String>,
 }
 
 /// A sample that cannot be rendered: the id or type cannot stand in a header.
@@ -162,13 +188,16 @@ impl Sample {
     ) -> Result<(HeaderMap, Vec<u8>), SampleError> {
         let kind = kind.unwrap_or(&self.kind);
         let (event, action) = kind.split_once('.').unwrap_or((kind, ""));
-        let (secs, time) = (now.as_secs().to_string(), now.to_rfc3339());
+        let (secs, millis, time) =
+            (now.as_secs().to_string(), now.0.div_euclid(1_000).to_string(), now.to_rfc3339());
+        let body = self.other.get(kind).unwrap_or(&self.body);
         let words = [
             ("$id", id),
             ("$kind", kind),
             ("$event", event),
             ("$action", action),
             ("$secs", &secs),
+            ("$millis", &millis),
             ("$time", &time),
         ];
         let mut headers = HeaderMap::new();
@@ -178,7 +207,8 @@ impl Sample {
                 HeaderValue::from_str(&replace(template, &words, str::to_owned)).map_err(|_| SampleError)?;
             headers.insert(name, value);
         }
-        Ok((headers, replace(&self.body, &words, json_text).into_bytes()))
+        let write = if self.form { form::encode } else { json_text };
+        Ok((headers, replace(body, &words, write).into_bytes()))
     }
 }
 

@@ -71,6 +71,42 @@ pub enum Rejection {
         /// Seconds allowed.
         tolerance_secs: u64,
     },
+    /// A value that the scheme reads is not there.
+    #[error("{field} is missing")]
+    MissingField {
+        /// The place, as the scheme names it.
+        field: String,
+    },
+    /// A value that the scheme reads is there twice, or cannot be read in one way only.
+    #[error("{field} is there more than once, or cannot be read")]
+    AmbiguousField {
+        /// The place, as the scheme names it.
+        field: String,
+    },
+    /// A value that must be the configured one is another.
+    #[error("{field} is not the one this source is configured for")]
+    WrongField {
+        /// The place, as the scheme names it.
+        field: String,
+    },
+    /// The token is not a signed token of three parts.
+    #[error("the token is malformed")]
+    MalformedToken,
+    /// The token is genuine, but made for somebody or something else.
+    #[error("the token is genuine, but its claim {claim} does not fit")]
+    ClaimMismatch {
+        /// The claim's name, as the scheme names it.
+        claim: String,
+    },
+    /// A hash of the body is signed, and the body has another one.
+    #[error("the body does not have the hash that was signed")]
+    BodyHashMismatch,
+    /// The request does not say which key signed it, or no such key could be had.
+    #[error("the key that signed the request is not known")]
+    KeyUnknown,
+    /// The request names an address for its key that is not the sender's.
+    #[error("the request names an address for its key at which its sender keeps no keys")]
+    KeyUrlRefused,
     /// The id contains the character that ends it in the signed text, so the signature could stand for two
     /// different requests.
     #[error("the message id contains the separator of the signed text")]
@@ -79,7 +115,7 @@ pub enum Rejection {
 
 impl Rejection {
     /// All codes, for whoever registers metrics in advance.
-    pub const CODES: [&'static str; 13] = [
+    pub const CODES: [&'static str; 21] = [
         "missing_header",
         "duplicate_header",
         "malformed_header",
@@ -92,6 +128,14 @@ impl Rejection {
         "malformed_timestamp",
         "too_old",
         "in_future",
+        "missing_field",
+        "ambiguous_field",
+        "wrong_field",
+        "malformed_token",
+        "claim_mismatch",
+        "body_hash_mismatch",
+        "key_unknown",
+        "key_url_refused",
         "id_ambiguous",
     ];
 
@@ -111,8 +155,21 @@ impl Rejection {
             Self::MalformedTimestamp => "malformed_timestamp",
             Self::TooOld { .. } => "too_old",
             Self::InFuture { .. } => "in_future",
+            Self::MissingField { .. } => "missing_field",
+            Self::AmbiguousField { .. } => "ambiguous_field",
+            Self::WrongField { .. } => "wrong_field",
+            Self::MalformedToken => "malformed_token",
+            Self::ClaimMismatch { .. } => "claim_mismatch",
+            Self::BodyHashMismatch => "body_hash_mismatch",
+            Self::KeyUnknown => "key_unknown",
+            Self::KeyUrlRefused => "key_url_refused",
             Self::IdAmbiguous => "id_ambiguous",
         }
+    }
+
+    /// Is a value simply not there?
+    pub(crate) const fn is_missing(&self) -> bool {
+        matches!(self, Self::MissingField { .. } | Self::MissingHeader { .. })
     }
 
     /// Did the signature itself match? True for requests that are genuine but outside the tolerance.

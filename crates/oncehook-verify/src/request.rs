@@ -7,12 +7,20 @@ use std::fmt;
 pub struct Request<'a> {
     /// The HTTP method, as received.
     pub method: &'a str,
-    /// The path (with the query, where a scheme signs it), as received.
+    /// The path and, behind a `?`, the query, as received.
     pub path: &'a str,
     /// All headers.
     pub headers: &'a http::HeaderMap,
     /// The body, byte for byte.
     pub body: &'a [u8],
+}
+
+impl<'a> Request<'a> {
+    /// What follows the first `?`, still encoded; nothing if there is none.
+    #[must_use]
+    pub fn query(&self) -> Option<&'a str> {
+        self.path.split_once('?').map(|(_, query)| query)
+    }
 }
 
 /// Sizes only: bodies and header values do not belong into logs.

@@ -5,30 +5,47 @@
 //! see [`Integrity`].
 //!
 //! ```toml
-//! algorithm = "hmac-sha256"        # hmac-sha1 | hmac-sha256 | hmac-sha512 | ed25519 | token
-//! key = "utf8"                     # utf8 | hex | base64: how the secret's text becomes key bytes
+//! algorithm = "hmac-sha256"        # hmac-sha1 | hmac-sha256 | hmac-sha512 | sha256-concat | ed25519 | ecdsa-p256 | rsa-sha256 | token
+//! key = "utf8"                     # utf8 | hex | base64 | sha1 | pem: how the secret's text becomes key bytes
 //! content = "{ts}.{body}"          # what is signed; see the template module
 //! signature = { header = "x-signature", grammar = { prefix = "v1=" }, encoding = "hex" }
-//! timestamp = { header = "x-timestamp", unit = "s", tolerance = 300 }
+//! timestamp = { header = "x-timestamp", unit = "s", tolerance = 300 }   # or field = "/sent_at"; s | ms | rfc3339 | auto
 //! id = { header = "x-message-id" } # only when the content holds {id}
+//! require = { "header:x-app" = "param:app" }   # values that must be the configured ones
+//! each = "/items"                  # every item of this list is signed for itself
+//! container = "multipart:json"     # pointers are followed in this field of a form
 //! ```
 //!
-//! Grammars are `"raw"` (the default), `{ prefix = "sha256=" }`, `{ kv = { sep, eq, ts, sig } }` and
-//! `{ tagged = { sep, tag, accept } }`. A header may be a list of alternative names.
+//! The signature stands in a `header` (a list gives alternative names), in all `headers` of a list that are there, in a
+//! header that may be `repeated`, or in a `field` (`query:NAME`, `form:NAME`, a JSON pointer).
+//!
+//! Grammars are `"raw"` (the default), `{ prefix = "sha256=" }`, `{ optional_prefix = … }`, `{ list = "," }`,
+//! `{ time_first = "," }`, `{ kv = { sep, eq, ts, sig } }` and `{ tagged = { sep, tag, accept } }`.
 //!
 //! A sender that hands out more than one kind of secret uses `keys` instead of `algorithm` and `key`. Each
 //! entry says which secrets it is for (`prefix`), how they are decoded, what they check, and which
 //! entries (`tag`) of a tagged signature header they look at. The configured secret picks the entry; the
 //! request cannot.
+//!
+//! Signed tokens have a `jws` table instead of `algorithm` and `content` (see the `jws` module), and keys that are kept at
+//! an address have a `fetch` table (see the `fetch` module).
 
+use std::collections::BTreeMap;
+
+use http::HeaderName;
 use serde::Deserialize;
 
 use crate::{
     encoding::{Encoding, KeyEncoding},
+    extract::{Plan, Slot},
+    fetch::{FetchRule, HostRule},
     grammar::{Grammar, Tagged},
-    header::HeaderNames,
+    header::{HeaderNames, OneOrMany},
+    jws::JwsRule,
+    pointer::Pointer,
     setup::SetupError,
     template::{Part, Template},
+    view::{At, Container, Field},
 };
 
 /// How far a signed time may be from now, on both sides, where nothing else is said.
@@ -38,16 +55,40 @@ pub const DEFAULT_TOLERANCE_SECS: u64 = 300;
 #[derive(Debug, Clone, Deserialize)]
 #[serde(try_from = "SchemeText")]
 pub struct Scheme {
-    /// At least one; a secret belongs to the first that fits it.
+    /// At least one, unless keys are fetched; a secret belongs to the first that fits it.
     pub(crate) keys: Vec<KeyRule>,
-    pub(crate) header: HeaderNames,
+    pub(crate) signature: Location,
     pub(crate) grammar: Grammar,
-    /// Nothing only for `token`, where the header is the secret itself.
+    /// Nothing for tokens, which are compared as text, and for signed tokens, which have their own.
     pub(crate) encoding: Option<Encoding>,
-    /// Nothing only for `token`.
+    /// Nothing for tokens and signed tokens.
     pub(crate) content: Option<Template>,
     pub(crate) timestamp: Option<TimestampRule>,
     pub(crate) id: Option<HeaderNames>,
+    pub(crate) jws: Option<JwsRule>,
+    pub(crate) fetch: Option<FetchRule>,
+    /// Says of which kind the signature is, where the signature itself does not.
+    pub(crate) kind: Option<Field>,
+    pub(crate) require: Vec<(Field, String)>,
+    pub(crate) container: Option<Container>,
+    pub(crate) each: Option<(Plan, Slot)>,
+    /// Every JSON value that is read.
+    pub(crate) plan: Plan,
+    /// JSON values that are part of the signed text.
+    signed_pointers: Vec<Pointer>,
+}
+
+/// Where the signature stands.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Location {
+    /// Under the first of the names that is there, once.
+    Header(HeaderNames),
+    /// Under every one of the names that is there, each once.
+    Headers(Vec<HeaderName>),
+    /// Under one name, several times.
+    Repeated(HeaderName),
+    /// Somewhere else.
+    Field(Field),
 }
 
 /// What a valid signature says about the request.
@@ -77,29 +118,105 @@ impl Scheme {
     /// What a valid signature says about the request; computed from the algorithm and the signed text.
     #[must_use]
     pub fn integrity(&self) -> Integrity {
-        match &self.content {
-            None => Integrity::None,
-            Some(content) if content.contains(&Part::Body) => Integrity::Body,
-            Some(_) => Integrity::Fields,
+        match (&self.jws, &self.content) {
+            (Some(JwsRule { body: Some(_), .. }), _) => Integrity::Body,
+            (_, None) => Integrity::None,
+            (_, Some(content)) if content.covers_body() => Integrity::Body,
+            (_, Some(_)) => Integrity::Fields,
         }
     }
 
     /// The tolerance in force if nothing else is configured; nothing if no time is signed.
     #[must_use]
     pub fn default_tolerance_secs(&self) -> Option<u64> {
-        self.timestamp.as_ref().map(|timestamp| timestamp.tolerance_secs)
+        let token = self.jws.as_ref().and_then(|jws| jws.max_age);
+        self.timestamp.as_ref().map(|timestamp| timestamp.tolerance_secs).or(token)
     }
 
-    /// The header that carries the signature, under each of its names.
-    pub fn signature_headers(&self) -> impl Iterator<Item = &http::HeaderName> {
-        self.header.iter()
+    /// The headers that may carry the signature; none if it stands elsewhere.
+    pub fn signature_headers(&self) -> impl Iterator<Item = &HeaderName> {
+        let (names, list): (Option<&HeaderNames>, &[HeaderName]) = match &self.signature {
+            Location::Header(names) | Location::Field(Field { at: At::Header(names), .. }) => {
+                (Some(names), &[])
+            }
+            Location::Headers(list) => (None, list),
+            Location::Repeated(name) => (None, std::slice::from_ref(name)),
+            Location::Field(_) => (None, &[]),
+        };
+        names.into_iter().flat_map(HeaderNames::iter).chain(list)
+    }
+
+    /// Where the signature stands, for people.
+    #[must_use]
+    pub fn signature_place(&self) -> String {
+        match &self.signature {
+            Location::Field(field) => field.name.clone(),
+            _ => self.signature_headers().map(HeaderName::as_str).collect::<Vec<_>>().join(" or "),
+        }
+    }
+
+    /// Does it sign the address that is called, so that the source must know its own?
+    #[must_use]
+    pub fn needs_url(&self) -> bool {
+        self.content.as_ref().is_some_and(Template::needs_url)
+            || self.jws.as_ref().is_some_and(JwsRule::needs_url)
+    }
+
+    /// The names of the values that a source must configure beside its secrets.
+    #[must_use]
+    pub fn params(&self) -> Vec<&str> {
+        let fields = self.content.iter().flat_map(Template::parts).filter_map(|part| match part {
+            Part::Field(Field { at: At::Param(name), .. }, _) => Some(name.as_str()),
+            _ => None,
+        });
+        let required = self.require.iter().filter_map(|(_, wanted)| wanted.strip_prefix("param:"));
+        let tags = self.keys.iter().filter_map(|rule| rule.tag.strip_prefix("param:"));
+        let mut names: Vec<&str> =
+            fields.chain(required).chain(tags).chain(self.jws.iter().flat_map(JwsRule::params)).collect();
+        names.sort_unstable();
+        names.dedup();
+        names
+    }
+
+    /// Are keys fetched from the sender, so that no secret is configured?
+    #[must_use]
+    pub const fn fetches_keys(&self) -> bool {
+        self.fetch.is_some()
     }
 
     /// Is the value of this header part of what is signed?
     pub(crate) fn signs_header(&self, names: &HeaderNames) -> bool {
         let Some(content) = &self.content else { return false };
         let as_id = self.id.as_ref() == Some(names) && content.contains(&Part::Id);
-        as_id || names.iter().all(|name| content.contains(&Part::Header(name.clone())))
+        let signs = |name: &HeaderName| {
+            content.parts().any(|part| match part {
+                Part::Field(Field { at: At::Header(signed), .. }, false) => {
+                    signed.iter().count() == 1 && signed.first() == name
+                }
+                _ => false,
+            })
+        };
+        as_id || names.iter().all(signs)
+    }
+
+    /// Is this value of the body part of what is signed?
+    pub(crate) fn signs_pointer(&self, pointer: &Pointer) -> bool {
+        self.integrity() == Integrity::Body || self.signed_pointers.contains(pointer)
+    }
+
+    /// Is this field of the form, or of the query, part of what is signed?
+    pub(crate) fn signs_field(&self, place: &At) -> bool {
+        let Some(content) = &self.content else { return false };
+        let whole_form = content.parts().any(|part| match part {
+            Part::SortedForm | Part::Body => true,
+            Part::Special(special) => special.needs_url() || special.covers_body(),
+            _ => false,
+        });
+        let named =
+            content.parts().any(|part| matches!(part, Part::Field(field, false) if field.at == *place));
+        named
+            || (matches!(place, At::Form(_)) && whole_form)
+            || (matches!(place, At::Query(_)) && self.needs_url())
     }
 }
 
@@ -118,12 +235,18 @@ pub(crate) struct KeyRule {
     /// The prefix of the private half, which signs.
     #[serde(default)]
     pub sign_prefix: Option<String>,
-    /// Which entries of a tagged signature header this kind of secret checks.
+    /// Which entries of a tagged signature header this kind of secret checks; `param:NAME` for a configured one.
     #[serde(default)]
     pub tag: String,
 }
 
 impl KeyRule {
+    /// A rule for every secret.
+    fn plain(algorithm: Algorithm, key: KeyEncoding, tag: &str) -> Self {
+        let (prefix, optional_prefix, sign_prefix) = (String::new(), false, None);
+        Self { algorithm, key, prefix, optional_prefix, sign_prefix, tag: tag.to_owned() }
+    }
+
     /// How a secret of this kind begins when it is there to sign.
     pub(crate) fn signing_prefix(&self) -> &str {
         self.sign_prefix.as_deref().unwrap_or(&self.prefix)
@@ -137,10 +260,27 @@ pub(crate) enum Algorithm {
     HmacSha1,
     #[serde(rename = "hmac-sha256")]
     HmacSha256,
+    #[serde(rename = "hmac-sha384")]
+    HmacSha384,
     #[serde(rename = "hmac-sha512")]
     HmacSha512,
+    /// SHA-256 of the secret followed by the text.
+    #[serde(rename = "sha256-concat")]
+    Sha256Concat,
     #[serde(rename = "ed25519")]
     Ed25519,
+    /// SHA-256, signatures in DER.
+    #[serde(rename = "ecdsa-p256")]
+    EcdsaP256,
+    /// SHA-256, signatures as two numbers of 32 bytes, as tokens have them.
+    #[serde(rename = "ecdsa-p256-fixed")]
+    EcdsaP256Fixed,
+    /// PKCS #1 v1.5.
+    #[serde(rename = "rsa-sha1")]
+    RsaSha1,
+    /// PKCS #1 v1.5.
+    #[serde(rename = "rsa-sha256")]
+    RsaSha256,
     /// The header is the secret.
     #[serde(rename = "token")]
     Token,
@@ -150,7 +290,7 @@ pub(crate) enum Algorithm {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct TimestampRule {
     /// Nothing when the signature header carries it.
-    pub header: Option<HeaderNames>,
+    pub field: Option<Field>,
     pub unit: Unit,
     pub tolerance_secs: u64,
 }
@@ -162,6 +302,11 @@ pub(crate) enum Unit {
     Seconds,
     #[serde(rename = "ms")]
     Millis,
+    #[serde(rename = "rfc3339")]
+    Rfc3339,
+    /// Seconds or milliseconds, told apart by the number of digits.
+    #[serde(rename = "auto")]
+    Auto,
 }
 
 /// A scheme as it is written.
@@ -176,12 +321,22 @@ struct SchemeText {
     content: Option<String>,
     timestamp: Option<TimestampText>,
     id: Option<IdText>,
+    jws: Option<JwsRule>,
+    fetch: Option<FetchText>,
+    #[serde(default)]
+    require: BTreeMap<String, String>,
+    container: Option<String>,
+    each: Option<String>,
 }
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct SignatureText {
-    header: HeaderNames,
+    header: Option<HeaderNames>,
+    headers: Option<OneOrMany>,
+    repeated: Option<String>,
+    field: Option<String>,
+    kind: Option<String>,
     #[serde(default = "raw_grammar")]
     grammar: Grammar,
     encoding: Option<Encoding>,
@@ -191,6 +346,7 @@ struct SignatureText {
 #[serde(deny_unknown_fields)]
 struct TimestampText {
     header: Option<HeaderNames>,
+    field: Option<String>,
     unit: Unit,
     tolerance: Option<u64>,
 }
@@ -199,6 +355,17 @@ struct TimestampText {
 #[serde(deny_unknown_fields)]
 struct IdText {
     header: HeaderNames,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct FetchText {
+    certificate: Option<String>,
+    #[serde(default)]
+    hosts: Vec<HostRule>,
+    common_name: Option<String>,
+    key_set: Option<String>,
+    key_by_id: Option<String>,
 }
 
 const fn raw_grammar() -> Grammar {
@@ -214,22 +381,133 @@ impl TryFrom<SchemeText> for Scheme {
 }
 
 fn checked(text: SchemeText) -> Result<Scheme, String> {
-    let SignatureText { header, grammar, encoding } = text.signature;
+    let mut plan = Plan::new();
+    let grammar = text.signature.grammar.clone();
+    let encoding = text.signature.encoding;
     grammar.check()?;
-    let keys = key_rules(text.algorithm, text.key, text.keys, &grammar)?;
-    let timestamp = text.timestamp.map(|timestamp| TimestampRule {
-        header: timestamp.header,
-        unit: timestamp.unit,
-        tolerance_secs: timestamp.tolerance.unwrap_or(DEFAULT_TOLERANCE_SECS),
-    });
+    let kind = text.signature.kind.as_deref().map(|kind| Field::parse(kind, &mut plan)).transpose()?;
+    let has_kind = kind.is_some();
+    let signature = location(text.signature, &mut plan)?;
+    let fetch = text.fetch.map(|fetch| fetch_rule(fetch, &mut plan)).transpose()?;
+    let content = text.content.as_deref().map(|content| Template::parse(content, &mut plan)).transpose()?;
+    let timestamp = text.timestamp.map(|timestamp| timestamp_rule(timestamp, &mut plan)).transpose()?;
+    let container = text.container.as_deref().map(Container::parse).transpose()?;
+    let each = text.each.as_deref().map(list_plan).transpose()?;
+    let require = text
+        .require
+        .into_iter()
+        .map(|(place, wanted)| Ok((Field::parse(&place, &mut plan)?, wanted)))
+        .collect::<Result<Vec<_>, String>>()?;
     let id = text.id.map(|id| id.header);
+    let signed_pointers = signed_pointers(text.content.as_deref().unwrap_or_default());
+    let scheme = |keys: Vec<KeyRule>| Scheme {
+        keys,
+        signature,
+        grammar: grammar.clone(),
+        encoding,
+        content,
+        timestamp,
+        id,
+        jws: text.jws.clone(),
+        fetch,
+        kind,
+        require,
+        container,
+        each,
+        plan,
+        signed_pointers,
+    };
+    if let Some(jws) = &text.jws {
+        jws.check()?;
+        if text.algorithm.is_some() || !text.keys.is_empty() {
+            return Err("a jws table says its own algorithms: remove algorithm and keys".to_owned());
+        }
+        let key = text.key.unwrap_or(KeyEncoding::Utf8);
+        let rules = jws.algorithms.iter().map(|algorithm| KeyRule::plain(algorithm.algorithm(), key, ""));
+        let scheme = scheme(rules.collect());
+        if scheme.content.is_some() || scheme.timestamp.is_some() || scheme.id.is_some() || encoding.is_some()
+        {
+            return Err(
+                "a token signs what its claims say: remove content, timestamp, id and signature.encoding"
+                    .to_owned(),
+            );
+        }
+        return Ok(scheme);
+    }
+    let keys = key_rules(text.algorithm, text.key, text.keys, &grammar, has_kind)?;
+    let scheme = scheme(keys);
+    check_parts(&scheme)?;
+    Ok(scheme)
+}
 
+/// The pointers in the text of a template.
+fn signed_pointers(content: &str) -> Vec<Pointer> {
+    let names = content.split('{').skip(1).filter_map(|rest| rest.split('}').next());
+    let pointers =
+        names.filter_map(|name| name.strip_prefix("json:").or_else(|| name.starts_with('/').then_some(name)));
+    pointers.filter_map(|pointer| Pointer::parse(pointer.trim_end_matches('?')).ok()).collect()
+}
+
+fn list_plan(pointer: &str) -> Result<(Plan, Slot), String> {
+    let mut plan = Plan::new();
+    let slot = plan.add(&Pointer::parse(pointer)?)?;
+    Ok((plan, slot))
+}
+
+fn location(text: SignatureText, plan: &mut Plan) -> Result<Location, String> {
+    match (text.header, text.headers, text.repeated, text.field) {
+        (Some(names), None, None, None) => Ok(Location::Header(names)),
+        (None, Some(list), None, None) => {
+            let names = HeaderNames::parse(list.as_slice().iter().map(String::as_str))?;
+            Ok(Location::Headers(names.iter().cloned().collect()))
+        }
+        (None, None, Some(name), None) => {
+            Ok(Location::Repeated(HeaderNames::parse([name.as_str()])?.first().clone()))
+        }
+        (None, None, None, Some(field)) => Ok(Location::Field(Field::parse(&field, plan)?)),
+        _ => Err("signature needs one of header, headers, repeated and field".to_owned()),
+    }
+}
+
+fn timestamp_rule(text: TimestampText, plan: &mut Plan) -> Result<TimestampRule, String> {
+    let field = match (text.header, text.field) {
+        (Some(_), Some(_)) => {
+            return Err("timestamp.header and timestamp.field exclude each other".to_owned());
+        }
+        (Some(names), None) => {
+            Some(Field { name: format!("header:{}", names.first()), at: At::Header(names) })
+        }
+        (None, field) => field.as_deref().map(|field| Field::parse(field, plan)).transpose()?,
+    };
+    let tolerance_secs = text.tolerance.unwrap_or(DEFAULT_TOLERANCE_SECS);
+    Ok(TimestampRule { field, unit: text.unit, tolerance_secs })
+}
+
+fn fetch_rule(text: FetchText, plan: &mut Plan) -> Result<FetchRule, String> {
+    let fixed = |url: String| match url.starts_with("https://") {
+        true => Ok(url),
+        false => Err("fetch: keys are fetched over https only".to_owned()),
+    };
+    match (text.certificate, text.key_set, text.key_by_id) {
+        (Some(_), None, None) if text.hosts.is_empty() => Err("fetch.hosts is missing".to_owned()),
+        (Some(from), None, None) => {
+            text.hosts.iter().try_for_each(HostRule::check)?;
+            let from = Field::parse(&from, plan)?;
+            Ok(FetchRule::Certificate { from, hosts: text.hosts, common_name: text.common_name })
+        }
+        (None, Some(url), None) => Ok(FetchRule::KeySet { url: fixed(url)? }),
+        (None, None, Some(url)) => Ok(FetchRule::KeyById { url: fixed(url)? }),
+        _ => Err("fetch needs one of certificate, key_set and key_by_id".to_owned()),
+    }
+}
+
+/// What must hold between the parts of a scheme that is not a signed token.
+fn check_parts(scheme: &Scheme) -> Result<(), String> {
+    let keys = &scheme.keys;
     if keys.iter().any(|rule| rule.algorithm == Algorithm::Token) {
         // A token proves that the sender knows it and nothing more; pretending otherwise is the mistake.
-        if text.content.is_some() || timestamp.is_some() || id.is_some() || encoding.is_some() {
-            return Err(
-                "a token signs nothing: remove content, timestamp, id and signature.encoding".to_owned()
-            );
+        if scheme.content.is_some() || scheme.timestamp.is_some() || scheme.id.is_some() {
+            return Err("a token signs nothing: remove content, timestamp and id".to_owned());
         }
         if keys.iter().any(|rule| rule.algorithm != Algorithm::Token || rule.key != KeyEncoding::Utf8) {
             return Err(
@@ -237,53 +515,53 @@ fn checked(text: SchemeText) -> Result<Scheme, String> {
                     .to_owned(),
             );
         }
-        return Ok(Scheme {
-            keys,
-            header,
-            grammar,
-            encoding: None,
-            content: None,
-            timestamp: None,
-            id: None,
-        });
+        return Ok(());
     }
-
-    let encoding = encoding.ok_or("signature.encoding is missing: hex, base64 or base64url")?;
-    let content =
-        Template::parse(&text.content.ok_or("content is missing: what is signed, such as \"{body}\"")?)?;
-    check_timestamp(timestamp.as_ref(), &grammar, &content)?;
-    match (content.contains(&Part::Id), id.is_some()) {
-        (true, false) => return Err("content holds {id}, but there is no id = { header = … }".to_owned()),
-        (false, true) => return Err("id is read but content does not hold {id}".to_owned()),
-        _ => {}
+    if scheme.encoding.is_none() {
+        return Err("signature.encoding is missing: hex, base64 or base64url".to_owned());
     }
-    Ok(Scheme { keys, header, grammar, encoding: Some(encoding), content: Some(content), timestamp, id })
+    let content = scheme.content.as_ref().ok_or("content is missing: what is signed, such as \"{body}\"")?;
+    if scheme.each.is_some() && content.covers_body() {
+        return Err("each item is signed for itself, so content cannot hold {body}".to_owned());
+    }
+    check_timestamp(scheme, content)?;
+    match (content.contains(&Part::Id), scheme.id.is_some()) {
+        (true, false) => Err("content holds {id}, but there is no id = { header = … }".to_owned()),
+        (false, true) => Err("id is read but content does not hold {id}".to_owned()),
+        _ => Ok(()),
+    }
 }
 
-fn check_timestamp(
-    timestamp: Option<&TimestampRule>,
-    grammar: &Grammar,
-    content: &Template,
-) -> Result<(), String> {
-    let signed = content.contains(&Part::Timestamp);
-    let Some(timestamp) = timestamp else {
-        return if signed {
+fn check_timestamp(scheme: &Scheme, content: &Template) -> Result<(), String> {
+    let grammar = &scheme.grammar;
+    let named = content.contains(&Part::Timestamp);
+    let Some(timestamp) = &scheme.timestamp else {
+        return if named {
             Err("content holds {ts}, but there is no timestamp = { … }".to_owned())
         } else if grammar.carries_timestamp() {
-            Err("signature.grammar.kv names a ts, but there is no timestamp = { … }".to_owned())
+            Err("signature.grammar names a timestamp, but there is no timestamp = { … }".to_owned())
         } else {
             Ok(())
         };
     };
-    if !signed {
+    let special = content.parts().any(|part| matches!(part, Part::Special(special) if special.covers_time()));
+    let inside = timestamp.field.as_ref().is_some_and(|field| match &field.at {
+        At::Json(_) => {
+            let itself = |part: &Part| matches!(part, Part::Field(signed, false) if signed.at == field.at);
+            content.covers_body() || content.parts().any(itself)
+        }
+        at @ At::Form(_) => scheme.signs_field(at),
+        _ => false,
+    });
+    if !named && !special && !inside {
         return Err(
             "timestamp is set, but content does not hold {ts}: an unsigned timestamp protects nothing"
                 .to_owned(),
         );
     }
-    match (timestamp.header.is_some(), grammar.carries_timestamp()) {
+    match (timestamp.field.is_some(), grammar.carries_timestamp()) {
         (true, true) => {
-            Err("the timestamp is in the signature header and in a header of its own: choose one".to_owned())
+            Err("the timestamp is in the signature header and in a place of its own: choose one".to_owned())
         }
         (false, false) => {
             Err("timestamp.header is missing, and the signature header does not carry one".to_owned())
@@ -297,9 +575,11 @@ fn key_rules(
     key: Option<KeyEncoding>,
     keys: Vec<KeyRule>,
     grammar: &Grammar,
+    has_kind: bool,
 ) -> Result<Vec<KeyRule>, String> {
     let accepted = match grammar {
         Grammar::Tagged(Tagged { accept, .. }) => Some(accept.as_deref()),
+        _ if has_kind => Some(None),
         _ => None,
     };
     if keys.is_empty() {
@@ -307,15 +587,14 @@ fn key_rules(
         let key = match (algorithm, key) {
             (_, Some(key)) => key,
             (Algorithm::Token, None) => KeyEncoding::Utf8,
-            (_, None) => return Err("key is missing: utf8, hex or base64".to_owned()),
+            (_, None) => return Err("key is missing: utf8, hex, base64, sha1 or pem".to_owned()),
         };
         let tag = match accepted {
-            None => String::new(),
-            Some(Some(tag)) if !tag.is_empty() => tag.to_owned(),
+            None => "",
+            Some(Some(tag)) if !tag.is_empty() => tag,
             Some(_) => return Err("signature.grammar.tagged needs accept = \"…\"".to_owned()),
         };
-        let (prefix, optional_prefix, sign_prefix) = (String::new(), false, None);
-        return Ok(vec![KeyRule { algorithm, key, prefix, optional_prefix, sign_prefix, tag }]);
+        return Ok(vec![KeyRule::plain(algorithm, key, tag)]);
     }
     if algorithm.is_some() || key.is_some() {
         return Err("keys replaces algorithm and key: use one or the other".to_owned());
@@ -332,7 +611,7 @@ fn key_rules(
         return Err("keys[].tag needs a tagged signature header".to_owned());
     }
     let open = keys.iter().filter(|rule| rule.prefix.is_empty() || rule.optional_prefix).count();
-    if open > 1 {
+    if open > 1 && !has_kind {
         return Err("only one of keys may do without a prefix".to_owned());
     }
     Ok(keys)
@@ -376,6 +655,10 @@ mod tests {
             (GOOD.replace("{ts}.", "{id}{ts}."), "no id"),
             (format!("{GOOD}\nid = {{ header = \"x-id\" }}"), "does not hold {id}"),
             (GOOD.replace("{ts}.", "{time}{ts}."), "unknown"),
+            (format!("{GOOD}\neach = \"/items\""), "cannot hold {body}"),
+            (GOOD.replace("header = \"x-sig\"", "header = \"x-sig\", field = \"/a\""), "needs one of"),
+            (format!("{GOOD}\ncontainer = \"zip:a\""), "no container"),
+            (format!("{GOOD}\nfetch = {{ key_set = \"http://a/\" }}"), "https only"),
             (GOOD.replace(", encoding = \"hex\"", ""), "encoding is missing"),
             (GOOD.replace("hmac-sha256", "token"), "a token signs nothing"),
             (GOOD.replace("hmac-sha256", "md5"), "md5"),

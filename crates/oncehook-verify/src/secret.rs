@@ -30,7 +30,7 @@ const PLACEHOLDER_OPENINGS: [&str; 6] =
     ["your-secret", "your_secret", "yoursecret", "your secret", "your-webhook-secret", "your_webhook_secret"];
 
 /// The text of one secret. Its memory is wiped on drop, and `Debug` shows nothing of it.
-#[derive(Clone)]
+#[derive(Clone, PartialEq, Eq)]
 pub struct Secret(Zeroizing<String>);
 
 impl Secret {

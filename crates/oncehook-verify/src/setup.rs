@@ -17,6 +17,20 @@ pub enum SetupError {
     /// A source without secrets would accept everything, so it accepts nothing.
     #[error("no secret is configured")]
     NoSecrets,
+    /// The scheme checks with keys that its sender publishes; a secret would be for something else.
+    #[error("this scheme fetches its keys from the sender; remove the secrets")]
+    NeedlessSecrets,
+    /// The scheme signs the address that is called.
+    #[error(
+        "this scheme signs the address that is called: set `url` to it, exactly as it was entered at the sender"
+    )]
+    MissingUrl,
+    /// The address cannot be one.
+    #[error("`url`: {0}")]
+    BadUrl(&'static str),
+    /// A value that the scheme needs is not set.
+    #[error("this scheme needs `params.{0}`")]
+    MissingParam(String),
     /// A secret that cannot become a key of this scheme.
     #[error("secret {position} cannot be used: {problem}")]
     BadSecret {

@@ -212,6 +212,8 @@ pub struct Failure {
     pub message: String,
     /// What to do about it.
     pub remedy: Remedy,
+    /// Whether the destination is known to work: it answered, and did not want this one.
+    pub answered: bool,
 }
 
 /// What a failed attempt asks for.
@@ -230,19 +232,26 @@ impl Failure {
     /// A failure that another attempt may mend.
     #[must_use]
     pub fn retry(cause: Cause, message: impl Into<String>) -> Self {
-        Self { cause, message: bounded(message.into()), remedy: Remedy::Retry(None) }
+        Self { cause, message: bounded(message.into()), remedy: Remedy::Retry(None), answered: false }
     }
 
     /// A failure that no further attempt can mend.
     #[must_use]
     pub fn permanent(cause: Cause, message: impl Into<String>) -> Self {
-        Self { cause, message: bounded(message.into()), remedy: Remedy::GiveUp }
+        Self { cause, message: bounded(message.into()), remedy: Remedy::GiveUp, answered: false }
     }
 
     /// The failure of an attempt whose lease ran out. Whatever it was, the event is the only thing known to be part of it.
     #[must_use]
     pub fn never_ended() -> Self {
         Self::retry(Cause::Poison, "the attempt never ended: the process stopped, or it outlasted its lease")
+    }
+
+    /// The destination answered that it does not want this one. It works, so its breaker has nothing to do with it.
+    #[must_use]
+    pub fn answered(mut self) -> Self {
+        self.answered = true;
+        self
     }
 
     /// Not before this much time has passed.

@@ -9,6 +9,7 @@
 //! - [`outbound`]: which addresses a request may go to.
 //! - [`handler`], [`route`]: what is done with an event, and which events go where.
 //! - [`journal`]: where an event becomes durable, where duplicates are decided and effects are recorded, with its backends.
+//! - [`fastpath`]: copies of what is known to be durable do not reach the journal.
 //! - [`worker`]: takes what is due and sees that it takes effect.
 //!
 //! What this crate does not do: read configuration or the environment, listen on sockets, verify signatures (that is
@@ -18,6 +19,7 @@ pub mod clock;
 pub mod crash;
 pub mod delivery;
 pub mod event;
+pub mod fastpath;
 pub mod glob;
 pub mod handler;
 pub mod journal;

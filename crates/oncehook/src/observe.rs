@@ -3,9 +3,10 @@
 //! Label values are bounded: sources come from the configuration and reasons from enums, never from the wire. Counters are
 //! resolved once per source, so that counting on the hot path is one atomic addition.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use prometheus_client::encoding::{EncodeLabelSet, EncodeMetric, MetricEncoder};
@@ -17,7 +18,7 @@ use prometheus_client::registry::{Registry, Unit};
 
 use oncehook_verify::UnixMicros;
 
-use crate::journal::{Backlog, JournalState, Verdict};
+use crate::journal::{Backlog, JournalState, Layer, Verdict};
 
 /// Label: the source.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -92,6 +93,8 @@ pub struct Metrics {
     waiting: Family<RouteLabel, Gauge>,
     dead: Family<RouteLabel, Gauge>,
     oldest: Family<RouteLabel, Gauge>,
+    /// The routes that have these three.
+    shown: Mutex<BTreeSet<String>>,
     forgotten: Family<KindLabel, Counter>,
 }
 
@@ -101,6 +104,7 @@ pub struct SourceMetrics {
     source: String,
     accepted: Counter,
     duplicates: Counter,
+    duplicates_in_memory: Counter,
     conflicts: Counter,
     quarantined: Counter,
     rejected: Family<ReasonLabel, Counter>,
@@ -140,6 +144,7 @@ impl Metrics {
             waiting: Family::default(),
             dead: Family::default(),
             oldest: Family::default(),
+            shown: Mutex::default(),
             forgotten: Family::default(),
         };
         let registry = &mut metrics.registry;
@@ -206,28 +211,50 @@ impl Metrics {
         self.forgotten.get_or_create(&KindLabel { kind: "key" }).inc_by(keys as u64);
     }
 
-    /// Sets the gauges of what waits.
-    pub fn set_backlog(&self, backlog: &[Backlog], now: UnixMicros) {
-        for waiting in backlog {
-            let label = RouteLabel { route: waiting.route.clone() };
-            let gauge = |value: u64| i64::try_from(value).unwrap_or(i64::MAX);
-            self.waiting.get_or_create(&label).set(gauge(waiting.waiting));
-            self.dead.get_or_create(&label).set(gauge(waiting.dead));
-            let age = waiting.oldest.map_or(0, |due| now.0.saturating_sub(due.0).max(0) / 1_000_000);
-            self.oldest.get_or_create(&label).set(age);
+    /// Sets the gauges of what waits: for every configured route, zero if nothing does, and for every other route that has
+    /// left something behind. The gauges of routes that are neither go. Without a backlog all of them go.
+    pub fn set_backlog<'r>(
+        &self,
+        configured: impl Iterator<Item = &'r str>,
+        backlog: Option<&[Backlog]>,
+        now: UnixMicros,
+    ) {
+        let mut routes: BTreeMap<&str, Option<&Backlog>> = BTreeMap::new();
+        if let Some(backlog) = backlog {
+            routes.extend(configured.map(|route| (route, None)));
+            routes.extend(backlog.iter().map(|waiting| (waiting.route.as_str(), Some(waiting))));
         }
+        let mut shown = self.shown.lock().unwrap_or_else(PoisonError::into_inner);
+        for route in shown.iter().filter(|route| !routes.contains_key(route.as_str())) {
+            let label = RouteLabel { route: route.clone() };
+            for family in [&self.waiting, &self.dead, &self.oldest] {
+                family.remove(&label);
+            }
+        }
+        for (route, waiting) in &routes {
+            let label = RouteLabel { route: (*route).to_owned() };
+            let gauge = |value: u64| i64::try_from(value).unwrap_or(i64::MAX);
+            let age = |due: UnixMicros| now.0.saturating_sub(due.0).max(0) / 1_000_000;
+            self.waiting.get_or_create(&label).set(waiting.map_or(0, |waiting| gauge(waiting.waiting)));
+            self.dead.get_or_create(&label).set(waiting.map_or(0, |waiting| gauge(waiting.dead)));
+            self.oldest.get_or_create(&label).set(waiting.and_then(|waiting| waiting.oldest).map_or(0, age));
+        }
+        *shown = routes.into_keys().map(str::to_owned).collect();
     }
 
     /// The counters of a configured source. They exist, at zero, from then on.
     #[must_use]
     pub fn source(&self, source: &str) -> SourceMetrics {
         let label = SourceLabel { source: source.to_owned() };
+        let duplicates = |layer: Layer| {
+            let label = LayerLabel { source: source.to_owned(), layer: layer.as_str() };
+            self.duplicates.get_or_create_owned(&label)
+        };
         SourceMetrics {
             source: source.to_owned(),
             accepted: self.accepted.get_or_create_owned(&label),
-            duplicates: self
-                .duplicates
-                .get_or_create_owned(&LayerLabel { source: source.to_owned(), layer: "journal" }),
+            duplicates: duplicates(Layer::Journal),
+            duplicates_in_memory: duplicates(Layer::Memory),
             conflicts: self.conflicts.get_or_create_owned(&label),
             quarantined: self.quarantined.get_or_create_owned(&label),
             rejected: self.rejected.clone(),
@@ -313,15 +340,18 @@ impl RouteMetrics<'_> {
 }
 
 impl SourceMetrics {
-    /// Counts what an append decided.
-    pub fn count(&self, verdict: Verdict) {
+    /// Counts what was decided, and by whom.
+    pub fn count(&self, verdict: Verdict, layer: Layer) {
         match verdict {
             Verdict::New => self.accepted.inc(),
             Verdict::Quarantined => {
                 self.accepted.inc();
                 self.quarantined.inc()
             }
-            Verdict::Duplicate => self.duplicates.inc(),
+            Verdict::Duplicate => match layer {
+                Layer::Journal => self.duplicates.inc(),
+                Layer::Memory => self.duplicates_in_memory.inc(),
+            },
             Verdict::Conflict => self.conflicts.inc(),
         };
     }

@@ -25,6 +25,15 @@ impl Default for RetryPolicy {
     }
 }
 
+impl RetryPolicy {
+    /// The usual patience with a destination outside: about three hours, so that an hour's outage makes no dead letters. An
+    /// error in one's own database ([`default`](Self::default)) is said after minutes: somebody has to mend it.
+    #[must_use]
+    pub fn patient() -> Self {
+        Self { max_attempts: 16, ..Self::default() }
+    }
+}
+
 /// A destination that asks for more patience than this is not believed.
 const LONGEST_ASKED: Duration = Duration::from_secs(24 * 3_600);
 

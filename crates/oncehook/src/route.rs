@@ -67,7 +67,10 @@ impl Route {
             source,
             types: Vec::new(),
             after: None,
-            retry: RetryPolicy::default(),
+            retry: match handler {
+                Handler::Http(_) => RetryPolicy::patient(),
+                Handler::Sql(_) | Handler::Function(_) => RetryPolicy::default(),
+            },
             concurrency: USUAL_CONCURRENCY,
             breaker: BreakerPolicy::default(),
             handler,

@@ -1,8 +1,8 @@
 //! Orders for many events: what a filter finds is shown first, then somebody says yes, then the gateway does it while
 //! this watches.
 //!
-//! Promises: nothing is ordered before it was counted and agreed to, by a person at a terminal or by `--yes`. Ctrl-C
-//! cancels the rest.
+//! Promises: nothing is ordered before it was counted and agreed to, by a person at a terminal or by `--yes`, and then only
+//! what was counted: if the filter finds another number in the end, it is shown again. Ctrl-C cancels the rest.
 //!
 //! Does not: give the orders itself. The gateway does, and goes on if this program is killed.
 
@@ -12,15 +12,18 @@ use std::time::Duration;
 
 use anyhow::bail;
 use indicatif::{ProgressBar, ProgressStyle};
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
-use super::client::{Client, Json};
+use super::client::{Client, Json, is_refused_for};
 use super::filter::Filter;
 use super::{Shared, print, say, text};
 
 /// How often the gateway is asked how far it is.
 const ASK_EVERY: Duration = Duration::from_millis(200);
+
+/// How often it is counted anew for `--yes` because events came to the filter or left it meanwhile.
+const COUNTS: u32 = 5;
 
 /// Options of orders for many events.
 #[derive(Debug, clap::Args)]
@@ -51,6 +54,7 @@ struct Survey {
     complete: bool,
     statuses: std::collections::BTreeMap<String, u64>,
     events: Vec<String>,
+    until: String,
 }
 
 #[derive(Deserialize)]
@@ -59,7 +63,7 @@ struct Started {
 }
 
 /// How far it is, as the API gives it.
-#[derive(Deserialize)]
+#[derive(Deserialize, Serialize)]
 struct Progress {
     state: String,
     matched: u64,
@@ -69,7 +73,7 @@ struct Progress {
     errors: Vec<Trouble>,
 }
 
-#[derive(Deserialize)]
+#[derive(Deserialize, Serialize)]
 struct Trouble {
     event: Option<String>,
     error: String,
@@ -83,25 +87,41 @@ impl Bulk {
         filter: &Filter,
         pacing: &Pacing,
     ) -> anyhow::Result<ExitCode> {
-        let found = client.post("/api/replays", &self.order(filter, pacing, true))?;
-        let survey: Survey = found.read()?;
-        if pacing.dry_run {
-            if shared.json {
-                print(found.text());
-            } else {
-                print(&self.question(&survey));
+        let mut counts = 0;
+        let (replay, matched) = loop {
+            let found = client.post("/api/replays", &self.order(filter, pacing, None))?;
+            let survey: Survey = found.read()?;
+            if pacing.dry_run {
+                print(&if shared.json { found.text().to_owned() } else { self.question(&survey) });
+                return Ok(ExitCode::SUCCESS);
             }
-            return Ok(ExitCode::SUCCESS);
-        }
-        if survey.matched > 0 {
+            if survey.matched == 0 && survey.complete {
+                let nothing = Progress::nothing();
+                print(&if shared.json {
+                    serde_json::to_string(&nothing)?
+                } else {
+                    nothing.lines().join("\n")
+                });
+                return Ok(ExitCode::SUCCESS);
+            }
             say(&self.question(&survey));
             if !pacing.yes && !agreed()? {
                 say("nothing was done");
                 return Ok(ExitCode::FAILURE);
             }
-        }
-        let Started { replay } = client.post("/api/replays", &self.order(filter, pacing, false))?.read()?;
-        let answer = watch(client, &replay, survey.matched)?;
+            counts += 1;
+            match client.post("/api/replays", &self.order(filter, pacing, Some(&survey))) {
+                Ok(started) => {
+                    let Started { replay } = started.read()?;
+                    break (replay, survey.matched);
+                }
+                Err(error) if is_refused_for(&error, "expect") && (!pacing.yes || counts < COUNTS) => {
+                    say(&format!("{error:#}"));
+                }
+                Err(error) => return Err(error),
+            }
+        };
+        let answer = watch(client, &replay, matched)?;
         let progress: Progress = answer.read()?;
         if shared.json {
             print(answer.text());
@@ -112,18 +132,25 @@ impl Bulk {
         Ok(if fine { ExitCode::SUCCESS } else { ExitCode::FAILURE })
     }
 
-    fn order(&self, filter: &Filter, pacing: &Pacing, dry_run: bool) -> Value {
+    /// The order for what a survey has found; without one, the order to make it.
+    fn order(&self, filter: &Filter, pacing: &Pacing, survey: Option<&Survey>) -> Value {
         let conditions = filter.conditions();
         let given =
             conditions.iter().filter_map(|(name, value)| Some(((*name).to_owned(), (*value)?.into())));
+        let mut filter: Map<String, Value> = given.collect();
+        if let Some(survey) = survey {
+            filter.insert("until".to_owned(), survey.until.as_str().into());
+        }
         json!({
-            "filter": given.collect::<Map<String, Value>>(),
+            "filter": filter,
             "verb": self.verb,
             "epoch": self.epoch,
             "route": self.route,
             "reason": self.reason,
             "rate": pacing.rate,
-            "dry_run": dry_run,
+            "dry_run": survey.is_none(),
+            // Of what could not be counted to its end, nobody knows how much there should be.
+            "expect": survey.filter(|survey| survey.complete).map(|survey| survey.matched),
         })
     }
 
@@ -145,6 +172,11 @@ impl Bulk {
 }
 
 impl Progress {
+    /// Of a replay that need not begin.
+    fn nothing() -> Self {
+        Self { state: "done".to_owned(), matched: 0, done: 0, changed: 0, failed: 0, errors: Vec::new() }
+    }
+
     fn lines(&self) -> Vec<String> {
         let Self { state, matched, done, changed, failed, .. } = self;
         let unchanged = done.saturating_sub(*changed).saturating_sub(*failed);

@@ -1,20 +1,60 @@
-//! `oncehook check`: reads the configuration and reports every problem at once.
+//! `oncehook check`: reads the configuration and reports every problem at once; with `--database`, also the statements that do
+//! not fit the tables.
+//!
+//! Does not: make or change anything, nor need the gateway to run or to be stopped.
 
 use std::process::ExitCode;
 
+use anyhow::{Context as _, bail};
 use oncehook::glob::Glob;
 use oncehook::route::Route;
 
-use super::{Shared, print, say};
-use crate::config::Config;
+use super::rehearsal::{self, Finding};
+use super::{Shared, print, say, text};
+use crate::config::{Config, Problems};
 
-pub(super) fn run(shared: &Shared) -> anyhow::Result<ExitCode> {
-    match Config::load(&shared.config) {
+#[derive(Debug, clap::Args)]
+pub(super) struct Check {
+    /// Also try the statements of sql routes out on the tables in the journal's file
+    #[arg(long)]
+    database: bool,
+}
+
+impl Check {
+    pub(super) fn run(self, shared: &Shared) -> anyhow::Result<ExitCode> {
+        let checked = Config::load(&shared.config);
+        let findings = match &checked {
+            Ok(config) if self.database => look_into_database(config)?,
+            _ => Vec::new(),
+        };
+        let code = report(shared, checked, &findings)?;
+        Ok(if findings.is_empty() { code } else { ExitCode::FAILURE })
+    }
+}
+
+fn look_into_database(config: &Config) -> anyhow::Result<Vec<Finding>> {
+    let path = config.journal.path.display();
+    if !config.journal.path.exists() {
+        bail!("{path} is not there yet; `oncehook migrate` makes it, and your own tables are yours to make");
+    }
+    rehearsal::findings(config).with_context(|| format!("look into {path}"))
+}
+
+fn report(
+    shared: &Shared,
+    checked: Result<Config, Problems>,
+    findings: &[Finding],
+) -> anyhow::Result<ExitCode> {
+    match checked {
         Ok(config) if shared.json => {
             let sources: Vec<_> = config.sources.iter().map(|source| source.name.as_str()).collect();
             let routes: Vec<_> = config.routes.iter().map(|route| facts(route)).collect();
-            let report =
-                serde_json::json!({ "ok": true, "sources": sources, "routes": routes, "problems": [] });
+            let report = serde_json::json!({
+                "ok": findings.is_empty(),
+                "sources": sources,
+                "routes": routes,
+                "problems": findings,
+            });
             print(&report.to_string());
             Ok(ExitCode::SUCCESS)
         }
@@ -23,6 +63,12 @@ pub(super) fn run(shared: &Shared) -> anyhow::Result<ExitCode> {
             let routes = count(config.routes.iter().count(), "route");
             say(&format!("{} is fine: {sources}, {routes}", shared.config.display()));
             config.routes.iter().for_each(|route| say(&format!("  {}", line(route))));
+            for Finding { route, statement, problem } in findings {
+                let problem = text::shown(problem, 400);
+                say(&format!(
+                    "route {route}: statement {statement} would fail as the tables are now: {problem}"
+                ));
+            }
             Ok(ExitCode::SUCCESS)
         }
         Err(problems) if shared.json => {

@@ -96,7 +96,7 @@ impl Client {
         let (body, whole) =
             read_answer(response, MAX_ANSWER_BYTES).await.map_err(|error| self.unreachable(&error))?;
         if !status.is_success() {
-            return Err(Refused { status, message: refusal(status, &body) }.into());
+            return Err(Refused { status, code: code(&body), message: refusal(status, &body) }.into());
         }
         if !whole {
             bail!("the gateway's answer is too large");
@@ -128,6 +128,7 @@ pub(super) struct Unreachable(String);
 #[error("{message}")]
 pub(super) struct Refused {
     status: reqwest::StatusCode,
+    code: Option<String>,
     message: String,
 }
 
@@ -135,6 +136,11 @@ pub(super) struct Refused {
 pub(super) fn may_pass(error: &anyhow::Error) -> bool {
     error.is::<Unreachable>()
         || error.downcast_ref::<Refused>().is_some_and(|refused| refused.status.is_server_error())
+}
+
+/// Whether the gateway refused for this reason.
+pub(super) fn is_refused_for(error: &anyhow::Error, code: &str) -> bool {
+    error.downcast_ref::<Refused>().is_some_and(|refused| refused.code.as_deref() == Some(code))
 }
 
 /// An answer, as it came and as it is understood.
@@ -214,6 +220,10 @@ fn url(address: SocketAddr, path: &str, params: &[(&str, Option<&str>)]) -> anyh
     let given: Vec<_> = params.iter().filter_map(|(name, value)| Some((*name, (*value)?))).collect();
     let url = if given.is_empty() { Url::parse(&base) } else { Url::parse_with_params(&base, given) };
     url.with_context(|| format!("make a URL of {base}"))
+}
+
+fn code(body: &[u8]) -> Option<String> {
+    serde_json::from_slice::<ErrorBody>(body).ok().map(|body| body.error.code)
 }
 
 fn refusal(status: reqwest::StatusCode, body: &[u8]) -> String {

@@ -13,6 +13,7 @@ mod order;
 mod pause;
 mod providers;
 mod random;
+mod rehearsal;
 mod request;
 mod send;
 mod serve;
@@ -59,7 +60,7 @@ enum Command {
     /// Write a commented configuration and a secret to start with
     Init(init::Init),
     /// Check the configuration and report every problem
-    Check,
+    Check(check::Check),
     /// Run the gateway
     Serve(serve::Serve),
     /// Make or upgrade the journal's tables, then stop
@@ -97,7 +98,7 @@ pub fn main() -> ExitCode {
     let shared = &cli.shared;
     let outcome = match cli.command {
         Command::Init(command) => command.run(shared),
-        Command::Check => check::run(shared),
+        Command::Check(command) => command.run(shared),
         Command::Serve(command) => command.run(shared),
         Command::Migrate => migrate::run(shared),
         Command::Send(command) => command.run(shared),

@@ -61,12 +61,15 @@ pub(super) struct Plain {
     reason: Option<String>,
 }
 
+/// The options of [`Filter`], as clap knows them.
+const CONDITIONS: [&str; 7] = ["source", "kind", "status", "key", "entity", "since", "until"];
+
 /// One event, or a filter.
 #[derive(Debug, clap::Args)]
-#[group(required = true, multiple = true)]
+#[group(skip)]
 struct Which {
     /// The event's id
-    #[arg(conflicts_with_all = ["source", "kind", "status", "key", "entity", "since", "until"])]
+    #[arg(conflicts_with_all = CONDITIONS, required_unless_present_any = CONDITIONS)]
     id: Option<String>,
     #[command(flatten)]
     filter: Filter,

@@ -2,9 +2,10 @@
 //!
 //! Everything is computed from the presets, so nothing here can disagree with what the gateway does.
 
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use anyhow::anyhow;
+use anyhow::{Context as _, anyhow};
 use oncehook_verify::{Confidence, Identifier, Integrity, MissingKey, Preset};
 use serde_json::json;
 
@@ -14,10 +15,17 @@ use super::{Shared, print, text};
 pub(super) struct Providers {
     /// Show everything about this one
     name: Option<String>,
+    /// Write a page in Markdown about each provider into this directory
+    #[arg(long, value_name = "DIR", conflicts_with = "name")]
+    pages: Option<PathBuf>,
 }
 
 impl Providers {
     pub(super) fn run(self, shared: &Shared) -> anyhow::Result<ExitCode> {
+        if let Some(directory) = &self.pages {
+            write_pages(directory)?;
+            return Ok(ExitCode::SUCCESS);
+        }
         match (self.name, shared.json) {
             (None, false) => print(&overview()),
             (None, true) => print(&json!(Preset::all().iter().map(facts).collect::<Vec<_>>()).to_string()),
@@ -28,32 +36,51 @@ impl Providers {
     }
 }
 
-/// The preset of that name or alias, or an error that lists all names.
+/// The preset of that name or alias, or an error that names the nearest.
 pub(super) fn named(name: &str) -> anyhow::Result<&'static Preset> {
     Preset::named(name).ok_or_else(|| {
-        let names: Vec<_> = Preset::all().iter().map(|preset| preset.name.as_str()).collect();
-        anyhow!("there is no preset `{}`; known: {}", text::shown(name, 64), names.join(", "))
+        let near = near(name);
+        let help =
+            if near.is_empty() { String::new() } else { format!(" did you mean {}?", near.join(" or ")) };
+        anyhow!("there is no preset `{}`;{help} `oncehook providers` lists them all", text::shown(name, 64))
     })
 }
 
+/// Names that begin like this one.
+fn near(name: &str) -> Vec<&'static str> {
+    let opening: String = name.chars().take(3).flat_map(char::to_lowercase).collect();
+    let names = Preset::all().iter().map(|preset| preset.name.as_str());
+    names.filter(|known| opening.len() >= 2 && known.starts_with(&opening)).take(4).collect()
+}
+
+fn write_pages(directory: &Path) -> anyhow::Result<()> {
+    std::fs::create_dir_all(directory).with_context(|| format!("make {}", directory.display()))?;
+    let write = |name: &str, text: String| {
+        let path = directory.join(format!("{name}.md"));
+        std::fs::write(&path, text).with_context(|| format!("write {}", path.display()))
+    };
+    write("README", index_page())?;
+    Preset::all().iter().try_for_each(|preset| write(&preset.name, page(preset)))
+}
+
 fn overview() -> String {
-    let header = ["NAME", "SIGNED", "KEY", "RETRIES", "HORIZON", "TIMEOUT", "CONFIDENCE"];
+    let header = ["NAME", "SIGNED", "KEY", "BATCH", "RETRIES", "HORIZON", "TIMEOUT", "CONFIDENCE"];
     let rows = Preset::all().iter().map(|preset| {
         vec![
             preset.name.clone(),
             signed(preset),
             if key_is_signed(preset) { "signed" } else { "unsigned" }.to_owned(),
+            if preset.identify.is_batch() { "yes" } else { "no" }.to_owned(),
             if preset.retries { "yes" } else { "no" }.to_owned(),
             text::duration(preset.retry_horizon_secs),
             timeout(preset),
-            preset.confidence.as_str().to_owned(),
+            confidence(preset),
         ]
     });
     text::table(&header, rows)
 }
 
 fn story(preset: &Preset) -> String {
-    let headers: Vec<_> = preset.verify.signature_headers().map(|name| name.as_str()).collect();
     let aliases = if preset.aliases.is_empty() { "none".to_owned() } else { preset.aliases.join(", ") };
     let key = if key_is_signed(preset) {
         "signed: nobody can change it"
@@ -65,23 +92,18 @@ fn story(preset: &Preset) -> String {
     } else {
         "not by itself: while the gateway is away, events are lost until somebody resends them"
     };
-    let confidence = match preset.confidence {
-        Confidence::Sdk => "sdk: read in the provider's own code",
-        Confidence::Docs => "docs: read in the provider's documentation",
-        Confidence::ThirdParty => "third_party: read in somebody else's code",
-    };
-    let handshakes = if preset.handshakes.is_empty() { "none" } else { "answered by the gateway" };
     let lines = [
         ("aliases", aliases),
         ("signed", signed(preset)),
-        ("signature in", headers.join(" or ")),
+        ("signature in", preset.verify.signature_place()),
         ("key", key.to_owned()),
         ("retries", retries.to_owned()),
         ("horizon", format!("a copy may come up to {} later", text::duration(preset.retry_horizon_secs))),
         ("timeout", timeout(preset)),
-        ("wants", format!("HTTP {}", preset.ack.status)),
-        ("handshakes", handshakes.to_owned()),
-        ("confidence", confidence.to_owned()),
+        ("wants", wants(preset)),
+        ("handshakes", handshakes(preset).to_owned()),
+        ("batch", if preset.identify.is_batch() { "several events in one request" } else { "no" }.to_owned()),
+        ("confidence", founded(preset).to_owned()),
         ("secret", preset.secret_hint.clone()),
     ];
     let lines: Vec<_> = lines.iter().map(|(name, fact)| format!("  {name:<13} {fact}")).collect();
@@ -97,6 +119,13 @@ fn facts(preset: &Preset) -> serde_json::Value {
         "integrity": preset.verify.integrity().as_str(),
         "tolerance_seconds": preset.verify.default_tolerance_secs(),
         "signature_headers": headers,
+        "signature_place": preset.verify.signature_place(),
+        "batch": preset.identify.is_batch(),
+        "needs_url": preset.verify.needs_url(),
+        "fetches_keys": preset.verify.fetches_keys(),
+        "params": preset.params.iter().map(|param| json!({ "name": param.name, "hint": param.hint, "optional": param.optional })).collect::<Vec<_>>(),
+        "handshake": !preset.handshakes.is_empty(),
+        "experimental": preset.experimental,
         "key_signed": key_is_signed(preset),
         "retries": preset.retries,
         "retry_horizon_seconds": preset.retry_horizon_secs,
@@ -113,13 +142,168 @@ fn facts(preset: &Preset) -> serde_json::Value {
 fn config_block(preset: &Preset) -> String {
     let variable = preset.name.to_ascii_uppercase().replace('-', "_");
     let name = &preset.name;
-    format!("[[source]]\nname = \"{name}\"\nprovider = \"{name}\"\nsecrets = [\"env:{variable}_SECRET\"]")
+    let mut lines =
+        vec!["[[source]]".to_owned(), format!("name = \"{name}\""), format!("provider = \"{name}\"")];
+    if !preset.verify.fetches_keys() {
+        lines.push(format!("secrets = [\"env:{variable}_SECRET\"]"));
+    }
+    if preset.verify.needs_url() {
+        lines.push(format!("url = \"https://gateway.example/webhooks/{name}\""));
+    }
+    if preset.handshakes.hands_over_secret() {
+        lines.push(format!(
+            "# handover = \"{name}.pending\" instead of secrets, until the provider has handed one over"
+        ));
+    }
+    let params: Vec<String> = preset
+        .params
+        .iter()
+        .filter(|param| param.name != "kid")
+        .map(|param| match param.name.as_str() {
+            "api_secret" => format!("{} = \"env:{variable}_API_SECRET\"", param.name),
+            _ => format!("{} = \"{}\"", param.name, param.example),
+        })
+        .collect();
+    if !params.is_empty() {
+        lines.push(format!("params = {{ {} }}", params.join(", ")));
+    }
+    lines.join("\n")
+}
+
+/// One provider, for `docs/providers/`.
+fn page(preset: &Preset) -> String {
+    let mut page = format!(
+        "# {}\n\n<!-- Made by `oncehook providers --pages docs/providers`; change the preset instead. -->\n\n",
+        preset.title
+    );
+    if preset.experimental {
+        page.push_str("**Experimental.** These facts were not confirmed by anything that was read. Try it before relying on it.\n\n");
+    }
+    page.push_str("## At the provider\n\n");
+    for (index, step) in preset.setup.iter().enumerate() {
+        page.push_str(&format!("{}. {step}\n", index + 1));
+    }
+    page.push_str(&format!("\nThe secret: {}.\n", preset.secret_hint));
+    for param in &preset.params {
+        let need = if param.optional { " (not always needed)" } else { "" };
+        page.push_str(&format!("\n`params.{}`{need}: {}.\n", param.name, param.hint));
+    }
+    page.push_str(&format!("\n## In oncehook.toml\n\n```toml\n{}\n```\n\n", config_block(preset)));
+    page.push_str("## Facts\n\n| | |\n| --- | --- |\n");
+    let batch = if preset.identify.is_batch() {
+        "one request can hold several events; each is kept and answered for itself"
+    } else {
+        "one event per request"
+    };
+    let retries = if preset.retries {
+        "retries by itself"
+    } else {
+        "never retries: while the gateway is away, events are lost"
+    };
+    let key = if key_is_signed(preset) { "covered by the signature" } else { "not covered by the signature" };
+    for (what, fact) in [
+        ("signed", signed(preset)),
+        ("signature in", format!("`{}`", preset.verify.signature_place().replace('|', "\\|"))),
+        ("key of an event", key.to_owned()),
+        ("events", batch.to_owned()),
+        (
+            "retries",
+            format!("{retries}; a copy may come up to {} later", text::duration(preset.retry_horizon_secs)),
+        ),
+        ("waits for an answer", timeout(preset)),
+        ("wants", wants(preset)),
+        ("handshake", handshakes(preset).to_owned()),
+        ("facts", founded(preset).to_owned()),
+    ] {
+        page.push_str(&format!("| {what} | {fact} |\n"));
+    }
+    page.push_str(&format!("\n## Try it\n\n{}", trial(preset)));
+    page
+}
+
+/// How to send a sample of this provider.
+fn trial(preset: &Preset) -> String {
+    let name = &preset.name;
+    if name == "paddle-classic" {
+        return "Signatures with SHA-1 are checked but no longer made: send a test alert from Paddle.\n"
+            .to_owned();
+    }
+    let half =
+        preset.verify.fetches_keys() || ["discord", "telnyx", "sendgrid", "wise"].contains(&name.as_str());
+    let secret = if half { " --secret file:private-key.pem" } else { "" };
+    let mut text = format!(
+        "```sh\noncehook serve &\noncehook send --source {name}{secret}          # a `{}`, signed as the provider does\n",
+        preset.sample.kind
+    );
+    for kind in preset.sample.other.keys().take(2) {
+        text.push_str(&format!("oncehook send --source {name}{secret} --type {kind}\n"));
+    }
+    text.push_str(&format!(
+        "oncehook verify --source {name} --request saved.http   # why a saved request is refused\n```\n"
+    ));
+    if half {
+        text.push_str("\nTo sign, the private half of the key is needed; the gateway must then know the public half of the same key.\n");
+    }
+    text
+}
+
+fn index_page() -> String {
+    let mut page = format!(
+        "# Providers\n\n<!-- Made by `oncehook providers --pages docs/providers`. -->\n\n{} presets. `oncehook providers NAME` shows the same.\n\n| provider | preset | signed | batch | facts from |\n| --- | --- | --- | --- | --- |\n",
+        Preset::all().len()
+    );
+    for preset in Preset::all() {
+        let batch = if preset.identify.is_batch() { "yes" } else { "" };
+        page.push_str(&format!(
+            "| [{}]({}.md) | `{}` | {} | {batch} | {} |\n",
+            preset.title,
+            preset.name,
+            preset.name,
+            signed(preset),
+            confidence(preset)
+        ));
+    }
+    page
+}
+
+fn confidence(preset: &Preset) -> String {
+    match preset.experimental {
+        true => format!("{} (experimental)", preset.confidence.as_str()),
+        false => preset.confidence.as_str().to_owned(),
+    }
+}
+
+fn founded(preset: &Preset) -> &'static str {
+    match preset.confidence {
+        Confidence::Sdk => "sdk: read in the provider's own code",
+        Confidence::Docs => "docs: read in the provider's documentation",
+        Confidence::ThirdParty => "third_party: read in somebody else's code",
+        Confidence::Memory => {
+            "memory: EXPERIMENTAL, not confirmed by anything that was read; try it before relying on it"
+        }
+    }
+}
+
+fn handshakes(preset: &Preset) -> &'static str {
+    match (preset.handshakes.is_empty(), preset.handshakes.hands_over_secret()) {
+        (true, _) => "none",
+        (false, false) => "answered by the gateway",
+        (false, true) => "hands over a secret, which waits in a file until you confirm it",
+    }
+}
+
+fn wants(preset: &Preset) -> String {
+    match &preset.ack.body {
+        Some(body) if !body.is_empty() => format!("HTTP {} with `{body}`", preset.ack.status),
+        _ => format!("HTTP {}", preset.ack.status),
+    }
 }
 
 fn signed(preset: &Preset) -> String {
     let what = match preset.verify.integrity() {
         Integrity::Body => "body",
         Integrity::Fields => "some fields",
+        Integrity::None if preset.verify.fetches_keys() => "nothing (signed token)",
         Integrity::None => "nothing (token)",
     };
     match preset.verify.default_tolerance_secs() {
@@ -154,6 +338,33 @@ mod tests {
         assert_eq!(facts(named("github").unwrap())["key_signed"], false);
     }
 
+    /// `oncehook providers --pages docs/providers` brings them up to date.
+    #[test]
+    fn r45_the_pages_of_all_providers_are_up_to_date() {
+        let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/providers");
+        let read =
+            |name: &str| std::fs::read_to_string(directory.join(format!("{name}.md"))).unwrap_or_default();
+        assert_eq!(read("README"), index_page());
+        for preset in Preset::all() {
+            assert_eq!(read(&preset.name), page(preset), "{}", preset.name);
+        }
+        assert_eq!(
+            std::fs::read_dir(&directory).unwrap().count(),
+            Preset::all().len() + 1,
+            "no page too many"
+        );
+    }
+
+    #[test]
+    fn what_is_uncertain_says_so() {
+        for preset in Preset::all() {
+            let experimental = preset.confidence == Confidence::Memory;
+            assert_eq!(story(preset).contains("EXPERIMENTAL"), experimental, "{}", preset.name);
+            assert_eq!(facts(preset)["experimental"], experimental, "{}", preset.name);
+        }
+        assert!(overview().contains("memory (experimental)"));
+    }
+
     #[test]
     fn every_block_to_paste_is_toml() {
         for preset in Preset::all() {
@@ -164,8 +375,9 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_name_lists_the_known_ones() {
+    fn an_unknown_name_names_the_nearest() {
         let error = named("strip\x1b").unwrap_err().to_string();
-        assert!(error.contains("strip\\u{1b}") && error.contains("stripe, github"), "{error}");
+        assert!(error.contains("strip\\u{1b}") && error.contains("did you mean stripe?"), "{error}");
+        assert!(named("ü").unwrap_err().to_string().contains("`oncehook providers` lists them all"));
     }
 }

@@ -1,4 +1,4 @@
-//! A request as it was saved or typed: raw HTTP text, single headers, files.
+//! A request as it was saved or typed: raw HTTP text, the text of `curl -v`, a HAR file, single headers, files.
 //!
 //! Promises: the body is exactly the bytes after the first blank line; a head that cannot be read is an error with its
 //! line and never a guess; input is bounded.
@@ -11,6 +11,9 @@ use std::path::Path;
 
 use anyhow::{Context as _, anyhow, bail};
 use http::{HeaderMap, HeaderName, HeaderValue, header};
+use serde::Deserialize;
+
+use super::text;
 
 /// The largest input that is read: the largest body that a gateway can be configured to take, and room for its head.
 const MAX_INPUT_BYTES: u64 = 65 << 20;
@@ -26,6 +29,55 @@ pub(super) struct SavedRequest {
 }
 
 impl SavedRequest {
+    /// Reads a request in whichever form it was saved.
+    pub(super) fn read(raw: &[u8]) -> anyhow::Result<Self> {
+        match raw.trim_ascii_start() {
+            json @ [b'{', ..] if json.windows(9).any(|window| window == b"\"entries\"") => {
+                Self::parse_har(json)
+            }
+            text if is_curl(text) => Self::parse_curl(text),
+            _ => Self::parse(raw),
+        }
+    }
+
+    /// Reads what `curl -v` printed: the lines that begin with `>`. It shows no body.
+    fn parse_curl(raw: &[u8]) -> anyhow::Result<Self> {
+        let text = String::from_utf8_lossy(raw);
+        let sent: Vec<&str> = text
+            .lines()
+            .filter_map(|line| line.strip_prefix('>'))
+            .map(|line| line.strip_prefix(' ').unwrap_or(line))
+            .collect();
+        // Only the last request, if there was a redirect.
+        let first =
+            sent.iter().rposition(|line| request_line(line).is_some()).context("there is no request line")?;
+        let head: String = sent
+            .iter()
+            .skip(first)
+            .take_while(|line| !line.trim().is_empty())
+            .map(|line| format!("{line}\n"))
+            .collect();
+        Self::parse(head.as_bytes())
+    }
+
+    /// Reads the first POST of a HAR file.
+    fn parse_har(json: &[u8]) -> anyhow::Result<Self> {
+        let har: Har = serde_json::from_slice(json).context("this is not a HAR file")?;
+        let mut requests = har.log.entries.into_iter().map(|entry| entry.request);
+        let request =
+            requests.find(|request| request.method == "POST").context("there is no POST in the HAR file")?;
+        let mut headers = HeaderMap::new();
+        for pair in request.headers.iter().filter(|pair| !pair.name.starts_with(':')) {
+            let (name, value) = parse_header(&format!("{}: {}", pair.name, pair.value))
+                .map_err(|problem| anyhow!("{}: {problem}", text::shown(&pair.name, 64)))?;
+            headers.try_append(name, value).context("there are too many headers")?;
+        }
+        let line = format!("POST {}", request.url);
+        let (_, path) = request_line(&line).context("the URL cannot be read")?;
+        let body = request.post_data.map(|data| data.text.into_bytes()).unwrap_or_default();
+        Ok(Self { method: request.method, path: Some(path.to_owned()), headers, body })
+    }
+
     /// Reads raw HTTP text: a request line (which may be missing), headers, a blank line, the body.
     pub(super) fn parse(raw: &[u8]) -> anyhow::Result<Self> {
         let (head, body) = split_head(raw);
@@ -65,6 +117,49 @@ impl SavedRequest {
     }
 }
 
+/// Does a text look like what `curl -v` prints?
+fn is_curl(text: &[u8]) -> bool {
+    text.starts_with(b"> ")
+        || text.starts_with(b"* ")
+        || text.windows(3).any(|window| window == b"\n> ") && !text.starts_with(b"POST ")
+}
+
+/// The parts of a HAR file (HTTP Archive 1.2) that matter.
+#[derive(Deserialize)]
+struct Har {
+    log: HarLog,
+}
+
+#[derive(Deserialize)]
+struct HarLog {
+    entries: Vec<HarEntry>,
+}
+
+#[derive(Deserialize)]
+struct HarEntry {
+    request: HarRequest,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct HarRequest {
+    method: String,
+    url: String,
+    headers: Vec<HarPair>,
+    post_data: Option<HarBody>,
+}
+
+#[derive(Deserialize)]
+struct HarPair {
+    name: String,
+    value: String,
+}
+
+#[derive(Deserialize)]
+struct HarBody {
+    text: String,
+}
+
 /// The head without the blank line that ends it, and all that follows.
 fn split_head(raw: &[u8]) -> (&[u8], &[u8]) {
     let mut at = 0;
@@ -89,7 +184,7 @@ fn request_line(line: &str) -> Option<(&str, &str)> {
         Some((_, rest)) => rest.find('/').and_then(|at| rest.get(at..)).unwrap_or("/"),
         None => target,
     };
-    let path = path.split(['?', '#']).next().unwrap_or_default();
+    let path = path.split('#').next().unwrap_or_default();
     (is_method && ends && path.starts_with('/')).then_some((method, path))
 }
 
@@ -152,7 +247,7 @@ mod tests {
             let request = parse(&raw.join(end));
             assert_eq!(
                 (request.method.as_str(), request.path.as_deref()),
-                ("POST", Some("/webhooks/stripe"))
+                ("POST", Some("/webhooks/stripe?x=1"))
             );
             assert_eq!(request.headers["stripe-signature"], "t=1,v1=ab");
             assert_eq!(request.headers.len(), 2);
@@ -173,7 +268,7 @@ mod tests {
         for (line, expected) in [
             ("PUT /a HTTP/1.1", Some(("PUT", "/a"))),
             ("POST /a/b#c", Some(("POST", "/a/b"))),
-            ("POST https://example.com/hook?q HTTP/2", Some(("POST", "/hook"))),
+            ("POST https://example.com/hook?q HTTP/2", Some(("POST", "/hook?q"))),
             ("POST https://example.com HTTP/1.1", Some(("POST", "/"))),
             ("Host: /a", None),
             ("HOST /a b", None),
@@ -205,6 +300,37 @@ mod tests {
     #[test]
     fn repeated_headers_are_kept() {
         assert_eq!(parse("A: 1\nA: 2\n\n").headers.get_all("a").iter().count(), 2);
+    }
+
+    #[test]
+    fn the_text_of_curl_is_read() {
+        let text = "*   Trying 127.0.0.1:8080...\n* Connected\n> POST /webhooks/stripe?a=1 HTTP/1.1\r\n> Host: a\r\n> Stripe-Signature: t=1,v1=ab\r\n> \n* upload completely sent off\n< HTTP/1.1 401 Unauthorized\n< content-type: application/json\n< \n{}";
+        let request = SavedRequest::read(text.as_bytes()).unwrap();
+        assert_eq!(
+            (request.method.as_str(), request.path.as_deref()),
+            ("POST", Some("/webhooks/stripe?a=1"))
+        );
+        assert_eq!(request.headers["stripe-signature"], "t=1,v1=ab");
+        assert_eq!((request.headers.len(), request.body.len()), (2, 0));
+        assert!(SavedRequest::read(b"* nothing\n> nothing\n").is_err());
+    }
+
+    #[test]
+    fn a_har_file_is_read() {
+        let har = r#" {"log":{"version":"1.2","entries":[
+            {"request":{"method":"GET","url":"https://a.example/","headers":[]}},
+            {"request":{"method":"POST","url":"https://a.example/hook?x=1#f","headers":[{"name":":authority","value":"a"},{"name":"X-Id","value":"7"}],
+             "postData":{"mimeType":"application/json","text":"{\"a\": 1}"}}}]}}"#;
+        let request = SavedRequest::read(har.as_bytes()).unwrap();
+        assert_eq!(request.path.as_deref(), Some("/hook?x=1"));
+        assert_eq!(request.headers["x-id"], "7");
+        assert_eq!(request.body, br#"{"a": 1}"#);
+        assert!(SavedRequest::read(br#"{"log":{"entries":[]}}"#).is_err());
+        assert_eq!(
+            SavedRequest::read(b"A: b\n\n{\"entries\":1}").unwrap().body,
+            b"{\"entries\":1}",
+            "raw HTTP, not a HAR file"
+        );
     }
 
     #[test]

@@ -1,8 +1,12 @@
 //! `oncehook serve`: runs the gateway until it is told to stop.
+//!
+//! Promises: the first SIGTERM or SIGINT ends it in good order; a second one ends it at once, with exit code 1. That loses
+//! nothing that was answered: it is what a crash does, and the next start goes on from there.
 
 use std::net::SocketAddr;
 use std::process::ExitCode;
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::Context as _;
 use oncehook::clock::Clock;
@@ -10,8 +14,9 @@ use oncehook::journal::Journal as _;
 use oncehook::journal::sqlite::{SqliteJournal, SqliteOptions};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::oneshot;
 
-use super::{Shared, check, say};
+use super::{Shared, check, rehearsal, say};
 use crate::app::App;
 use crate::config::Config;
 use crate::telemetry;
@@ -24,6 +29,9 @@ pub(super) struct Serve {
     /// Keys that gather in memory before they are merged into the journal's ledger. For tests.
     #[arg(long, hide = true)]
     ledger_generation: Option<usize>,
+    /// How long a lease holds, in milliseconds. For tests that freeze the process for longer than that.
+    #[arg(long, hide = true, value_name = "MILLISECONDS")]
+    lease: Option<u64>,
 }
 
 impl Serve {
@@ -33,30 +41,68 @@ impl Serve {
         raise_file_limit();
         let runtime =
             tokio::runtime::Builder::new_multi_thread().enable_all().build().context("start the runtime")?;
-        runtime.block_on(serve(config, shared, self.ledger_generation))?;
+        runtime.block_on(self.serve(config, shared))?;
         Ok(ExitCode::SUCCESS)
+    }
+
+    async fn serve(self, config: Config, shared: &Shared) -> anyhow::Result<()> {
+        // Before the journal is opened, so that a place on the way can be chosen too.
+        let crash = arm();
+        let clock = Clock::system();
+        let mut options = SqliteOptions { clock: clock.clone(), ..SqliteOptions::new(&config.journal.path) };
+        options.ledger_generation = self.ledger_generation.unwrap_or(options.ledger_generation);
+        // The journal first: before it has proved itself there is no port to connect to.
+        let journal = SqliteJournal::open(&options).context("open the journal")?;
+        let ingress = listen(config.server.ingress, "server.ingress").await?;
+        let admin = listen(config.server.admin, "server.admin").await?;
+        let told_to_stop = listen_for_signals()?;
+        rehearsal::warn(&config, &journal).await;
+        welcome(&config, &journal, ingress.local_addr()?, admin.local_addr()?, crash, shared);
+        let shutdown = async {
+            // An error would mean that nobody listens for signals any more.
+            let _ = told_to_stop.await;
+        };
+        let app =
+            App::new(config, Arc::new(journal), clock).with_lease(self.lease.map(Duration::from_millis));
+        app.run(ingress, admin, shutdown).await;
+        Ok(())
     }
 }
 
-async fn serve(config: Config, shared: &Shared, ledger_generation: Option<usize>) -> anyhow::Result<()> {
-    let clock = Clock::system();
-    let mut options = SqliteOptions { clock: clock.clone(), ..SqliteOptions::new(&config.journal.path) };
-    options.ledger_generation = ledger_generation.unwrap_or(options.ledger_generation);
-    // The journal first: before it has proved itself there is no port to connect to.
-    let journal = SqliteJournal::open(&options).context("open the journal")?;
-    let ingress = listen(config.server.ingress, "server.ingress").await?;
-    let admin = listen(config.server.admin, "server.admin").await?;
+/// Listens for signals from now on. The first one is passed on; the second one is not waited with.
+fn listen_for_signals() -> anyhow::Result<oneshot::Receiver<()>> {
     let mut terminate = signal(SignalKind::terminate()).context("listen for SIGTERM")?;
     let mut interrupt = signal(SignalKind::interrupt()).context("listen for SIGINT")?;
-    welcome(&config, &journal, ingress.local_addr()?, admin.local_addr()?, shared);
-    let shutdown = async {
-        tokio::select! {
-            _ = terminate.recv() => {}
-            _ = interrupt.recv() => {}
-        }
-    };
-    App::new(config, Arc::new(journal), clock).run(ingress, admin, shutdown).await;
-    Ok(())
+    let (tell, told) = oneshot::channel();
+    tokio::spawn(async move {
+        let mut next = async || {
+            tokio::select! {
+                _ = terminate.recv() => {}
+                _ = interrupt.recv() => {}
+            }
+        };
+        next().await;
+        // Nobody listens if it is ending already.
+        let _ = tell.send(());
+        next().await;
+        say("told to stop a second time: ending at once; what was under way goes on at the next start");
+        std::process::exit(1);
+    });
+    Ok(told)
+}
+
+/// Builds for tests end at the place that the environment names. Returns its name.
+#[cfg(feature = "crash-points")]
+fn arm() -> Option<String> {
+    let plan = crate::config::crash_point()?;
+    oncehook::crash::arm(&plan);
+    Some(plan)
+}
+
+/// Other builds have no such places.
+#[cfg(not(feature = "crash-points"))]
+fn arm() -> Option<String> {
+    None
 }
 
 async fn listen(address: SocketAddr, key: &str) -> anyhow::Result<TcpListener> {
@@ -69,6 +115,7 @@ fn welcome(
     journal: &SqliteJournal,
     ingress: SocketAddr,
     admin: SocketAddr,
+    crash: Option<String>,
     shared: &Shared,
 ) {
     let state = journal.state();
@@ -86,6 +133,9 @@ fn welcome(
         state.kind,
         state.durability.as_str()
     ));
+    if let Some(plan) = crash {
+        lines.push(format!("  crash     at {plan}: this build is for tests"));
+    }
     if let Some(source) = config.sources.first() {
         lines.push("Send a signed webhook from another terminal:".to_owned());
         lines.push(format!("  {} send --source {}", this_program(shared), source.name));

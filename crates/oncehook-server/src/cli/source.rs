@@ -1,9 +1,10 @@
 //! Which source or provider a command is about: from the configuration, or from options alone.
 
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 
 use anyhow::{anyhow, bail};
-use oncehook_verify::{Handshakes, Identifier, MissingKey, Preset, Scheme, Secret};
+use oncehook_verify::{Handshakes, Identifier, MissingKey, Preset, Scheme, Secret, Settings};
 
 use super::providers;
 use super::{Shared, text};
@@ -16,11 +17,22 @@ pub(super) struct SourceArgs {
     #[arg(long, value_name = "NAME", conflicts_with = "provider")]
     source: Option<String>,
     /// A preset, without any configuration
-    #[arg(long, value_name = "NAME", requires = "secrets")]
+    #[arg(long, value_name = "NAME")]
     provider: Option<String>,
     /// The secret, as env:NAME or file:PATH; instead of the source's own
     #[arg(long = "secret", value_name = "REF")]
     secrets: Vec<String>,
+    /// A value of the provider, as NAME=VALUE, such as webhook_id=…; may be repeated
+    #[arg(long = "param", value_name = "NAME=VALUE", value_parser = parse_param)]
+    params: Vec<(String, String)>,
+    /// The address that the provider calls, where it signs it [default: the source's `url`, or where it is sent]
+    #[arg(long, value_name = "URL")]
+    public_url: Option<String>,
+}
+
+fn parse_param(text: &str) -> Result<(String, String), String> {
+    let (name, value) = text.split_once('=').ok_or("a value is written as NAME=VALUE")?;
+    Ok((name.to_owned(), value.to_owned()))
 }
 
 /// A source, as far as commands need it.
@@ -33,7 +45,7 @@ pub(super) struct Chosen {
     pub(super) secrets: Vec<Secret>,
     /// Whether the secrets were given as options.
     pub(super) secrets_given: bool,
-    pub(super) tolerance: Option<u64>,
+    pub(super) settings: Settings,
     pub(super) identifier: Identifier,
     pub(super) handshakes: Handshakes,
     /// Where the gateway listens, if the configuration was read.
@@ -50,14 +62,19 @@ impl SourceArgs {
                 secret_from_reference(reference).map_err(|problem| anyhow!("--secret: {problem}"))
             })
             .collect::<Result<Vec<_>, _>>()?;
-        match &self.provider {
-            Some(provider) => from_preset(providers::named(provider)?, secrets),
+        let mut chosen = match &self.provider {
+            Some(provider) => from_preset(providers::named(provider)?, secrets)?,
             None => {
                 let config = shared.load()?;
                 let ingress = config.server.ingress;
-                Ok(from_source(find(config, self.source.as_deref())?, ingress, secrets))
+                from_source(find(config, self.source.as_deref())?, ingress, secrets)
             }
+        };
+        chosen.settings.params.extend(self.params.iter().cloned());
+        if let Some(url) = &self.public_url {
+            chosen.settings.url = Some(url.clone());
         }
+        Ok(chosen)
     }
 }
 
@@ -69,7 +86,7 @@ pub(super) fn from_preset(preset: &'static Preset, secrets: Vec<Secret>) -> anyh
         scheme: preset.verify.clone(),
         secrets,
         secrets_given: true,
-        tolerance: None,
+        settings: Settings { params: examples(preset), ..Settings::default() },
         identifier: Identifier::new(&preset.identify, &preset.verify, MissingKey::default())?,
         handshakes: preset.handshakes.clone(),
         ingress: None,
@@ -78,17 +95,28 @@ pub(super) fn from_preset(preset: &'static Preset, secrets: Vec<Secret>) -> anyh
 
 fn from_source(source: SourceConfig, ingress: SocketAddr, secrets: Vec<Secret>) -> Chosen {
     let secrets_given = !secrets.is_empty();
+    let preset = Preset::named(&source.provider);
+    let mut settings = source.settings;
+    // What only signing needs has a value to try things out with.
+    for (name, example) in preset.map(examples).unwrap_or_default() {
+        settings.params.entry(name).or_insert(example);
+    }
     Chosen {
         name: source.name.to_string(),
-        preset: Preset::named(&source.provider),
+        preset,
         scheme: source.scheme,
         secrets: if secrets_given { secrets } else { source.secrets },
         secrets_given,
-        tolerance: source.tolerance,
+        settings,
         identifier: source.identifier,
         handshakes: source.handshakes,
         ingress: Some(ingress),
     }
+}
+
+/// Values to try things out with.
+fn examples(preset: &Preset) -> BTreeMap<String, String> {
+    preset.params.iter().map(|param| (param.name.clone(), param.example.clone())).collect()
 }
 
 /// The source of that name; without a name, the only one.

@@ -1,7 +1,8 @@
 //! `oncehook tail`: events of the running gateway as they come in, one line each.
 //!
 //! Promises: no event is printed twice and none that arrives while it runs is left out, in the order of arrival; a gateway
-//! that is restarted is waited for. With `--status` an event is printed when it gets there, if it is among the latest 1,000
+//! that is restarted is waited for. If more than 100,000 came between two looks, the latest of them are printed, and that is
+//! said. With `--status` an event is printed when it gets there, if it is among the latest 1,000
 //! that are there.
 //!
 //! Does not: show an event again when its status changes later, unless `--changes` asks for it (then for the latest 1,000).
@@ -29,6 +30,9 @@ const PAGE: usize = 1_000;
 
 /// Events that are remembered as printed, so that one that changes is recognised.
 const REMEMBERED: usize = 100_000;
+
+/// Answers that are fetched to find one that is known. Where none is, this is the end.
+const MOST_PAGES: usize = REMEMBERED / PAGE;
 
 /// Keys and types are cut here; `--json` has them whole.
 const MAX_SHOWN: usize = 60;
@@ -80,7 +84,7 @@ impl Tail {
         let client = Client::new(shared.load()?)?;
         let mut seen = Seen::default();
         // Nobody there at the beginning is a mistake; nobody there later is a restart.
-        let latest = self.fetch(&client, 1, &seen)?;
+        let latest = self.fetch(&client, 1, &seen)?.lines;
         seen.start(&latest);
         let skipped = latest.len().saturating_sub(usize::from(self.lines));
         if !write_lines(latest.iter().skip(skipped), shared.json) {
@@ -91,13 +95,20 @@ impl Tail {
             if client.wait(if away { ASK_AGAIN } else { ASK_EVERY }) {
                 return Ok(ExitCode::SUCCESS);
             }
-            match self.fetch(&client, usize::MAX, &seen) {
-                Ok(lines) => {
+            match self.fetch(&client, MOST_PAGES, &seen) {
+                Ok(Fetched { lines, all }) => {
                     if std::mem::take(&mut away) {
                         say("the gateway answers again");
                     }
                     let fresh: Vec<&Line> =
                         lines.iter().filter(|line| seen.note(&line.event, self.changes)).collect();
+                    if !all {
+                        say(&format!(
+                            "more events than can be followed; the latest {} are shown",
+                            fresh.len()
+                        ));
+                        seen.leave_out_before(lines.first());
+                    }
                     if !write_lines(fresh.into_iter(), shared.json) {
                         return Ok(ExitCode::SUCCESS);
                     }
@@ -113,37 +124,63 @@ impl Tail {
     }
 
     /// The latest events, oldest first: at most so many pages, and no further back than what is known.
-    fn fetch(&self, client: &Client, pages: usize, seen: &Seen) -> anyhow::Result<Vec<Line>> {
+    fn fetch(&self, client: &Client, pages: usize, seen: &Seen) -> anyhow::Result<Fetched> {
         let limit = PAGE.to_string();
-        let mut lines = Vec::new();
-        let mut cursor: Option<String> = None;
-        for _ in 0..pages {
+        seen.fetch_unknown(pages, |cursor| {
             let params = [
                 ("source", self.source.as_deref()),
                 ("type", self.kind.as_deref()),
                 ("status", self.status.as_deref()),
                 ("limit", Some(limit.as_str())),
-                ("cursor", cursor.as_deref()),
+                ("cursor", cursor),
             ];
-            let page: Page = client.get_json("/api/events", &params)?.read()?;
+            client.get_json("/api/events", &params)?.read()
+        })
+    }
+}
+
+/// Events, oldest first, and whether these are all up to what is known.
+struct Fetched {
+    lines: Vec<Line>,
+    all: bool,
+}
+
+impl Seen {
+    /// Fetches pages, newest event first, until one has a known event.
+    fn fetch_unknown(
+        &self,
+        pages: usize,
+        mut fetch: impl FnMut(Option<&str>) -> anyhow::Result<Page>,
+    ) -> anyhow::Result<Fetched> {
+        let mut lines = Vec::new();
+        let mut cursor: Option<String> = None;
+        let mut all = false;
+        for _ in 0..pages {
+            let page = fetch(cursor.as_deref())?;
             let mut reached = false;
             for json in page.events {
                 let event: Event = serde_json::from_str(json.get())?;
-                reached |= seen.knows(&event);
+                reached |= self.knows(&event);
                 lines.push(Line { event, json });
             }
             cursor = page.next;
             // Without a status an event's place in the list never changes, so what comes after a known one is known.
-            if cursor.is_none() || reached {
+            all = cursor.is_none() || reached;
+            if all {
                 break;
             }
         }
         lines.reverse();
-        Ok(lines)
+        Ok(Fetched { lines, all })
     }
-}
 
-impl Seen {
+    /// What is older than a line that was noted is not looked for again.
+    fn leave_out_before(&mut self, first: Option<&Line>) {
+        let first = first.map(|line| line.event.id.clone());
+        // Nothing is less than something.
+        self.floor = self.floor.take().max(first);
+    }
+
     /// Takes the first page as known. What is older than a full page is not new when it comes into sight later.
     fn start(&mut self, lines: &[Line]) {
         if lines.len() >= PAGE {
@@ -222,13 +259,16 @@ mod tests {
     use super::*;
 
     fn event(id: &str, status: &str) -> Event {
-        let json = serde_json::json!({
+        serde_json::from_value(raw(id, status)).unwrap()
+    }
+
+    fn raw(id: &str, status: &str) -> serde_json::Value {
+        serde_json::json!({
             "id": id, "source": "s", "key": "k\u{1b}[2J", "type": null, "entity": null, "status": status,
             "flags": ["conflict"], "integrity": "body", "occurred_at": null, "received_at": "T", "size": 1,
             "duplicates": 2, "deliveries": [{"route": "r", "epoch": 0, "state": status, "attempt": 1, "run_at": "T",
             "result": null, "error": "no\nway", "cause": null, "settled_at": null}],
-        });
-        serde_json::from_value(json).unwrap()
+        })
     }
 
     #[test]
@@ -250,6 +290,28 @@ mod tests {
         assert!(seen.statuses.len() <= REMEMBERED);
         assert!(!seen.note(&event("00000003", "dead"), true));
         assert!(seen.note(&event("99999999", "ready"), true));
+    }
+
+    #[test]
+    fn a_list_in_which_nothing_is_known_is_not_followed_for_ever() {
+        let mut seen = Seen::default();
+        let asked = std::cell::Cell::new(0);
+        let page = |cursor: Option<&str>| {
+            asked.set(asked.get() + 1);
+            let newest: u64 = cursor.map_or(99_999_999, |cursor| cursor.parse().unwrap());
+            let json =
+                |number: u64| serde_json::value::to_raw_value(&raw(&format!("{number:08}"), "dead")).unwrap();
+            let events = (0..10).map(|older| json(newest - older)).collect();
+            Ok(Page { events, next: Some((newest - 10).to_string()) })
+        };
+        let fetched = seen.fetch_unknown(MOST_PAGES, page).unwrap();
+        assert_eq!((asked.take(), fetched.lines.len(), fetched.all), (MOST_PAGES, MOST_PAGES * 10, false));
+        assert!(fetched.lines.iter().all(|line| seen.note(&line.event, false)));
+        seen.leave_out_before(fetched.lines.first());
+        // From here on it is known where to stop, whatever came to light before that.
+        let fetched = seen.fetch_unknown(MOST_PAGES, page).unwrap();
+        assert_eq!((asked.take(), fetched.lines.len(), fetched.all), (1, 10, true));
+        assert!(!seen.note(&event("00000007", "dead"), false));
     }
 
     #[test]

@@ -8,11 +8,11 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use anyhow::Context as _;
+use anyhow::{Context as _, bail};
 use http::{HeaderName, HeaderValue};
 use oncehook::clock::Clock;
 use oncehook_verify::{
-    Facts, Integrity, Item, Rejection, Request, Unidentified, UnixMicros, Verifier, explain,
+    Facts, FetchedKey, Integrity, Item, Rejection, Request, Unidentified, UnixMicros, Verifier, explain_with,
 };
 use serde_json::json;
 
@@ -30,9 +30,10 @@ const MAX_LISTED: usize = 20;
 pub(super) struct Verify {
     #[command(flatten)]
     source: SourceArgs,
-    /// A file with the raw HTTP request: headers, a blank line, the body; - for standard input
+    /// A file with the request: raw HTTP, the text of curl -v, or a HAR file; - for standard input. curl -v shows no
+    /// body: give it with --body
     #[arg(long, value_name = "FILE", required_unless_present_any = ["header", "headers", "body"],
-          conflicts_with_all = ["header", "headers", "body"])]
+          conflicts_with_all = ["header", "headers"])]
     request: Option<PathBuf>,
     /// A header, as 'Name: value'; may be repeated
     #[arg(long, value_name = "HEADER", value_parser = parse_header)]
@@ -43,6 +44,12 @@ pub(super) struct Verify {
     /// A file with the body, byte for byte; - for standard input
     #[arg(long, value_name = "FILE")]
     body: Option<PathBuf>,
+    /// The query of the request, without its question mark
+    #[arg(long, value_name = "QUERY", conflicts_with = "request")]
+    query: Option<String>,
+    /// A file with the key that the provider publishes, where it does: a certificate (PEM) or a set of keys (JSON)
+    #[arg(long, value_name = "FILE")]
+    key: Option<PathBuf>,
     /// When the request arrived: RFC 3339 or Unix seconds [default: now]
     #[arg(long, value_name = "TIME", value_parser = parse_time, allow_hyphen_values = true)]
     at: Option<UnixMicros>,
@@ -80,8 +87,12 @@ impl Verify {
 
     fn saved_request(&self) -> anyhow::Result<SavedRequest> {
         if let Some(path) = &self.request {
-            return SavedRequest::parse(&read_input(path)?)
-                .with_context(|| format!("read {}", path.display()));
+            let saved =
+                SavedRequest::read(&read_input(path)?).with_context(|| format!("read {}", path.display()))?;
+            return match &self.body {
+                None => Ok(saved),
+                Some(body) => Ok(SavedRequest { body: read_input(body)?, ..saved }),
+            };
         }
         let mut headers = match &self.headers {
             None => http::HeaderMap::new(),
@@ -94,7 +105,8 @@ impl Verify {
             headers.try_append(name.clone(), value.clone()).context("there are too many headers")?;
         }
         let body = self.body.as_deref().map(read_input).transpose()?.unwrap_or_default();
-        Ok(SavedRequest { method: "POST".to_owned(), path: None, headers, body })
+        let path = self.query.as_ref().map(|query| format!("/?{query}"));
+        Ok(SavedRequest { method: "POST".to_owned(), path, headers, body })
     }
 
     fn check(&self, chosen: &Chosen, saved: &SavedRequest) -> anyhow::Result<Report> {
@@ -106,11 +118,22 @@ impl Verify {
             body: &saved.body,
         };
         let now = self.at.unwrap_or_else(|| Clock::system().now());
-        let tolerance = self.tolerance.or(chosen.tolerance);
-        let explanation = explain(&chosen.scheme, &chosen.secrets, tolerance, &request, now)?;
+        let mut settings = chosen.settings.clone();
+        settings.tolerance_secs = self.tolerance.or(settings.tolerance_secs);
+        if chosen.scheme.needs_url() && settings.url.is_none() {
+            bail!(
+                "this provider signs the address it calls: give it with --public-url, exactly as it was entered there"
+            );
+        }
+        let verifier = Verifier::with(&chosen.scheme, &chosen.secrets, settings.clone())?;
+        let key = self.published_key(&verifier, &request)?;
+        let explanation =
+            explain_with(&chosen.scheme, &chosen.secrets, &settings, &request, now, key.as_ref())?;
         let mut findings = explanation.findings;
         let verdict = match explanation.verdict {
-            Ok(facts) => Ok(Genuine { facts, content: content(chosen, tolerance, &request, now)? }),
+            Ok(facts) => {
+                Ok(Genuine { facts, content: content(chosen, &verifier, key.as_ref(), &request, now)? })
+            }
             Err(rejection) => {
                 // The verdict says it already.
                 let said = rejection.to_string();
@@ -127,15 +150,32 @@ impl Verify {
     }
 }
 
+impl Verify {
+    /// The key that the provider publishes, from the file that was given for it.
+    fn published_key(
+        &self,
+        verifier: &Verifier,
+        request: &Request<'_>,
+    ) -> anyhow::Result<Option<FetchedKey>> {
+        let Ok(Some(wanted)) = verifier.key_request(request) else { return Ok(None) };
+        let Some(path) = &self.key else {
+            bail!("the key is published at {}: save what stands there and give it with --key", wanted.url());
+        };
+        let key = verifier.read_key(&wanted, &read_input(path)?);
+        Ok(Some(key.with_context(|| format!("read {}", path.display()))?))
+    }
+}
+
 /// What the gateway would take the request for. It has just been found genuine, at the same moment.
 fn content(
     chosen: &Chosen,
-    tolerance: Option<u64>,
+    verifier: &Verifier,
+    key: Option<&FetchedKey>,
     request: &Request<'_>,
     now: UnixMicros,
 ) -> anyhow::Result<Content> {
-    let verified = Verifier::new(&chosen.scheme, &chosen.secrets, tolerance)?.verify(request, now)?;
-    if chosen.handshakes.answer(&verified).is_some() {
+    let verified = verifier.verify_with(request, now, key)?;
+    if chosen.handshakes.answer(&verified, verifier).is_some() {
         return Ok(Content::Handshake);
     }
     Ok(match chosen.identifier.identify(&verified) {

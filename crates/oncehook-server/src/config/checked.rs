@@ -1,5 +1,6 @@
 //! What the program uses: the configuration after all checks. A value of these types cannot be wrong in itself.
 
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -9,7 +10,7 @@ use ipnet::IpNet;
 use oncehook::event::SourceName;
 use oncehook::route::Routes;
 use oncehook_verify::{
-    Ack, Handshakes, Identifier, Identify, MissingKey, Preset, Scheme, Secret, SetupError, Verifier,
+    Ack, Handshakes, Identifier, Identify, MissingKey, Preset, Scheme, Secret, Settings, SetupError, Verifier,
 };
 
 use super::duration::parse_seconds;
@@ -92,8 +93,10 @@ pub struct SourceConfig {
     pub scheme: Scheme,
     /// The secrets, for `send` and `verify`.
     pub secrets: Vec<Secret>,
-    /// Seconds a signed timestamp may be off, if not the preset's own.
-    pub tolerance: Option<u64>,
+    /// Tolerance, public address and values, as far as they are set.
+    pub settings: Settings,
+    /// Where a secret that the provider hands over waits to be confirmed.
+    pub handover: Option<PathBuf>,
     /// Checks requests.
     pub verifier: Verifier,
     /// Finds out which event it is.
@@ -118,7 +121,7 @@ impl std::fmt::Debug for SourceConfig {
 const DAY: u64 = 86_400;
 
 /// Keys of a source that a coming version knows.
-const LATER_SOURCE_KEYS: &[&str] = &["rate_limit", "on_outage", "wait", "url"];
+const LATER_SOURCE_KEYS: &[&str] = &["rate_limit", "on_outage", "wait"];
 
 impl Default for Limits {
     fn default() -> Self {
@@ -329,7 +332,12 @@ fn read_source(
         names.push(name.get_ref().clone());
     }
     let provider = table.take_string("provider");
-    let secrets = read_secrets(&mut table);
+    let preset = provider.as_ref().and_then(|provider| Preset::named(provider.get_ref()));
+    let handover = table.take_string("handover");
+    let needs_secrets = !preset.is_some_and(|preset| preset.verify.fetches_keys()) && handover.is_none();
+    let secrets = read_secrets(&mut table, needs_secrets);
+    let url = table.take_string("url");
+    let params = read_params(&mut table);
     let tolerance = table.take_seconds("tolerance");
     let key = table.take_one_or_many("key");
     let missing_key = table
@@ -356,7 +364,6 @@ fn read_source(
     {
         table.problem(tolerance.span(), "a `tolerance` of zero would refuse every request");
     }
-    let preset = Preset::named(provider.get_ref());
     let custom = provider.get_ref() == "custom";
     let scheme = match (preset, verify) {
         (Some(_), Some(verify)) => {
@@ -370,11 +377,10 @@ fn read_source(
             None
         }
         (None, _) => {
-            let names: Vec<_> = Preset::all().iter().map(|preset| preset.name.as_str()).collect();
             table.problem_with_help(
                 provider.span(),
                 format!("there is no preset `{}`", provider.get_ref()),
-                &format!("known: {}, or \"custom\"", names.join(", ")),
+                "`oncehook providers` lists them all; \"custom\" takes a [source.verify] table",
             );
             None
         }
@@ -402,32 +408,96 @@ fn read_source(
             Err(error) => table.problem(key.span(), error.to_string()),
         }
     }
-    let tolerance = tolerance.map(toml::Spanned::into_inner);
+    let handshakes = preset.map(|preset| preset.handshakes.clone()).unwrap_or_default();
+    if let Some(handover) = handover.as_ref().filter(|_| !handshakes.hands_over_secret()) {
+        table.problem(handover.span(), "`handover` is for providers that hand over a secret by themselves");
+    }
+    check_params(&table, preset, scheme.as_ref(), &params);
+    let settings = Settings {
+        tolerance_secs: tolerance.map(toml::Spanned::into_inner),
+        url: url.map(toml::Spanned::into_inner),
+        params: params.into_inner(),
+    };
     let note = |error: SetupError| table.problem(span.clone(), error.to_string());
-    let verifier = scheme
-        .as_ref()
-        .filter(|_| !secrets.is_empty())
-        .and_then(|scheme| Verifier::new(scheme, &secrets, tolerance).map_err(note).ok());
+    let verifier = match &scheme {
+        None => None,
+        Some(scheme) if !secrets.is_empty() || scheme.fetches_keys() => {
+            Verifier::with(scheme, &secrets, settings.clone()).map_err(note).ok()
+        }
+        // Until the operator has confirmed the handed-over secret, nothing is accepted.
+        Some(scheme) if handover.is_some() => Verifier::refusing(scheme, settings.clone()).map_err(note).ok(),
+        Some(_) => None,
+    };
     let identifier =
         scheme.as_ref().and_then(|scheme| Identifier::new(&identify, scheme, missing_key).map_err(note).ok());
     table.finish(LATER_SOURCE_KEYS);
     Some(SourceConfig {
         name: name?.into_inner(),
         provider: provider.into_inner(),
-        handshakes: preset.map(|preset| preset.handshakes.clone()).unwrap_or_default(),
+        handshakes,
         ack: preset.map(|preset| preset.ack.clone()).unwrap_or_default(),
         scheme: scheme?,
         secrets,
-        tolerance,
+        settings,
+        handover: handover.map(|path| PathBuf::from(path.into_inner())),
         verifier: verifier?,
         identifier: identifier?,
         allow_ips,
     })
 }
 
-fn read_secrets(table: &mut Table<'_, '_>) -> Vec<Secret> {
+/// `params`: a value, or where it is kept.
+fn read_params(table: &mut Table<'_, '_>) -> toml::Spanned<BTreeMap<String, String>> {
+    let span = table.span();
+    let Some(written) = table.take_typed::<BTreeMap<String, String>>("params") else {
+        return toml::Spanned::new(span, BTreeMap::new());
+    };
+    let span = written.span();
+    let mut params = BTreeMap::new();
+    for (name, text) in written.into_inner() {
+        let value = match text.split_once(':') {
+            Some(("env" | "file", _)) => {
+                secret_from_reference(&text).map(|secret| secret.reveal().to_owned())
+            }
+            _ => Ok(text),
+        };
+        match value {
+            Ok(value) => drop(params.insert(name, value)),
+            Err(message) => table.problem(span.clone(), format!("`params.{name}`: {message}")),
+        }
+    }
+    toml::Spanned::new(span, params)
+}
+
+/// Every value that the provider needs is there, and none that it does not know.
+fn check_params(
+    table: &Table<'_, '_>,
+    preset: Option<&Preset>,
+    scheme: Option<&Scheme>,
+    params: &toml::Spanned<BTreeMap<String, String>>,
+) {
+    let Some(preset) = preset else { return };
+    let needed = scheme.map(Scheme::params).unwrap_or_default();
+    for param in
+        preset.params.iter().filter(|param| !param.optional && !needed.contains(&param.name.as_str()))
+    {
+        if !params.get_ref().contains_key(&param.name) {
+            let problem = format!("{} needs `params.{}`", preset.title, param.name);
+            table.problem_with_help(params.span(), problem, &param.hint);
+        }
+    }
+    for name in params.get_ref().keys().filter(|name| !preset.params.iter().any(|param| param.name == **name))
+    {
+        table.problem(params.span(), format!("{} knows no `params.{name}`", preset.title));
+    }
+}
+
+fn read_secrets(table: &mut Table<'_, '_>, needed: bool) -> Vec<Secret> {
     let span = table.span();
     let Some(references) = table.take_strings("secrets") else {
+        if !needed {
+            return Vec::new();
+        }
         table.problem_with_help(
             span,
             "a [[source]] needs `secrets`",
@@ -435,7 +505,7 @@ fn read_secrets(table: &mut Table<'_, '_>) -> Vec<Secret> {
         );
         return Vec::new();
     };
-    if references.get_ref().is_empty() {
+    if references.get_ref().is_empty() && needed {
         table.problem(references.span(), "`secrets` is empty; verification is never skipped");
     }
     let mut secrets = Vec::new();

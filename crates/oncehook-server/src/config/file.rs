@@ -35,6 +35,9 @@ pub(super) struct Table<'t, 'f> {
 /// A value and its place.
 pub(super) type Placed<T> = Spanned<T>;
 
+/// Names and texts, each with its place.
+pub(super) type Pairs = Vec<(Placed<String>, Placed<String>)>;
+
 impl<'t> File<'t> {
     pub(super) fn new(text: &'t str) -> Self {
         Self { text, problems: RefCell::new(Vec::new()) }
@@ -183,28 +186,26 @@ impl<'t, 'f> Table<'t, 'f> {
         }
     }
 
-    /// A table of strings whose keys are the author's own; empty if it is not written, `None` if it cannot be read.
-    pub(super) fn take_map(&mut self, key: &'static str) -> Option<Vec<(Placed<String>, Placed<String>)>> {
-        let Some(value) = self.take(key) else { return Some(Vec::new()) };
+    /// A table of strings whose keys are the author's own (empty if it is not written), and whether all of it could be
+    /// read.
+    pub(super) fn take_map(&mut self, key: &'static str) -> (Pairs, bool) {
+        let Some(value) = self.take(key) else { return (Vec::new(), true) };
         let Some(table) = value.get_ref().as_table() else {
             self.wrong_type(key, &value, "a table of strings");
-            return None;
+            return (Vec::new(), false);
         };
         let mut pairs = Vec::new();
-        let mut whole = true;
         for (name, value) in table.iter() {
             match value.get_ref().as_str() {
                 Some(text) => pairs.push((
                     Spanned::new(name.span(), name.get_ref().to_string()),
                     Spanned::new(value.span(), text.to_owned()),
                 )),
-                None => {
-                    self.wrong_type(name.get_ref(), value, "a string");
-                    whole = false;
-                }
+                None => self.wrong_type(name.get_ref(), value, "a string"),
             }
         }
-        whole.then_some(pairs)
+        let whole = pairs.len() == table.len();
+        (pairs, whole)
     }
 
     pub(super) fn take_number(

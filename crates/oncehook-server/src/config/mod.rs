@@ -35,3 +35,11 @@ pub fn operator() -> Option<String> {
     let fit = !name.is_empty() && name.len() <= 100 && name.bytes().all(|byte| matches!(byte, b' '..=b'~'));
     fit.then_some(name)
 }
+
+/// Where a test wants the process to end: `name` or `name:count`.
+#[must_use]
+#[cfg(feature = "crash-points")]
+#[expect(clippy::disallowed_methods, reason = "this is the door for the environment")]
+pub fn crash_point() -> Option<String> {
+    std::env::var("ONCEHOOK_CRASH_POINT").ok()
+}

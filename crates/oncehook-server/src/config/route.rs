@@ -3,22 +3,23 @@
 //! Promises: every problem of every route is noted in its place, also what shows only when the routes are put together (a
 //! name used twice, an `after` that leads nowhere or in a circle).
 //!
-//! Does not: prepare statements or resolve names. Whether a table exists shows when the first event is handled, and
-//! then costs an attempt, not the event.
+//! Does not: prepare statements or resolve names. Whether a table exists is looked at by `serve` when it starts and by `check
+//! --database`; if it is not there when an event is handled, that costs an attempt, not the event.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
-use std::time::Duration;
 
 use oncehook::delivery::RouteName;
 use oncehook::event::SourceName;
 use oncehook::glob::Glob;
+use oncehook::handler::http::LONGEST_TIMEOUT;
 use oncehook::handler::{
     Dialect, Expression, Handler, HttpHandler, HttpOptions, OnClientError, SqlHandler, Template,
 };
 use oncehook::retry::RetryPolicy;
 use oncehook::route::{BreakerPolicy, Route, RouteError, Routes};
+use oncehook_verify::Secret;
 use toml::Spanned;
 
 use super::file::{File, Placed, Table};
@@ -27,9 +28,6 @@ use super::reference::secret_from_reference;
 /// Keys of a route that a coming version knows.
 const LATER_KEYS: &[&str] =
     &["newer_only", "machine", "requires", "park_for", "fetch", "on_dead", "publish", "database"];
-
-/// The longest that an answer may be waited for: a lease must outlast it.
-const LONGEST_TIMEOUT: Duration = Duration::from_secs(300);
 
 /// A route that was read, and where.
 struct Placing {
@@ -104,11 +102,16 @@ fn read_route(
     };
     let types = types.map(|types| read_types(table, &types)).unwrap_or_default();
     read_order(table);
-    let retry = read_retry(table.take_table("retry", "[route.retry]"));
+    let retry = table.take_table("retry", "[route.retry]");
     let concurrency =
         table.take_number("concurrency", 1..=1_000).and_then(|number| usize::try_from(number).ok());
     let breaker = read_breaker(table.take_table("breaker", "[route.breaker]"));
     let handler = read_handler(table, after.is_some());
+    let usual = match &handler {
+        Some(Handler::Http(_)) => RetryPolicy::patient(),
+        _ => RetryPolicy::default(),
+    };
+    let retry = read_retry(retry, usual);
     if name.is_none() {
         table.problem(span.clone(), "a [[route]] needs a `name`");
     }
@@ -202,8 +205,7 @@ fn read_order(table: &mut Table<'_, '_>) {
     });
 }
 
-fn read_retry(mut table: Table<'_, '_>) -> RetryPolicy {
-    let usual = RetryPolicy::default();
+fn read_retry(mut table: Table<'_, '_>, usual: RetryPolicy) -> RetryPolicy {
     let max_attempts =
         table.take_number("max_attempts", 1..=100).and_then(|number| u32::try_from(number).ok());
     let base = table.take_duration("base");
@@ -298,8 +300,8 @@ fn read_sql(mut table: Table<'_, '_>, follows: bool) -> Option<Handler> {
 /// `None` if one of them cannot be read.
 fn read_bindings(table: &mut Table<'_, '_>, follows: bool) -> Option<BTreeMap<String, Expression>> {
     let mut bind = BTreeMap::new();
-    let mut complete = true;
-    for (name, text) in table.take_map("bind")? {
+    let (pairs, mut complete) = table.take_map("bind");
+    for (name, text) in pairs {
         match Expression::parse(text.get_ref()) {
             Ok(expression) => {
                 if expression.needs_result() && !follows {
@@ -318,7 +320,7 @@ fn read_bindings(table: &mut Table<'_, '_>, follows: bool) -> Option<BTreeMap<St
 
 fn read_http(mut table: Table<'_, '_>, follows: bool) -> Option<Handler> {
     let url = table.take_string("url");
-    let secret = table.take_parsed("secret", secret_from_reference).map(Spanned::into_inner);
+    let secret = table.take_parsed("secret", secret_from_reference);
     let timeout = table.take_duration("timeout");
     let body = table.take_parsed("body", Template::parse);
     let headers = read_headers(&mut table);
@@ -345,7 +347,7 @@ fn read_http(mut table: Table<'_, '_>, follows: bool) -> Option<Handler> {
         Some(url) => {
             let usual = HttpOptions::new(url.get_ref().as_str());
             let options = HttpOptions {
-                secret,
+                secret: secret.as_ref().map(|secret| secret.get_ref().clone()),
                 timeout: timeout.map_or(usual.timeout, Spanned::into_inner),
                 body: body.map(Spanned::into_inner),
                 headers,
@@ -356,7 +358,7 @@ fn read_http(mut table: Table<'_, '_>, follows: bool) -> Option<Handler> {
             match HttpHandler::new(options) {
                 Ok(handler) => Some(Handler::Http(Arc::new(handler))),
                 Err(error) => {
-                    table.problem(url.span(), error);
+                    table.problem(to_blame(&table, &url, secret.as_ref(), allow_private), error);
                     None
                 }
             }
@@ -366,10 +368,33 @@ fn read_http(mut table: Table<'_, '_>, follows: bool) -> Option<Handler> {
     handler
 }
 
+/// What a handler refused: it says why, not where.
+fn to_blame(
+    table: &Table<'_, '_>,
+    url: &Placed<String>,
+    secret: Option<&Placed<Secret>>,
+    allow_private: bool,
+) -> Range<usize> {
+    let bare = || HttpOptions { allow_private, ..HttpOptions::new(url.get_ref().as_str()) };
+    if HttpHandler::new(bare()).is_err() {
+        return url.span();
+    }
+    match secret {
+        Some(secret)
+            if HttpHandler::new(HttpOptions { secret: Some(secret.get_ref().clone()), ..bare() })
+                .is_err() =>
+        {
+            secret.span()
+        }
+        _ => table.span(),
+    }
+}
+
 /// A value may be a reference to a secret, so that a token need not stand in the file.
 fn read_headers(table: &mut Table<'_, '_>) -> Vec<(String, String)> {
     let mut headers = Vec::new();
-    for (name, value) in table.take_map("headers").unwrap_or_default() {
+    let (pairs, _) = table.take_map("headers");
+    for (name, value) in pairs {
         let text = value.get_ref();
         if !text.starts_with("env:") && !text.starts_with("file:") {
             headers.push((name.into_inner(), value.into_inner()));

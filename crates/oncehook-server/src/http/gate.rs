@@ -1,6 +1,7 @@
 //! The front door's state: the sources, the journal behind them, and whether it is open.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
@@ -8,11 +9,13 @@ use http::HeaderName;
 use ipnet::IpNet;
 use oncehook::clock::Clock;
 use oncehook::event::SourceName;
+use oncehook::fastpath::FastPath;
 use oncehook::journal::Journal;
 use oncehook::observe::{Metrics, SourceMetrics};
 use oncehook::route::Routes;
 use oncehook_verify::{Ack, Handshakes, Identifier, Integrity, UnixMicros, Verifier};
 
+use super::keys::{KeyRing, WebFetcher};
 use super::rejections::Rejections;
 use crate::config::{Config, Limits};
 
@@ -21,6 +24,7 @@ pub struct Gate {
     pub(super) sources: HashMap<String, Source>,
     pub(super) routes: Routes,
     pub(super) journal: Arc<dyn Journal>,
+    pub(super) fast_path: FastPath,
     pub(super) clock: Clock,
     pub(super) limits: Limits,
     pub(super) trusted_proxies: Vec<IpNet>,
@@ -28,6 +32,8 @@ pub struct Gate {
     pub(super) window_micros: i64,
     pub(super) metrics: Arc<Metrics>,
     pub(super) rejections: Rejections,
+    /// Keys that providers publish.
+    pub(super) keys: KeyRing,
     open: AtomicBool,
     in_flight: AtomicUsize,
     bytes: AtomicUsize,
@@ -42,6 +48,10 @@ pub(super) struct Source {
     /// The provider's own answer, if it insists on one.
     pub(super) ack: Option<Ack>,
     pub(super) allow_ips: Vec<IpNet>,
+    /// What the source knows beside its secrets.
+    pub(super) params: BTreeMap<String, String>,
+    /// Where a handed-over secret waits, if the source takes one.
+    pub(super) handover: Option<PathBuf>,
     /// Headers that carry the secret itself and must not be stored.
     pub(super) secret_headers: Vec<HeaderName>,
     pub(super) metrics: SourceMetrics,
@@ -61,6 +71,8 @@ impl Gate {
                 handshakes: source.handshakes,
                 ack: (source.ack != Ack::default()).then_some(source.ack),
                 allow_ips: source.allow_ips,
+                params: source.settings.params,
+                handover: source.handover,
                 // A scheme that covers nothing compares a token, so its "signature" is the secret.
                 secret_headers: match source.scheme.integrity() {
                     Integrity::None => source.scheme.signature_headers().cloned().collect(),
@@ -73,12 +85,14 @@ impl Gate {
             sources,
             routes: config.routes,
             journal,
+            fast_path: FastPath::default(),
             clock,
             limits: config.server.limits,
             trusted_proxies: config.server.trusted_proxies,
             window_micros: i64::try_from(config.dedup_window.as_micros()).unwrap_or(i64::MAX),
             metrics,
             rejections: Rejections::default(),
+            keys: KeyRing::new(Arc::new(WebFetcher::default())),
             open: AtomicBool::new(false),
             in_flight: AtomicUsize::new(0),
             bytes: AtomicUsize::new(0),
@@ -100,6 +114,12 @@ impl Gate {
     #[must_use]
     pub fn steady(&self) -> UnixMicros {
         self.clock.steady()
+    }
+
+    /// The time in which events are received.
+    #[must_use]
+    pub fn now(&self) -> UnixMicros {
+        self.clock.now()
     }
 
     /// The names of the sources.

@@ -1,7 +1,7 @@
 //! The hot path: read a bounded body, verify it on its raw bytes, identify it, hand it to the journal, answer.
 //!
 //! Promises: nothing unverified goes further than this file; a 2xx is sent only after the journal has said that the event
-//! is durable; everything else is an error that names itself and says whether to try again.
+//! is durable, or has said so before; everything else is an error that names itself and says whether to try again.
 //!
 //! Cancellation: hyper drops [`answer`] when the sender hangs up. Before the body is complete nothing has happened; after
 //! it was submitted the journal goes on by itself, and only the answer is lost. The sender's retry is then a duplicate.
@@ -16,13 +16,18 @@ use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, header
 use http_body_util::{BodyExt, Full};
 use hyper::body::{Body, Incoming};
 use oncehook::event::{NewEvent, NewEvents};
-use oncehook::journal::{AppendError, Receipt};
-use oncehook_verify::{Ack, Identified, Item, Reply, UnixMicros};
+use oncehook::fastpath::Settled;
+use oncehook::journal::{AppendError, Layer, Receipt};
+use oncehook_verify::{
+    Ack, Action, FetchedKey, Identified, Item, KeyRequest, Rejection, Reply, Secret, UnixMicros,
+};
 use prometheus_client::metrics::gauge::Gauge;
 
 use super::address;
 use super::error::HttpError;
 use super::gate::{Gate, Source, Visit};
+use super::handover::{self, Kept};
+use super::keys::NoKey;
 use super::tap::Tap;
 
 type Answer = Response<Full<Bytes>>;
@@ -76,25 +81,39 @@ async fn receive(
         return Err(HttpError::new(StatusCode::FORBIDDEN, "address", "this address may not deliver here"));
     }
 
+    let asked = |body: &'_ Bytes| -> Option<Reply> {
+        let request = as_request(&head, body);
+        source.handshakes.answer_unsigned(&request, &source.verifier)
+    };
+    if head.method != Method::POST {
+        let reply = asked(&Bytes::new())
+            .ok_or_else(|| HttpError::method_not_allowed("POST", "webhooks are delivered with POST"))?;
+        return handshake(gate, source, reply).await;
+    }
     let mut visit = gate.visit();
     let body = read_body(gate, source, &mut visit, body).await?;
     if !visit.enter() {
         source.metrics.count_unavailable("in_flight");
         return Err(HttpError::unavailable("overloaded"));
     }
+    if let Some(reply) = asked(&body) {
+        return handshake(gate, source, reply).await;
+    }
     let now = gate.clock.now();
-    let request = oncehook_verify::Request {
-        method: head.method.as_str(),
-        path: head.uri.path(),
-        headers: &head.headers,
-        body: &body,
-    };
-    let verified = source.verifier.verify(&request, now).map_err(|rejection| {
+    let request = as_request(&head, &body);
+    let refused = |rejection: Rejection| {
         refuse(gate, source, sender, rejection.code());
         HttpError::new(StatusCode::UNAUTHORIZED, "signature", rejection.to_string())
-    })?;
-    if let Some(reply) = source.handshakes.answer(&verified) {
-        return Ok(handshake(reply));
+    };
+    let key = match source.verifier.key_request(&request).map_err(refused)? {
+        None => None,
+        Some(wanted) => {
+            Some(fetch_key(gate, source, wanted).await?.ok_or(Rejection::KeyUnknown).map_err(refused)?)
+        }
+    };
+    let verified = source.verifier.verify_with(&request, now, key.as_deref()).map_err(refused)?;
+    if let Some(reply) = source.handshakes.answer(&verified, &source.verifier) {
+        return handshake(gate, source, reply).await;
     }
     let identified = source.identifier.identify(&verified).map_err(|unidentified| {
         refuse(gate, source, sender, unidentified.code());
@@ -107,13 +126,13 @@ async fn receive(
         Identified::One(item) => (std::iter::once(event(item)).collect(), false),
         Identified::Batch(items) => (items.into_iter().map(event).collect(), true),
     };
-    let receipt = store(gate, source, events).await?;
-    for appended in &receipt {
-        source.metrics.count(appended.verdict);
+    let settled = store(gate, source, events).await?;
+    for appended in &settled.receipt {
+        source.metrics.count(appended.verdict, settled.layer);
     }
     Ok(match &source.ack {
-        None => accepted(&receipt, batch),
-        Some(ack) => acknowledged(ack, &receipt),
+        None => accepted(&settled.receipt, batch),
+        Some(ack) => acknowledged(ack, &settled.receipt),
     })
 }
 
@@ -126,10 +145,39 @@ fn find_source<'g>(gate: &'g Gate, head: &Parts) -> Result<&'g Source, HttpError
         .and_then(|name| gate.sources.get(name))
         .filter(|_| head.uri.authority().is_none())
         .ok_or_else(HttpError::not_found)?;
-    if head.method != Method::POST {
+    if head.method != Method::POST
+        && !source.handshakes.methods().any(|method| method == head.method.as_str())
+    {
         return Err(HttpError::method_not_allowed("POST", "webhooks are delivered with POST"));
     }
     Ok(source)
+}
+
+/// The request as the verifier sees it.
+fn as_request<'r>(head: &'r Parts, body: &'r [u8]) -> oncehook_verify::Request<'r> {
+    oncehook_verify::Request {
+        method: head.method.as_str(),
+        path: head.uri.path_and_query().map_or("/", http::uri::PathAndQuery::as_str),
+        headers: &head.headers,
+        body,
+    }
+}
+
+/// The provider's key for this request; nothing if the provider has none. While the provider does not answer, the sender
+/// must try again: whether the request is genuine is not known.
+async fn fetch_key(
+    gate: &Gate,
+    source: &Source,
+    wanted: KeyRequest,
+) -> Result<Option<Arc<FetchedKey>>, HttpError> {
+    match gate.keys.key(source.name.as_str(), &source.verifier, wanted, &source.params).await {
+        Ok(key) => Ok(Some(key)),
+        Err(NoKey::Unusable) => Ok(None),
+        Err(NoKey::Unavailable) => {
+            source.metrics.count_unavailable("key");
+            Err(HttpError::unavailable("key_unavailable"))
+        }
+    }
 }
 
 /// Refuses requests whose end is a matter of opinion, and bodies that would have to be decoded first.
@@ -297,20 +345,18 @@ fn new_event(
     }
 }
 
-/// Waits until the journal has the events. An empty batch has nothing to wait for.
-async fn store(gate: &Gate, source: &Source, events: NewEvents) -> Result<Receipt, HttpError> {
+/// Waits until the journal has the events, or is known to have them. An empty batch has nothing to wait for.
+async fn store(gate: &Gate, source: &Source, events: NewEvents) -> Result<Settled, HttpError> {
     if events.is_empty() {
-        return Ok(Receipt::new());
+        return Ok(Settled { receipt: Receipt::new(), layer: Layer::Journal });
     }
     let unavailable = |reason: &'static str| {
         source.metrics.count_unavailable(reason);
         HttpError::unavailable(reason)
     };
-    let ticket = gate.journal.submit(events).map_err(|error| unavailable(reason(&error)))?;
-    match tokio::time::timeout(gate.limits.commit, ticket).await {
-        Ok(Ok(Ok(receipt))) => Ok(receipt),
-        Ok(Ok(Err(error))) => Err(unavailable(reason(&error))),
-        Ok(Err(_)) => Err(unavailable("journal_gone")),
+    let append = gate.fast_path.append(&*gate.journal, events);
+    match tokio::time::timeout(gate.limits.commit, append).await {
+        Ok(settled) => settled.map_err(|error| unavailable(reason(&error))),
         Err(_) => Err(unavailable("journal_slow")),
     }
 }
@@ -320,6 +366,7 @@ fn reason(error: &AppendError) -> &'static str {
         AppendError::Full => "journal_full",
         AppendError::Unavailable(_) => "journal_failed",
         AppendError::Closed => "journal_closed",
+        AppendError::Gone => "journal_gone",
     }
 }
 
@@ -366,14 +413,64 @@ fn acknowledged(ack: &Ack, receipt: &Receipt) -> Answer {
     response
 }
 
+/// Does what a handshake asks for, and answers. Nothing is answered before it is done.
+async fn handshake(gate: &Gate, source: &Source, reply: Reply) -> Result<Answer, HttpError> {
+    match &reply.action {
+        None => {}
+        Some(Action::Confirm { url }) => {
+            if let Err(error) = gate.keys.confirm(url).await {
+                tracing::warn!(source = source.name.as_str(), %error, "a subscription could not be confirmed");
+                source.metrics.count_unavailable("confirm");
+                return Err(HttpError::unavailable("confirm_failed"));
+            }
+            tracing::info!(source = source.name.as_str(), "a subscription was confirmed");
+        }
+        Some(Action::Secret(secret)) => take_secret(source, secret.clone()).await?,
+    }
+    Ok(replied(reply))
+}
+
+/// Keeps a handed-over secret for the operator, or refuses it.
+async fn take_secret(source: &Source, secret: Secret) -> Result<(), HttpError> {
+    let Some(path) = source.handover.clone() else {
+        return Err(HttpError::new(
+            StatusCode::FORBIDDEN,
+            "handover",
+            "this source takes no secret from a request",
+        ));
+    };
+    let kept = tokio::task::spawn_blocking(move || handover::keep(&path, &secret)).await;
+    match kept {
+        Ok(Ok(Kept::New)) => {
+            tracing::warn!(
+                source = source.name.as_str(),
+                "a secret was handed over and waits to be confirmed"
+            );
+            Ok(())
+        }
+        Ok(Ok(Kept::Again)) => Ok(()),
+        Ok(Ok(Kept::Occupied)) => {
+            Err(HttpError::new(StatusCode::CONFLICT, "handover", "another secret waits to be confirmed"))
+        }
+        Ok(Err(_)) | Err(_) => Err(HttpError::unavailable("handover_failed")),
+    }
+}
+
 /// A handshake's reply. Echoed values must not be taken for a page.
-fn handshake(reply: Reply) -> Answer {
+fn replied(reply: Reply) -> Answer {
     let mut response = Response::new(Full::new(Bytes::from(reply.body)));
     *response.status_mut() = StatusCode::from_u16(reply.status).unwrap_or(StatusCode::OK);
     let headers = response.headers_mut();
     headers.insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
     if let Some(content_type) = reply.content_type.and_then(|text| HeaderValue::from_str(&text).ok()) {
         headers.insert(header::CONTENT_TYPE, content_type);
+    }
+    for (name, value) in reply.headers {
+        if let (Ok(name), Ok(value)) =
+            (header::HeaderName::from_bytes(name.as_bytes()), HeaderValue::from_str(&value))
+        {
+            headers.insert(name, value);
+        }
     }
     response
 }

@@ -1,7 +1,7 @@
 //! HTTP: the front door for providers and the admin listener for operators, on two sockets.
 //!
 //! Front door (`ingest.rs`, on hyper itself because it is hot):
-//! - `POST /webhooks/{source}`
+//! - `POST /webhooks/{source}`; other methods where a provider asks before it sends
 //!
 //! Admin (`admin.rs`, axum):
 //! - `GET /healthz`, `/readyz`, `/metrics`
@@ -17,7 +17,9 @@ pub mod admin;
 mod api;
 mod error;
 pub mod gate;
+mod handover;
 mod ingest;
+mod keys;
 pub mod listener;
 mod rejections;
 mod site;

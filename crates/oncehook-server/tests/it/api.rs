@@ -487,7 +487,9 @@ async fn metrics_are_openmetrics_with_the_promised_names() {
     for (name, value) in [
         ("oncehook_accepted_total{source=\"stripe\"}", 2.0),
         ("oncehook_accepted_total{source=\"github\"}", 0.0),
-        ("oncehook_duplicates_total{source=\"stripe\",layer=\"journal\"}", 1.0),
+        // The gateway that stored it has the receipt, so the copy never reaches the journal.
+        ("oncehook_duplicates_total{source=\"stripe\",layer=\"memory\"}", 1.0),
+        ("oncehook_duplicates_total{source=\"stripe\",layer=\"journal\"}", 0.0),
         ("oncehook_conflicts_total{source=\"stripe\"}", 1.0),
         ("oncehook_quarantined_total{source=\"stripe\"}", 1.0),
         ("oncehook_rejected_total{source=\"stripe\",reason=\"signature_mismatch\"}", 1.0),
@@ -527,11 +529,15 @@ async fn the_api_describes_itself() {
         "/api/events",
         "/api/events/{id}",
         "/api/events/{id}/body",
+        "/api/routes",
         "/api/stats",
     ] {
         assert!(document["paths"][path]["get"]["responses"]["200"].is_object(), "{path} is not described");
     }
-    for path in names(&document["paths"]) {
+    let readable =
+        names(&document["paths"]).into_iter().filter(|path| document["paths"][path]["get"].is_object());
+    // There is no replay to look at; `operate.rs` has one.
+    for path in readable.filter(|path| !path.starts_with("/api/replays")) {
         assert_eq!(
             rig.gateway.get(&path.replace("{id}", &event)).await.status,
             200,
@@ -756,8 +762,9 @@ async fn fault_105_a_ledger_that_forgets_closes_the_gate_until_it_is_mended() {
     let rig = rig();
     let (_, event) = rig.deliver(&stripe(r#"{"id":"e1"}"#)).await;
     alter(&rig, "ALTER TABLE oncehook_keys RENAME COLUMN key TO idempotency_key");
-    // Neither a copy nor a new event is waved through.
-    for body in [r#"{"id":"e1"}"#, r#"{"id":"e2"}"#] {
+    // A copy of what this process has a receipt for is what it is. Neither a new event nor another body is waved through.
+    assert_eq!(rig.deliver(&stripe(r#"{"id":"e1"}"#)).await, ("duplicate".to_owned(), event.clone()));
+    for body in [r#"{"id":"e2"}"#, r#"{"id":"e1","x":1}"#] {
         let answer = rig.send(&stripe(body)).await;
         assert_eq!(answer.status, 503, "{}", String::from_utf8_lossy(&answer.body));
         assert!(answer.header("retry-after").is_some());
@@ -771,9 +778,10 @@ async fn fault_105_a_ledger_that_forgets_closes_the_gate_until_it_is_mended() {
     assert_eq!(rig.gateway.get("/healthz").await.status, 200);
     let metrics = rig.gateway.get("/metrics").await.body;
     assert_eq!(parse_metrics(std::str::from_utf8(&metrics).unwrap())["oncehook_ready"], 0.0);
-    // It stays so for as long as the column has the wrong name.
+    // It stays so for as long as the column has the wrong name, for copies too.
     tokio::time::sleep(Duration::from_millis(700)).await;
     rig.refused(&stripe(r#"{"id":"e3"}"#), 503, "not_ready").await;
+    rig.refused(&stripe(r#"{"id":"e1"}"#), 503, "not_ready").await;
 
     alter(&rig, "ALTER TABLE oncehook_keys RENAME COLUMN idempotency_key TO key");
     assert!(wait_until_ready(&rig, true).await < Duration::from_secs(3));

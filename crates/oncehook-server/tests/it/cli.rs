@@ -45,7 +45,24 @@ fn help_and_version() {
     let directory = tempfile::tempdir().unwrap();
     let (code, out, _) = run(directory.path(), &["--help"]);
     assert_eq!(code, 0);
-    for command in ["init", "check", "serve", "migrate", "send", "verify", "events", "show", "providers"] {
+    for command in [
+        "init",
+        "check",
+        "serve",
+        "migrate",
+        "send",
+        "verify",
+        "events",
+        "show",
+        "retry",
+        "replay",
+        "skip",
+        "release",
+        "pause",
+        "resume",
+        "tail",
+        "providers",
+    ] {
         assert!(out.contains(command), "{command} is not in:\n{out}");
         let (code, out, _) = run(directory.path(), &[command, "--help"]);
         assert!(code == 0 && out.contains("Usage: oncehook"), "{command}: {out}");
@@ -60,6 +77,9 @@ fn help_and_version() {
         &["serve", "--nonsense"],
         &["send", "--times", "0"],
         &["events", "--limit", "1001"],
+        &["retry", "--rate", "0", "--status", "dead"],
+        &["retry", "some-id", "--status", "dead"],
+        &["replay", "some-id", "--epoch", "1"],
         &["verify"],
     ] {
         let (code, out, err) = run(directory.path(), wrong);
@@ -80,6 +100,14 @@ fn without_a_configuration_every_command_says_what_to_do() {
         &["send"],
         &["events"],
         &["show", id],
+        &["retry", id],
+        &["replay", id],
+        &["retry", "--status", "dead", "--yes"],
+        &["skip", id],
+        &["release", id],
+        &["pause", "--source", "a"],
+        &["resume", "--route", "a"],
+        &["tail"],
         &["verify", "--body", "x"],
     ] {
         let (code, out, err) = run(directory.path(), command);
@@ -164,7 +192,11 @@ fn providers_need_no_configuration() {
     assert_eq!((code, err.as_str()), (0, ""));
     let listed = json(&run(directory.path(), &["providers", "--json"]).1);
     let listed = listed.as_array().unwrap();
-    assert_eq!(listed.len(), 8);
+    let names: Vec<_> = listed.iter().map(|provider| text(&provider["name"])).collect();
+    assert_eq!(
+        names,
+        oncehook_verify::Preset::all().iter().map(|preset| preset.name.clone()).collect::<Vec<_>>()
+    );
     for provider in listed {
         let name = text(&provider["name"]);
         assert!(out.contains(&name), "{out}");
@@ -187,7 +219,7 @@ fn providers_need_no_configuration() {
     }
     let (code, out, err) = run(directory.path(), &["providers", "nobody"]);
     assert_eq!((code, out.as_str()), (1, ""));
-    assert!(err.contains("there is no preset `nobody`; known: stripe"), "{err}");
+    assert!(err.contains("there is no preset `nobody`;"), "{err}");
 }
 
 #[tokio::test]

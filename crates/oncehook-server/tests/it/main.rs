@@ -9,12 +9,30 @@ mod config;
 #[cfg(test)]
 mod crash;
 #[cfg(test)]
+mod crash_points;
+#[cfg(test)]
+mod destinations;
+#[cfg(test)]
 mod disk;
+#[cfg(test)]
+mod effects;
+#[cfg(test)]
+mod examples;
 #[cfg(test)]
 mod hostile;
 #[cfg(test)]
 mod kit;
 #[cfg(test)]
+mod many;
+#[cfg(test)]
+mod operate;
+#[cfg(test)]
+mod providers;
+#[cfg(test)]
 mod signature;
 #[cfg(test)]
 mod storm;
+#[cfg(test)]
+mod tail;
+#[cfg(test)]
+mod watch;

@@ -167,14 +167,7 @@ fn secs(offset: i64) -> UnixMicros {
 }
 
 #[tokio::test]
-async fn every_preset_has_a_case() {
-    for preset in Preset::all() {
-        assert!(CASES.iter().any(|case| case.provider == preset.name), "{}", preset.name);
-    }
-}
-
-#[tokio::test]
-async fn genuine_events_of_every_preset_are_accepted_once() {
+async fn genuine_events_are_accepted_once() {
     let rig = rig();
     for case in &CASES {
         let (first, event) = case.said(&rig.send(&case.request(case.signs, "id_1", now())).await);

@@ -91,15 +91,28 @@ fn main() -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     match number("--rate", 0) {
         0 => runtime.block_on(bench(&plan)),
-        rate => runtime.block_on(open_loop(&plan, rate as f64)),
+        rate => {
+            let row = if number("--random", 0) == 0 { Row::OrderedKeys } else { Row::RandomKeys };
+            runtime.block_on(open_loop(&plan, row, rate as f64))
+        }
     }
 }
 
-/// `--rate N`: only the open loop with time-ordered keys, as often as `--rounds` says. For hunting stalls.
-async fn open_loop(plan: &Plan, rate: f64) -> anyhow::Result<()> {
+/// `--rate N`: only the open loop with time-ordered keys (`--random 1`: random ones), as often as `--rounds` says. For
+/// hunting stalls.
+async fn open_loop(plan: &Plan, row: Row, rate: f64) -> anyhow::Result<()> {
     for _ in 0..plan.rounds {
-        let measured = measure(plan, Row::OrderedKeys, Pace::Open(rate), plan.seconds).await?;
-        println!("p50 {:.2} p99 {:.2} max {:.2} ms", measured.p50, measured.p99, measured.max);
+        let measured = measure(plan, row, Pace::Open(rate), plan.seconds).await?;
+        println!(
+            "{:.0}/s, p50 {:.2} p99 {:.2} max {:.2} ms, writer {:.1} µs, all {:.1} µs, {:.0} MB",
+            measured.rate,
+            measured.p50,
+            measured.p99,
+            measured.max,
+            measured.writer_micros,
+            measured.cpu_micros,
+            measured.memory as f64 / 1e6
+        );
     }
     Ok(())
 }

@@ -3,6 +3,7 @@
 //! - **bare**: the user's statement alone, in batches of the same size, on SQLite with the same settings.
 //! - **drain**: a backlog is worked off: claim, parameters from JSON, the statement, settlement, commit.
 //! - **sustained**: events are accepted and take effect at the same time.
+//! - **http**: a backlog is posted to a receiver in this process that answers at once, 64 requests at a time.
 //! - **poison**: a backlog of 10,000 with one event that always fails, against one without.
 //! - **history**: append and drain with a million stored events, against an empty store, runs interleaved.
 //! - **janitor**: the time an append takes while 100,000 events are forgotten, against the time without.
@@ -20,13 +21,14 @@ use bytes::Bytes;
 use oncehook::clock::Clock;
 use oncehook::delivery::RouteName;
 use oncehook::event::{NewEvent, SourceName};
-use oncehook::handler::{Dialect, Expression, Handler, SqlHandler};
+use oncehook::handler::{Dialect, Expression, Handler, HttpHandler, HttpOptions, SqlHandler};
 use oncehook::journal::sqlite::{SqliteJournal, SqliteOptions};
 use oncehook::journal::{Deliveries, Journal, Retention};
 use oncehook::observe::Metrics;
 use oncehook::route::{Route, Routes};
 use oncehook::worker::Worker;
 use oncehook_testkit::random::Random;
+use oncehook_testkit::receiver::{Receiver, Reply};
 use oncehook_verify::{EventKey, Integrity, UnixMicros, digest};
 use rusqlite::{Connection, params};
 
@@ -52,6 +54,9 @@ async fn main() -> anyhow::Result<()> {
     let wanted = |part: &str| parts.is_empty() || parts.iter().any(|one| one == part);
     if wanted("effects") {
         effects(events, rounds).await?;
+    }
+    if wanted("http") {
+        http(events / 5, rounds).await?;
     }
     if wanted("poison") {
         poison(rounds).await?;
@@ -108,10 +113,14 @@ impl Bench {
     }
 
     fn work(&self) -> Worker {
+        self.work_on(&routes())
+    }
+
+    fn work_on(&self, routes: &Routes) -> Worker {
         let year = Duration::from_secs(365 * 86_400);
         let retention = Retention { payload: year, dead: None, audit: year, batch: 200 };
         let deliveries = Arc::clone(&self.journal) as Arc<dyn Deliveries>;
-        Worker::start(deliveries, &routes(), retention, self.clock.clone(), Arc::new(Metrics::new()))
+        Worker::start(deliveries, routes, retention, self.clock.clone(), Arc::new(Metrics::new()))
     }
 
     /// Waits until all orders are there.
@@ -234,6 +243,29 @@ async fn effects(count: usize, rounds: usize) -> anyhow::Result<()> {
     println!("effects: bare statement           {bare:>9.0}/s");
     println!("effects: backlog drained          {drain:>9.0}/s  {:.2} of bare", drain / bare);
     println!("effects: accepted and applied     {both:>9.0}/s  {:.2} of bare", both / bare);
+    Ok(())
+}
+
+async fn http(count: usize, rounds: usize) -> anyhow::Result<()> {
+    let receiver = Receiver::start(|_, _| Reply::status(200, "ok")).await;
+    let mut rates = Vec::new();
+    for _ in 0..rounds {
+        let mut bench = Bench::new()?;
+        bench.append(count, false, None).await?;
+        let handler = HttpHandler::new(HttpOptions::new(receiver.url("/"))).map_err(anyhow::Error::msg)?;
+        let (name, source) = (RouteName::new("orders")?, SourceName::new("shop")?);
+        let mut route = Route::new(name, source, Handler::Http(Arc::new(handler)));
+        route.concurrency = 64;
+        let started = Instant::now();
+        let worker = bench.work_on(&Routes::new(vec![route])?);
+        while bench.journal.backlog().await?.iter().any(|route| route.waiting + route.running > 0) {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        rates.push(rate(count, started));
+        worker.stop().await;
+        bench.journal.close().await;
+    }
+    println!("effects: posted over HTTP         {:>9.0}/s", median(rates));
     Ok(())
 }
 

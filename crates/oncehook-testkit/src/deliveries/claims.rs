@@ -177,6 +177,9 @@ async fn every_attempt_is_kept<J: WholeJournal>(case: Case<J>) {
         error: Some(error.to_owned()),
     };
     assert_eq!(found.attempts, [failure(1, 0, "first"), failure(2, 10, "second"), failure(3, 20, "third")]);
+    let query = EventQuery { limit: 1, ..Default::default() };
+    let listed = &case.journal.list(query).await.unwrap().events[0].deliveries[0];
+    assert_eq!((listed.attempt, listed.attempts.len()), (3, 0), "a list does without the log");
     assert_eq!(case.claim(&orders).await.len(), 0, "the dead do not run");
 }
 

@@ -79,3 +79,49 @@ fn every_module_says_what_it_is_for() {
         assert!(text.starts_with("//!"), "{} does not open with //!", path.display());
     }
 }
+
+/// What cargo would build for this package: the features of every package in its tree.
+fn tree(package: &str, edges: &str) -> String {
+    let output = std::process::Command::new(env!("CARGO"))
+        .args(["tree", "--offline", "--locked", "--package", package, "--edges", edges])
+        .args(["--prefix", "none", "--format", "{p} has {f}"])
+        .current_dir(root())
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).unwrap()
+}
+
+#[test]
+fn only_tests_can_end_the_process_where_they_like() {
+    let asked = "crash-points";
+    assert!(
+        tree("oncehook-server", "normal,build,dev").contains(asked),
+        "the tests of the program ask for it"
+    );
+    for package in ["oncehook-server", "oncehook-testkit"] {
+        let built = tree(package, "normal,build");
+        assert!(built.contains("oncehook v"), "{built}");
+        assert!(!built.contains(asked), "a build of {package} has crash points:\n{built}");
+    }
+}
+
+#[test]
+fn every_crash_point_is_visited_by_a_test() {
+    let mut points = BTreeSet::new();
+    let mut visited = String::new();
+    for (path, text) in sources() {
+        if path.ends_with("oncehook-server/tests/it/crash_points.rs") {
+            visited = text;
+        } else if path.components().any(|part| part.as_os_str() == "src") {
+            for call in text.split("crash::point(").skip(1) {
+                let call = call.split(");").next().unwrap();
+                points.extend(call.split('"').skip(1).step_by(2).map(str::to_owned));
+            }
+        }
+    }
+    assert!(points.len() >= 7, "{points:?}");
+    for point in points {
+        assert!(visited.contains(&format!("kill_at(\"{point}\"")), "nothing is killed at {point}");
+    }
+}

@@ -1,8 +1,8 @@
 //! What a person is told when a request is refused.
 
-use oncehook_verify::{Explanation, Scheme, UnixMicros, explain};
+use oncehook_verify::{Explanation, Scheme, Settings, UnixMicros, explain, explain_with};
 
-use crate::kit::{EVENT, NOW, Sent, scheme, secrets};
+use crate::kit::{EVENT, NOW, Sent, Side, scheme, secrets};
 
 const SECRET: &str = "whsec_test_secret";
 
@@ -98,4 +98,44 @@ fn another_provider_is_recognised_by_its_header() {
         &Sent::new(EVENT),
         "No header of the request looks like a signature",
     );
+}
+
+#[test]
+fn a_wrong_public_address_is_recognised() {
+    for (configured, actual) in [
+        ("https://gateway.example/webhooks/test/", "https://gateway.example/webhooks/test"),
+        ("http://gateway.example/webhooks/test", "https://gateway.example/webhooks/test"),
+        ("https://gateway.example:443/webhooks/test", "https://gateway.example/webhooks/test"),
+        ("https://internal.example/webhooks/test", "https://gateway.example/webhooks/test"),
+    ] {
+        for name in ["square", "twilio", "trello", "hubspot"] {
+            let side = Side::of(name);
+            assert_eq!(side.settings.url.as_deref(), Some(actual));
+            let sent = side.genuine(0, NOW).with("host", "gateway.example");
+            let settings = Settings { url: Some(configured.to_owned()), ..side.settings.clone() };
+            let explained = explain_with(
+                &side.preset.verify,
+                &secrets(&[&side.pairs[0].1]),
+                &settings,
+                &sent.request(),
+                NOW,
+                None,
+            )
+            .unwrap();
+            let text = explained.findings.join("\n");
+            assert!(explained.verdict.is_err());
+            assert!(text.contains(&format!("fits the address {actual}")), "{name} {configured}: {text}");
+        }
+    }
+}
+
+#[test]
+fn a_wrong_secret_and_a_missing_header_are_named() {
+    let sent = Sent::new(EVENT).signed(scheme("stripe"), "whsec_other_endpoint", "", NOW);
+    assert_finding(scheme("stripe"), SECRET, &sent, "the secret belongs to another endpoint");
+    let explanation = explained(scheme("stripe"), SECRET, &Sent::new(EVENT));
+    assert_eq!(explanation.verdict.unwrap_err().to_string(), "the header stripe-signature is missing");
+    let slack =
+        Sent::new(EVENT).signed(scheme("slack"), SECRET, "", NOW).without("x-slack-request-timestamp");
+    assert_finding(scheme("slack"), SECRET, &slack, "header x-slack-request-timestamp is missing");
 }

@@ -6,7 +6,7 @@ use oncehook_verify::{
 };
 
 use crate::kit::{
-    EVENT, NOW, Sent, check, code, genuine, identify_with, item, item_of, key_pairs, scheme, secrets,
+    EVENT, NOW, Sent, Side, check, code, genuine, identify_with, item, item_of, key_pairs, scheme, secrets,
 };
 
 const WHSEC: &str = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw";
@@ -174,8 +174,13 @@ fn fault_61_no_empty_or_placeholder_secret_and_none_at_all_is_an_error() {
     for text in ["", " ", "\n", "changeme", "whsec_", "whsec_...", "${SECRET}"] {
         assert!(Secret::new(text).is_err(), "{text:?}");
     }
-    for preset in Preset::all() {
-        assert_eq!(Verifier::new(&preset.verify, &[], None).unwrap_err(), SetupError::NoSecrets);
+    for side in Side::all().filter(|side| !side.preset.verify.fetches_keys()) {
+        let error = Verifier::with(&side.preset.verify, &[], side.settings.clone()).unwrap_err();
+        assert_eq!(error, SetupError::NoSecrets, "{}", side.preset.name);
+        // Only a source that waits for its secret does without one, and that refuses everything.
+        let refusing = Verifier::refusing(&side.preset.verify, side.settings.clone()).unwrap();
+        let sent = side.genuine(0, NOW);
+        assert!(refusing.verify(&sent.request(), NOW).is_err(), "{}", side.preset.name);
     }
     let error = |name: &str, texts: &[&str]| {
         Verifier::new(scheme(name), &secrets(texts), None).unwrap_err().to_string()
@@ -441,4 +446,35 @@ fn headers_of_two_families_follow_one_rule() {
     let identified = identifier.identify(&verifier.verify(&request, NOW).unwrap()).unwrap();
     assert_eq!(identified.items()[0].key.as_bytes(), b"evt_1");
     assert!(check(&preset.verify, &[verifying], &sent.clone().without("webhook-id"), NOW).is_err());
+}
+
+#[test]
+fn fault_72_a_request_cannot_choose_where_its_key_comes_from() {
+    let sns = Side::of("aws-sns");
+    let genuine = sns.genuine(0, NOW);
+    let at = |from: &str, to: &str| {
+        let text = String::from_utf8(genuine.body.clone()).unwrap();
+        assert!(text.contains(from));
+        sns.check(&[0], &Sent { body: text.replace(from, to).into_bytes(), ..genuine.clone() }, NOW)
+    };
+    for host in [
+        "sns.evil.example",
+        "sns.us-east-1.amazonaws.com.evil.example",
+        "127.0.0.1",
+        "u@sns.us-east-1.amazonaws.com",
+    ] {
+        let url = format!("https://{host}/SimpleNotificationService-");
+        let verdict = at("https://sns.us-east-1.amazonaws.com/SimpleNotificationService-", &url);
+        assert_eq!(verdict.unwrap_err().code(), "key_url_refused", "{host}");
+    }
+    let paypal = Side::of("paypal");
+    for url in [
+        "http://api.paypal.com/cert",
+        "https://evilpaypal.com/cert",
+        "https://api.paypal.com:8443/cert",
+        "https://api.paypal.com/cert?x=1",
+    ] {
+        let sent = paypal.genuine(0, NOW).replacing("paypal-cert-url", url);
+        assert_eq!(paypal.check(&[0], &sent, NOW).unwrap_err().code(), "key_url_refused", "{url}");
+    }
 }

@@ -2,9 +2,11 @@
 
 use http::{HeaderMap, HeaderName, HeaderValue};
 use oncehook_verify::{
-    Identified, Identifier, Identify, Item, MissingKey, Preset, Rejection, Request, Scheme, Secret, Signer,
-    Unidentified, UnixMicros, Verifier,
+    FetchedKey, Identified, Identifier, Identify, Item, MissingKey, Preset, Rejection, Request, Scheme,
+    Secret, Settings, Signer, Unidentified, UnixMicros, Verifier,
 };
+
+use crate::keys;
 
 /// The time at which tests happen, one second after the vectors were signed.
 pub(crate) const NOW: UnixMicros = UnixMicros(1_700_000_001_000_000);
@@ -22,11 +24,22 @@ pub(crate) const PUBLIC_2: &str = "3d4017c3e843895a92b70aa74d1b7ebc9c982ccf2ec49
 pub(crate) struct Sent {
     pub(crate) headers: HeaderMap,
     pub(crate) body: Vec<u8>,
+    /// Path and query.
+    pub(crate) path: String,
 }
+
+/// The public address of all sources in these tests.
+pub(crate) const URL: &str = "https://gateway.example/webhooks/test";
 
 impl Sent {
     pub(crate) fn new(body: &[u8]) -> Self {
-        Self { headers: HeaderMap::new(), body: body.to_vec() }
+        Self { headers: HeaderMap::new(), body: body.to_vec(), path: "/webhooks/test".to_owned() }
+    }
+
+    /// The same with a query.
+    pub(crate) fn asking(mut self, query: &str) -> Self {
+        self.path = format!("/webhooks/test?{query}");
+        self
     }
 
     /// The same with one more header.
@@ -56,14 +69,22 @@ impl Sent {
     }
 
     pub(crate) fn request(&self) -> Request<'_> {
-        Request { method: "POST", path: "/webhooks/test", headers: &self.headers, body: &self.body }
+        Request { method: "POST", path: &self.path, headers: &self.headers, body: &self.body }
     }
 
-    /// Signs with a scheme and adds its headers.
-    pub(crate) fn signed(mut self, scheme: &Scheme, secret: &str, id: &str, at: UnixMicros) -> Self {
-        let signer = Signer::new(scheme, &self::secret(secret)).unwrap();
-        for (name, value) in signer.sign(&self.request(), id, at).unwrap() {
+    /// Signs with a scheme and adds what that takes.
+    pub(crate) fn signed(self, scheme: &Scheme, secret: &str, id: &str, at: UnixMicros) -> Self {
+        self.signed_with(&Signer::new(scheme, &self::secret(secret)).unwrap(), id, at)
+    }
+
+    pub(crate) fn signed_with(mut self, signer: &Signer, id: &str, at: UnixMicros) -> Self {
+        let signed = signer.sign_whole(&self.request(), id, at).unwrap();
+        self.path = signed.path(&self.path).into_owned();
+        for (name, value) in signed.headers {
             self.headers.insert(name, value);
+        }
+        if let Some(body) = signed.body {
+            self.body = body;
         }
         self
     }
@@ -108,7 +129,91 @@ pub(crate) fn code(scheme: &Scheme, secret_texts: &[&str], sent: &Sent, now: Uni
     }
 }
 
-/// Two secrets of each preset: what signs and what verifies.
+/// A preset with everything it needs to sign and to verify.
+pub(crate) struct Side {
+    pub(crate) preset: &'static Preset,
+    pub(crate) settings: Settings,
+    /// What signs and what verifies, two of each.
+    pub(crate) pairs: [(String, String); 2],
+}
+
+impl Side {
+    pub(crate) fn of(name: &str) -> Self {
+        let preset = preset(name);
+        let params = preset.params.iter().map(|param| (param.name.clone(), param.example.clone())).collect();
+        let settings = Settings { tolerance_secs: None, url: Some(URL.to_owned()), params };
+        Self { preset, settings, pairs: keys::pairs(preset) }
+    }
+
+    pub(crate) fn all() -> impl Iterator<Item = Self> {
+        Preset::all().iter().map(|preset| Self::of(&preset.name))
+    }
+
+    /// A verifier with the public halves of these pairs. A scheme that fetches its keys has none.
+    pub(crate) fn verifier(&self, which: &[usize]) -> Verifier {
+        let texts: Vec<&str> = which.iter().map(|index| self.pairs[*index].1.as_str()).collect();
+        let secrets = if self.preset.verify.fetches_keys() { Vec::new() } else { secrets(&texts) };
+        Verifier::with(&self.preset.verify, &secrets, self.settings.clone()).unwrap()
+    }
+
+    /// The genuine request of the sample, signed with one of the pairs at a time.
+    pub(crate) fn genuine(&self, which: usize, at: UnixMicros) -> Sent {
+        self.genuine_named(which, "evt_1", at)
+    }
+
+    pub(crate) fn genuine_named(&self, which: usize, id: &str, at: UnixMicros) -> Sent {
+        if self.preset.name == "paddle-classic" {
+            return keys::paddle_classic(which);
+        }
+        let (headers, body) = self.preset.sample.render(id, None, at).unwrap();
+        let sent = Sent { headers, body, ..Sent::new(b"") };
+        let sent = match &self.preset.sample.query {
+            Some(query) => sent.asking(query),
+            None => sent,
+        };
+        self.sign(sent, which, id, at)
+    }
+
+    pub(crate) fn sign(&self, sent: Sent, which: usize, id: &str, at: UnixMicros) -> Sent {
+        let signer =
+            Signer::with(&self.preset.verify, &secret(&self.pairs[which].0), self.settings.clone()).unwrap();
+        sent.signed_with(&signer, id, at)
+    }
+
+    /// The verdict about a request. Keys are "fetched" from where the pairs keep them: `published` says whose.
+    pub(crate) fn check(&self, which: &[usize], sent: &Sent, now: UnixMicros) -> Result<usize, Rejection> {
+        let verifier = self.verifier(which);
+        let request = sent.request();
+        let fetched = self.fetch(&verifier, which, &request)?;
+        verifier.verify_with(&request, now, fetched.as_ref()).map(|verified| verified.secret_index())
+    }
+
+    pub(crate) fn fetch(
+        &self,
+        verifier: &Verifier,
+        which: &[usize],
+        request: &Request<'_>,
+    ) -> Result<Option<FetchedKey>, Rejection> {
+        let Some(wanted) = verifier.key_request(request)? else { return Ok(None) };
+        match keys::answer(&self.preset.name, which, &wanted) {
+            None => Ok(None),
+            Some(answer) => Ok(verifier.read_key(&wanted, &answer).ok()),
+        }
+    }
+
+    /// The events of a genuine request.
+    pub(crate) fn identify(&self, sent: &Sent, now: UnixMicros) -> Identified {
+        let verifier = self.verifier(&[0]);
+        let request = sent.request();
+        let fetched = self.fetch(&verifier, &[0], &request).unwrap();
+        let verified = verifier.verify_with(&request, now, fetched.as_ref()).unwrap();
+        let identifier =
+            Identifier::new(&self.preset.identify, &self.preset.verify, MissingKey::Digest).unwrap();
+        identifier.identify(&verified).unwrap()
+    }
+}
+
+/// Two secrets of a preset with shared or Ed25519 secrets: what signs and what verifies.
 pub(crate) fn key_pairs(preset: &str) -> [(&'static str, &'static str); 2] {
     match preset {
         "discord" => [(SEED_1, PUBLIC_1), (SEED_2, PUBLIC_2)],
@@ -120,10 +225,10 @@ pub(crate) fn key_pairs(preset: &str) -> [(&'static str, &'static str); 2] {
     }
 }
 
-/// A genuine request of a preset: its sample, signed.
+/// A genuine request of a preset that needs nothing but a secret: its sample, signed.
 pub(crate) fn genuine(preset: &Preset, signing_secret: &str, at: UnixMicros) -> Sent {
     let (headers, body) = preset.sample.render("evt_1", None, at).unwrap();
-    Sent { headers, body }.signed(&preset.verify, signing_secret, "evt_1", at)
+    Sent { headers, body, ..Sent::new(b"") }.signed(&preset.verify, signing_secret, "evt_1", at)
 }
 
 /// Identifies a body with an identification given as TOML. The request is genuine under a token.

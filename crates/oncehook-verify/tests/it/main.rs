@@ -7,7 +7,11 @@ mod explanations;
 #[cfg(test)]
 mod faults;
 #[cfg(test)]
+mod fuzz;
+#[cfg(test)]
 mod handshakes;
+#[cfg(test)]
+mod keys;
 #[cfg(test)]
 mod kit;
 #[cfg(test)]
@@ -16,5 +20,7 @@ mod mutations;
 mod presets;
 #[cfg(test)]
 mod props;
+#[cfg(test)]
+mod traps;
 #[cfg(test)]
 mod vectors;

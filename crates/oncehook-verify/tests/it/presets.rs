@@ -1,27 +1,14 @@
 //! Every preset loads, explains itself, and does what its provider needs.
 
 use oncehook_verify::{
-    EventKey, Identifier, Integrity, Item, MissingKey, Preset, Signer, UnixMicros, Verifier,
+    Confidence, EventKey, Identifier, Integrity, Item, MissingKey, Preset, Signer, UnixMicros, Verifier,
 };
 
-use crate::kit::{NOW, Sent, genuine, key_pairs, preset, secret, secrets};
+use crate::kit::{NOW, Sent, Side, genuine, key_pairs, preset, secret, secrets};
 
-const FILES: [(&str, &str); 8] = [
-    ("stripe", include_str!("../../src/presets/stripe.toml")),
-    ("github", include_str!("../../src/presets/github.toml")),
-    ("shopify", include_str!("../../src/presets/shopify.toml")),
-    ("slack", include_str!("../../src/presets/slack.toml")),
-    ("standard-webhooks", include_str!("../../src/presets/standard-webhooks.toml")),
-    ("svix", include_str!("../../src/presets/svix.toml")),
-    ("gitlab", include_str!("../../src/presets/gitlab.toml")),
-    ("discord", include_str!("../../src/presets/discord.toml")),
-];
-
-/// The event in a preset's own sample.
-fn sample_item(name: &str) -> Item {
-    let preset = preset(name);
-    let (signing, verifying) = key_pairs(name)[0];
-    identified(preset, verifying, &genuine(preset, signing, NOW))
+/// The text of a preset's own file.
+fn file(name: &str) -> String {
+    std::fs::read_to_string(format!("{}/src/presets/{name}.toml", env!("CARGO_MANIFEST_DIR"))).unwrap()
 }
 
 fn identified(preset: &Preset, verifying: &str, sent: &Sent) -> Item {
@@ -32,19 +19,50 @@ fn identified(preset: &Preset, verifying: &str, sent: &Sent) -> Item {
 }
 
 #[test]
-fn every_file_loads_under_its_own_name_and_says_where_its_facts_come_from() {
-    for (name, text) in FILES {
-        let loaded: Preset = toml::from_str(text).unwrap_or_else(|error| panic!("{name}: {error}"));
-        assert_eq!(loaded.name, name);
-        assert_eq!(Preset::named(name).unwrap().title, loaded.title);
+fn r10_there_are_more_than_a_hundred_presets_and_each_says_where_its_facts_come_from() {
+    let mut files: Vec<String> = std::fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/src/presets"))
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap().trim_end_matches(".toml").to_owned())
+        .collect();
+    files.sort();
+    let listed: Vec<&str> = Preset::all().iter().map(|preset| preset.name.as_str()).collect();
+    assert_eq!(listed, files, "every file is listed, by name");
+    let certain = Preset::all().iter().filter(|preset| !preset.experimental).count();
+    assert!(certain >= 100, "{certain}");
+    for preset in Preset::all() {
+        let (name, text) = (&preset.name, file(&preset.name));
+        let loaded: Preset = toml::from_str(&text).unwrap_or_else(|error| panic!("{name}: {error}"));
+        assert_eq!(loaded.name, *name);
+        assert!(
+            name.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-'),
+            "{name}"
+        );
         let prose: String = text.lines().take_while(|line| line.starts_with('#')).collect();
         assert!(prose.contains("What is signed:"), "{name} does not say what is signed");
         assert!(prose.contains("Sources:"), "{name} has no sources");
-        assert!(loaded.retry_horizon_secs > 0 && !loaded.secret_hint.is_empty());
+        assert!(
+            loaded.retry_horizon_secs > 0 && !loaded.secret_hint.is_empty() && !loaded.setup.is_empty(),
+            "{name}"
+        );
+        assert_eq!(
+            loaded.experimental,
+            loaded.confidence == Confidence::Memory,
+            "{name}: memory is experimental"
+        );
+        let mut known: Vec<&str> =
+            loaded.params.iter().filter(|param| !param.optional).map(|param| param.name.as_str()).collect();
+        known.sort_unstable();
+        let mut needed = loaded.verify.params();
+        if name == "plaid" {
+            needed.extend(["api_secret", "client_id"]);
+        }
+        assert_eq!(known, needed, "{name}: params");
+        for param in loaded.handshakes.params() {
+            assert!(loaded.params.iter().any(|known| known.name == param), "{name}: {param}");
+        }
     }
-    assert_eq!(Preset::all().len(), FILES.len());
     assert!(Preset::named("nobody").is_none());
-    assert_eq!(Preset::named("resend").unwrap().name, "svix");
+    assert_eq!(Preset::named("whatsapp").unwrap().name, "meta");
 }
 
 #[test]
@@ -61,17 +79,50 @@ fn names_and_aliases_are_unique() {
 }
 
 #[test]
-fn samples_are_events_with_a_full_identity() {
-    for preset in Preset::all() {
-        let item = sample_item(&preset.name);
-        assert_eq!(item.key.as_bytes(), b"evt_1", "{}", preset.name);
-        assert_eq!(item.kind.as_deref(), Some(preset.sample.kind.as_str()), "{}", preset.name);
-        assert!(item.entity.is_some(), "{}", preset.name);
-        assert_eq!(item.quarantine, None, "{}", preset.name);
-        if preset.name != "github" {
-            assert_eq!(item.occurred_at, Some(NOW), "{}", preset.name);
+fn samples_are_events_with_an_identity() {
+    for side in Side::all() {
+        let (preset, name) = (side.preset, &side.preset.name);
+        let items = |id: &str| side.identify(&side.genuine_named(0, id, NOW), NOW).items().to_vec();
+        let first = items("evt_1");
+        let [item] = first.as_slice() else { panic!("{name}: {} events", first.len()) };
+        assert_eq!(item.quarantine, None, "{name}");
+        assert_eq!(items("evt_1")[0].key, item.key, "{name}: the same event has the same key");
+        // These samples have one body, whatever their id.
+        if !["paddle-classic", "braintree", "qstash"].contains(&name.as_str()) {
+            assert_ne!(items("evt_2")[0].key, item.key, "{name}: another event has another key");
+        }
+        let untyped =
+            ["mollie-classic", "recurly-xml", "mandrill", "x", "telegram", "dropbox", "qstash", "replicate"];
+        if !untyped.contains(&name.as_str()) {
+            assert_eq!(item.kind.as_deref(), Some(preset.sample.kind.as_str()), "{name}");
+        }
+        if !["mandrill", "qstash", "recurly-xml"].contains(&name.as_str()) {
+            assert!(item.entity.is_some(), "{name} has no entity");
+        }
+        let by_digest = item.key == EventKey::of_digest(&item.digest);
+        assert_eq!(
+            by_digest,
+            file(name).contains("\nkey = \"digest\"\ntype")
+                || file(name).contains("\nkey = \"digest\"\nentity"),
+            "{name}: {}",
+            item.key
+        );
+    }
+}
+
+#[test]
+fn samples_of_other_types_are_genuine_events_too() {
+    let mut others = 0;
+    for side in Side::all() {
+        for kind in side.preset.sample.other.keys() {
+            let (headers, body) = side.preset.sample.render("evt_7", Some(kind), NOW).unwrap();
+            let sent = side.sign(Sent { headers, body, ..Sent::new(b"") }, 0, "evt_7", NOW);
+            assert_eq!(side.check(&[0], &sent, NOW), Ok(0), "{} {kind}", side.preset.name);
+            assert!(!side.identify(&sent, NOW).items().is_empty());
+            others += 1;
         }
     }
+    assert!(others >= 3);
 }
 
 #[test]
@@ -183,7 +234,10 @@ fn mistakes_in_an_own_identification_do_not_load() {
     for text in [
         "key = \"id\"",
         "key = []",
-        "key = [\"digest\", \"/id\"]",
+        "digest_if = [\"id\"]",
+        "container = \"zip:a\"",
+        "container = \"form:a\"\nitems = \"/b\"",
+        "items = []",
         "key = \"/id?\"",
         "key = \"header:a b\"",
         "key = \"\"",
@@ -196,9 +250,14 @@ fn mistakes_in_an_own_identification_do_not_load() {
     ] {
         assert!(toml::from_str::<oncehook_verify::Identify>(text).is_err(), "{text}");
     }
-    for text in
-        ["key = \"json:/id\"", "key = \"header:a|b|/c\"", "key = [\"/a\", \"header:b\"]", "", "items = \"\""]
-    {
+    for text in [
+        "key = [\"digest\", \"/id\"]",
+        "key = \"json:/id\"",
+        "key = \"header:a|b|/c\"",
+        "key = [\"/a\", \"header:b\"]",
+        "",
+        "items = \"\"",
+    ] {
         assert!(toml::from_str::<oncehook_verify::Identify>(text).is_ok(), "{text}");
     }
 }

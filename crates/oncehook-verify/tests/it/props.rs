@@ -6,6 +6,10 @@ use proptest::{collection::vec, prelude::*};
 
 use crate::kit::{NOW, Sent, genuine, identify_with, key_pairs, secrets};
 
+/// Presets that need nothing but a secret.
+const SIMPLE: [&str; 8] =
+    ["stripe", "github", "shopify", "slack", "standard-webhooks", "svix", "gitlab", "discord"];
+
 /// Bytes that can stand in a header, mostly the ones that grammars care about.
 fn header_bytes() -> impl Strategy<Value = Vec<u8>> {
     let byte = prop_oneof![
@@ -40,7 +44,7 @@ proptest! {
 
     #[test]
     fn no_random_headers_verify(preset in 0usize..8, signature in header_bytes(), timestamp in header_bytes(), id in header_bytes(), body in vec(any::<u8>(), 0..64)) {
-        let preset = &Preset::all()[preset];
+        let preset = Preset::named(SIMPLE[preset]).unwrap();
         let (_, verifying) = key_pairs(&preset.name)[0];
         let verifier = Verifier::new(&preset.verify, &secrets(&[verifying]), None).unwrap();
         let mut headers = HeaderMap::new();
@@ -59,7 +63,7 @@ proptest! {
 
     #[test]
     fn whatever_is_signed_verifies_and_whatever_is_changed_does_not(preset in 0usize..8, body in vec(any::<u8>(), 1..200), at in any::<prop::sample::Index>(), bit in 0u8..8) {
-        let preset = &Preset::all()[preset];
+        let preset = Preset::named(SIMPLE[preset]).unwrap();
         let (signing, verifying) = key_pairs(&preset.name)[0];
         let mut sent = Sent::new(&body).signed(&preset.verify, signing, "evt_1", NOW);
         let verifier = Verifier::new(&preset.verify, &secrets(&[verifying]), None).unwrap();

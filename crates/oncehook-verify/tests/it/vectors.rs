@@ -1,8 +1,10 @@
 //! Signatures made by the providers themselves, or accepted by their official libraries. Each is verified and
 //! made again.
 
-use crate::kit::{EVENT, NOW, PUBLIC_1, SEED_1, Sent, check, scheme, scheme_from};
-use oncehook_verify::{Scheme, UnixMicros};
+use crate::kit::{
+    EVENT, NOW, PUBLIC_1, SEED_1, Sent, Side, URL, check, scheme, scheme_from, secret as secret_of,
+};
+use oncehook_verify::{Scheme, Settings, Signer, UnixMicros, Verifier};
 
 const SLACK_BODY: &[u8] = b"token=xyzz0WbapA4vBCDEFasx0q6G&team_id=T1DC2JH3J&team_domain=testteamnow&channel_id=G8PSS9T3V&channel_name=foobar&user_id=U2CERLKJA&user_name=roadrunner&command=%2Fwebhook-collect&text=&response_url=https%3A%2F%2Fhooks.slack.com%2Fcommands%2FT1DC2JH3J%2F397700885554%2F96rGlfmibIGlgcZRskXaIFfN&trigger_id=398738663015.47445629121.803a0bc887a14d10d2c447fce8b6703c";
 
@@ -323,4 +325,368 @@ fn paddle_rotation_published() {
     assert_eq!(check(&paddle, &[right], &sent, now), Ok(0));
     assert_eq!(check(&paddle, &["pdl_ntf_01hbpjmytsa32fhr36nqgc3kgb_other", right], &sent, now), Ok(1));
     assert!(check(&paddle, &["pdl_ntf_01hbpjmytsa32fhr36nqgc3kgb_other"], &sent, now).is_err());
+}
+
+/// Published by providers, or accepted by their libraries, and now checked with the presets themselves: secret, body, query,
+/// headers, seconds. What the preset signs must be exactly the published headers, wherever the signature is the same each time.
+#[test]
+fn presets_reproduce_what_providers_publish() {
+    let secs = 1_700_000_000;
+    let twilio = "https://mycompany.com/myapp.php";
+    let form =
+        "CallSid=CA1234567890ABCDE&Caller=%2B14158675309&Digits=1234&From=%2B14158675309&To=%2B18005551212";
+    let event = std::str::from_utf8(EVENT).unwrap();
+    let gocardless = r#"{"events":[{"id":"EV00BD05S5VM2T","created_at":"2018-07-05T09:13:51.404Z","resource_type":"subscriptions","action":"created","links":{"subscription":"SB0003JJQ2MR06"},"details":{"origin":"api","cause":"subscription_created","description":"Subscription created via the API."},"metadata":{}},{"id":"EV00BD05TB8K63","created_at":"2018-07-05T09:13:56.893Z","resource_type":"mandates","action":"created","links":{"mandate":"MD000AMA19XGEC"},"details":{"origin":"api","cause":"mandate_created","description":"Mandate created via the API."},"metadata":{}}]}"#;
+    let recurly = r#"{"id":"rjxwmwedwqug","object_type":"account","site_id":"qc326l1hl8k9","event_type":"created","event_time":"2022-09-13T21:18:40Z","account_code":"adfas23zzz14123"}"#;
+    let hubspot = "yyyyyyyy-yyyy-yyyy-yyyy-yyyyyyyyyyyy";
+    let v1_body = r#"[{"eventId":1,"subscriptionId":12345,"portalId":62515,"occurredAt":1564113600000,"subscriptionType":"contact.creation","attemptNumber":0,"objectId":123,"changeSource":"CRM","changeFlag":"NEW","appId":54321}]"#;
+    for (name, secret, url, query, given, body, micros, header, expected) in [
+        (
+            "razorpay",
+            "123456",
+            "",
+            "",
+            "",
+            r#"{"a":1,"b":2,"c":{"d":3}}"#,
+            secs * 1_000_000,
+            "x-razorpay-signature",
+            "2fe04e22977002e6c7cb553adab8b460cb9e2a4970d5953cb27a8472752e3bbc",
+        ),
+        (
+            "circleci",
+            "secret",
+            "",
+            "",
+            "",
+            "foo",
+            secs * 1_000_000,
+            "circleci-signature",
+            "v1=773ba44693c7553d6ee20f61ea5d2757a9a4f4a44d2841ae4e95b52e4cd62db4",
+        ),
+        (
+            "line",
+            "channel_secret",
+            "",
+            "",
+            "",
+            "bodybodybodybody",
+            secs * 1_000_000,
+            "x-line-signature",
+            "/gg9a+LvFevTH1sd7XCQycD7tsWclCsInj7MhBHxN7k=",
+        ),
+        (
+            "jira",
+            "It's a Secret to Everybody",
+            "",
+            "",
+            "",
+            "Hello World!",
+            secs * 1_000_000,
+            "x-hub-signature",
+            "sha256=a4771c39fbe90f317c7824e83ddef3caae9cb3d976c214ace1f2937e133263c9",
+        ),
+        (
+            "twilio",
+            "12345",
+            twilio,
+            "foo=1&bar=2",
+            "",
+            form,
+            secs * 1_000_000,
+            "x-twilio-signature",
+            "RSOYDt4T1cUTdK1PDd93/VVr8B8=",
+        ),
+        (
+            "twilio",
+            "12345",
+            "https://mycompany.com:443/myapp.php",
+            "foo=1&bar=2",
+            "",
+            form,
+            secs * 1_000_000,
+            "x-twilio-signature",
+            "kvajT1Ptam85bY51eRf/AJRuM3w=",
+        ),
+        (
+            "twilio",
+            "12345",
+            "http://mycompany.com:1234/myapp.php",
+            "foo=1&bar=2",
+            "",
+            form,
+            secs * 1_000_000,
+            "x-twilio-signature",
+            "Zmvh+3yNM1Phv2jhDCwEM3q5ebU=",
+        ),
+        (
+            "twilio",
+            "12345",
+            twilio,
+            "foo=1&bar=2",
+            "",
+            "Sid=CA123&SidAccount=AC123&Digits=5678&Digits=1234&Digits=1234",
+            secs * 1_000_000,
+            "x-twilio-signature",
+            "IK+Dwps556ElfBT0I3Rgjkr1wJU=",
+        ),
+        (
+            "gocardless",
+            "ED7D658C-D8EB-4941-948B-3973214F2D49",
+            "",
+            "",
+            "",
+            gocardless,
+            secs * 1_000_000,
+            "webhook-signature",
+            "2693754819d3e32d7e8fcb13c729631f316c6de8dc1cf634d6527f1c07276e7e",
+        ),
+        (
+            "recurly",
+            "354fab5bd35f5a0d50845ee7e30165244468b13c2c343f104e4e730a59326d9d",
+            "",
+            "",
+            "",
+            recurly,
+            1_663_103_925_004_000,
+            "recurly-signature",
+            "1663103925004,ad24699f3beaa24c9af2cc7ada3ce4c835da0090194241b9d3add83d27f14bc3",
+        ),
+        (
+            "hubspot-v1",
+            hubspot,
+            "",
+            "",
+            "x-hubspot-signature-version: v1",
+            v1_body,
+            secs * 1_000_000,
+            "x-hubspot-signature",
+            "232db2615f3d666fe21a8ec971ac7b5402d33b9a925784df3ca654d05f4817de",
+        ),
+        (
+            "hubspot-v2",
+            hubspot,
+            "https://www.example.com/webhook_uri",
+            "",
+            "x-hubspot-signature-version: v2",
+            r#"{"example_field":"example_value"}"#,
+            secs * 1_000_000,
+            "x-hubspot-signature",
+            "9569219f8ba981ffa6f6f16aa0f48637d35d728c7e4d93d0d52efaa512af7900",
+        ),
+        (
+            "hubspot",
+            hubspot,
+            "https://example.com/hooks/hubspot",
+            "",
+            "",
+            event,
+            secs * 1_000_000,
+            "x-hubspot-signature-v3",
+            "rtA4wHHiPoOCtSmhWnINnmEdmRgQPGOxht3YC85BgvY=",
+        ),
+        (
+            "pusher",
+            "tofu",
+            "",
+            "",
+            "x-pusher-key: 123456789",
+            r#"{"time_ms":1403175510755,"events":[{"channel":"test_channel","name":"channel_vacated"}]}"#,
+            secs * 1_000_000,
+            "x-pusher-signature",
+            "c17257e92037cd7de407ebc1ed174ceb7b2e518db127f44411b9ffc4f5b28cc5",
+        ),
+        (
+            "square",
+            "sq_sig_key",
+            "https://example.com/hooks/square",
+            "",
+            "",
+            event,
+            secs * 1_000_000,
+            "x-square-hmacsha256-signature",
+            "+VjElWHAxYBQSneOfwILZFHhOBoNAoqB2/1mStZiqJw=",
+        ),
+        (
+            "adyen-platform",
+            "11223344D785FBAE710E7F943F307971BB61B21281C98C9129B3D4018A57B2EB",
+            "",
+            "",
+            "",
+            event,
+            secs * 1_000_000,
+            "hmacsignature",
+            "G95iBYdwQQRfZ+AihlejNweVt3XT65VvldQFBmcqNbo=",
+        ),
+        (
+            "notion",
+            "secret_tok",
+            "",
+            "",
+            "",
+            event,
+            secs * 1_000_000,
+            "x-notion-signature",
+            "sha256=b77a397bb4636e4ad667063347e257751eb7928d2e9dd5040e5efa00e2da9a0a",
+        ),
+        (
+            "paddle",
+            "pdl_ntf_test",
+            "",
+            "",
+            "",
+            event,
+            secs * 1_000_000,
+            "paddle-signature",
+            "ts=1700000000;h1=8aad5f86b4ac3861aa3956ff29ac65a604dd4b5305f58bce6e408e6728214847",
+        ),
+        (
+            "mux",
+            "muxsecret",
+            "",
+            "",
+            "",
+            event,
+            secs * 1_000_000,
+            "mux-signature",
+            "t=1700000000,v1=d73fee9760108e1da46ee227d2666076ca814534509266907562d3c1a616e924",
+        ),
+        (
+            "workos",
+            "wsecret",
+            "",
+            "",
+            "",
+            event,
+            secs * 1_000_000,
+            "workos-signature",
+            "t=1700000000000, v1=6c1cc49dce79337123b400a569a002a4019ed848ab9bb9ccbff1ab637ba23aaf",
+        ),
+        (
+            "elevenlabs",
+            "elsecret",
+            "",
+            "",
+            "",
+            event,
+            secs * 1_000_000,
+            "elevenlabs-signature",
+            "t=1700000000,v0=ef3bc714611570d08505f0b2cd4985146ae40bcf34a3a1489c86c62456fa7704",
+        ),
+        (
+            "sanity",
+            "sanitysecret",
+            "",
+            "",
+            "",
+            event,
+            secs * 1_000_000,
+            "sanity-webhook-signature",
+            "t=1700000000000,v1=DMhw6VlnaevM5h3DwXVbQSwpD4NIh8mfwtD3UFi7pII",
+        ),
+        (
+            "mercado-pago",
+            "mpsecret",
+            "",
+            "data.id=123456",
+            "x-request-id: req-1",
+            "{}",
+            secs * 1_000_000,
+            "x-signature",
+            "ts=1700000000,v1=3e02d245c4903596aef74a86864f7e9fbbc5aaa79f4d7669a5e409fd4dd53ae6",
+        ),
+        (
+            "linear",
+            "lin_wh_secret",
+            "",
+            "",
+            "",
+            r#"{"type":"Issue","action":"create","webhookTimestamp":1700000000000,"webhookId":"w1","data":{"id":"i1"}}"#,
+            secs * 1_000_000,
+            "linear-signature",
+            "24ac6843664b98defd3c13186706deceeda469fe20597e5496db9374387e9ccf",
+        ),
+        (
+            "zoom",
+            "zoomsecret",
+            "",
+            "",
+            "",
+            event,
+            secs * 1_000_000,
+            "x-zm-signature",
+            "v0=2cf671ce4c8b2a50f95d132b4077e6fbda578291a0754a37699b65f692166844",
+        ),
+        (
+            "telnyx",
+            "nWGxne/9WmC6hEr0kuwsxERJxWl7MmkZcDusAxyuf2A=",
+            "",
+            "",
+            "",
+            event,
+            secs * 1_000_000,
+            "telnyx-signature-ed25519",
+            "H2rIDIHMzpWISXWLZPO96Je+FyF2U2rMLByk1Yfrt+7KUNEeAEvhbnDHQD9pMbqqBDslpBxEIC7ZxSg401EyCA==",
+        ),
+    ] {
+        let side = Side::of(name);
+        let url = if url.is_empty() { URL } else { url };
+        let settings = Settings { url: Some(url.to_owned()), ..side.settings.clone() };
+        let signer = Signer::with(&side.preset.verify, &secret_of(secret), settings).unwrap();
+        let mut sent = Sent::new(body.as_bytes());
+        if !query.is_empty() {
+            sent = sent.asking(query);
+        }
+        if let Some((name, value)) = given.split_once(": ") {
+            sent.add(name, value);
+        }
+        let sent = sent.signed_with(&signer, "", UnixMicros(micros));
+        assert_eq!(sent.header(header), expected, "{name} {url}");
+    }
+}
+
+/// Published for Twilio's JSON requests and for Bird's tokens, and verified as they are.
+#[test]
+fn published_requests_are_accepted_as_they_are() {
+    let twilio = Side::of("twilio");
+    let settings =
+        Settings { url: Some("https://mycompany.com/myapp.php".into()), ..twilio.settings.clone() };
+    let verifier = Verifier::with(&twilio.preset.verify, &[secret_of("12345")], settings).unwrap();
+    let sent = Sent::new(br#"{"property": "value", "boolean": true}"#)
+        .asking("foo=1&bar=2&bodySHA256=0a1ff7634d9ab3b95db5c9a2dfe9416e41502b283a80c7cf19632632f96e6620")
+        .with("x-twilio-signature", "a9nBmqA0ju/hNViExpshrM61xv4=");
+    assert!(verifier.verify(&sent.request(), NOW).is_ok());
+
+    let bird = Side::of("bird");
+    let settings = Settings { url: Some("https://example.com/path".into()), ..bird.settings.clone() };
+    let secret = secret_of("36efdd1aace2e26cd490f0d951138253bef2f7c6d34d18981da781555cc4cebb");
+    let verifier = Verifier::with(&bird.preset.verify, &[secret], settings).unwrap();
+    let token = "eyJhbGciOiJIUzI1NiIsInR5cCI6IkpXVCJ9.eyJpc3MiOiJNZXNzYWdlQmlyZCIsIm5iZiI6MTYyNTQ3OTIwMCwiZXhwIjoxNjI1NDc5MjYwLCJqdGkiOiI5M2U1NTAwNi1hMGU4LTQ1MjYtYTE5MC1mYTVmZjAwZWExMTYiLCJ1cmxfaGFzaCI6IjQxZjA1ZjBkZGQwYTIyYWIyMDlhYzQ2ZjQ3YzQ1NzJkOWNlZmEyNTdlZDc0YjI0MDA0YmFlNzUzZWNlNmMyNjAiLCJwYXlsb2FkX2hhc2giOiJkZmZkNjAyMWJiMmJkNWIwYWY2NzYyOTA4MDllYzNhNTMxOTFkZDgxYzdmNzBhNGIyODY4OGEzNjIxODI5ODZmIn0._H--TOuYFLpeEH39-rg5E3IHVkjHozBcaKVWPRC5m9I";
+    let sent = Sent::new(b"Hello, World!").asking("bar=1&foo=2").with("messagebird-signature-jwt", token);
+    let now = UnixMicros::parse_rfc3339("2021-07-05T12:00:00+02:00").unwrap();
+    assert!(verifier.verify(&sent.request(), now).is_ok());
+    assert!(verifier.verify(&sent.request(), UnixMicros(now.0 + 66_000_000)).is_err(), "the token has ended");
+
+    let sendgrid = Side::of("sendgrid");
+    let key = "MFkwEwYHKoZIzj0CAQYIKoZIzj0DAQcDQgAE83T4O/n84iotIvIW4mdBgQ/7dAfSmpqIM8kF9mN1flpVKS3GRqe62gw+2fNNRaINXvVpiglSI8eNEc6wEA3F+g==";
+    let body = b"[{\"email\":\"hello@world.com\",\"event\":\"dropped\",\"reason\":\"Bounced Address\",\"sg_event_id\":\"ZHJvcC0xMDk5NDkxOS1MUnpYbF9OSFN0T0doUTRrb2ZTbV9BLTA\",\"sg_message_id\":\"LRzXl_NHStOGhQ4kofSm_A.filterdrecv-p3mdw1-756b745b58-kmzbl-18-5F5FC76C-9.0\",\"smtp-id\":\"<LRzXl_NHStOGhQ4kofSm_A@ismtpd0039p1iad1.sendgrid.net>\",\"timestamp\":1600112492}]\r\n";
+    let sent = Sent::new(body).with("x-twilio-email-event-webhook-timestamp", "1600112502").with(
+        "x-twilio-email-event-webhook-signature",
+        "MEUCIGHQVtGj+Y3LkG9fLcxf3qfI10QysgDWmMOVmxG0u6ZUAiEAyBiXDWzM+uOe5W0JuG+luQAbPIqHh89M15TluLtEZtM=",
+    );
+    let now = UnixMicros::from_secs(1_600_112_503);
+    assert_eq!(check(&sendgrid.preset.verify, &[key], &sent, now), Ok(0));
+    let trimmed = Sent { body: sent.body[..sent.body.len() - 2].to_vec(), ..sent };
+    assert!(check(&sendgrid.preset.verify, &[key], &trimmed, now).is_err(), "the line ending is signed");
+
+    let adyen = Side::of("adyen");
+    let item = r#"{"notificationItems":[{"NotificationRequestItem":{"pspReference":"pspReference","originalReference":"originalReference","merchantAccountCode":"merchantAccount","merchantReference":"reference","amount":{"value":1000,"currency":"EUR"},"eventCode":"CAPTURE","success":"true","additionalData":{"hmacSignature":"xhpHvYq2u2Np0rstbZ6QjLGu7JWhvf7Iwaa6EviJSX0="}}}]}"#;
+    let key = "DFB1EB5485895CFA84146406857104ABB4CBCABDC8AAF103A624C8F6A3EAAB00";
+    assert_eq!(check(&adyen.preset.verify, &[key], &Sent::new(item.as_bytes()), NOW), Ok(0));
+
+    let mailgun = Side::of("mailgun");
+    let body = format!(
+        r#"{{"signature":{{"timestamp":"1700000000","token":"{}","signature":"fb3005267934f301440a1fdee8e31c612d48a02f747043dc4cccce20b4a97ede"}}}}"#,
+        "a".repeat(50)
+    );
+    assert_eq!(check(&mailgun.preset.verify, &["key-mg"], &Sent::new(body.as_bytes()), NOW), Ok(0));
 }

@@ -189,7 +189,7 @@ pub enum Verb {
         /// The new epoch.
         epoch: u32,
     },
-    /// Give up what is pending or dead. Refused while one of these is running, and if there is none.
+    /// Give up what is pending or dead. What is leased cannot be called back until its lease has run out. Refused while one of these is running, and if there is none.
     Skip,
     /// Let a held event go to the routes of [`Order::wanting`]. Refused if it is not held. Every other verb but `Skip`
     /// is refused until then.

@@ -21,13 +21,14 @@ pub mod sqlite;
 mod tally;
 
 use std::future::Future;
+use std::net::IpAddr;
 use std::pin::Pin;
 
-use oncehook_verify::EventKey;
+use oncehook_verify::{EventKey, UnixMicros};
 use smallvec::SmallVec;
 use tokio::sync::oneshot;
 
-use crate::event::{EventId, NewEvents};
+use crate::event::{EventId, NewEvents, SourceName};
 
 pub use deliveries::{
     Backlog, Deliveries, Forgotten, Order, OrderError, Ordered, Pausable, Pause, Progress, Retention, Verb,
@@ -74,6 +75,28 @@ pub struct Appended {
     pub id: EventId,
     /// What was decided.
     pub verdict: Verdict,
+    /// Until when the journal remembers the key at least.
+    pub expires_at: UnixMicros,
+}
+
+/// Where a duplicate was recognised.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Layer {
+    /// In the journal itself.
+    Journal,
+    /// In this process, by what a receipt of the journal had said before.
+    Memory,
+}
+
+impl Layer {
+    /// The word used in metrics.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Journal => "journal",
+            Self::Memory => "memory",
+        }
+    }
 }
 
 /// One [`Appended`] per event of the request, in the request's order.
@@ -91,6 +114,9 @@ pub enum AppendError {
     /// The journal is shutting down. Nothing was stored.
     #[error("the journal is closed")]
     Closed,
+    /// The journal went away without an answer. The outcome is unknown.
+    #[error("the journal is gone")]
+    Gone,
 }
 
 /// Listens for the outcome of an append. Dropping it cancels nothing: the append belongs to the journal from the moment
@@ -150,6 +176,17 @@ pub trait Journal: Send + Sync + 'static {
     ///
     /// `Err` means that nothing was taken over.
     fn submit(&self, events: NewEvents) -> Result<Ticket, AppendError>;
+
+    /// Counts a duplicate that was recognised before it reached the journal: further deliveries of an event whose receipt
+    /// the caller has seen. `false`: there is no room to count it now, and it has to be appended like any other.
+    fn note_duplicate(
+        &self,
+        event: EventId,
+        source: &SourceName,
+        at: UnixMicros,
+        peer: IpAddr,
+        layer: Layer,
+    ) -> bool;
 
     /// How the journal is doing.
     fn state(&self) -> JournalState;

@@ -111,7 +111,8 @@ pub struct Delivery {
     pub cause: Option<String>,
     /// When it succeeded, died, was superseded or was skipped.
     pub settled_at: Option<UnixMicros>,
-    /// Every try, the first first. A success that was never leased is told from the delivery itself.
+    /// Every try, the first first, where one event is shown; lists leave them out. A success that was never leased is
+    /// told from the delivery itself.
     pub attempts: Vec<Attempt>,
 }
 

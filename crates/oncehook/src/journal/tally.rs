@@ -9,14 +9,17 @@ use std::net::IpAddr;
 
 use oncehook_verify::UnixMicros;
 
-use super::{DUPLICATES_REMEMBERED, DuplicateSeen};
+use super::{DUPLICATES_REMEMBERED, DuplicateSeen, Layer};
 use crate::event::{EventId, SourceName};
 
 /// What is pending for one event.
 #[derive(Debug, Clone)]
 pub(crate) struct Pending {
     pub(crate) source: SourceName,
-    pub(crate) count: u64,
+    /// Recognised by the journal.
+    pub(crate) journal: u64,
+    /// Recognised in memory, before the journal.
+    pub(crate) memory: u64,
     pub(crate) first_at: UnixMicros,
     pub(crate) last_at: UnixMicros,
     /// The latest few, oldest first.
@@ -32,16 +35,33 @@ pub(crate) struct Tally {
 
 const EVENTS_HELD: usize = 16_384;
 
+impl Pending {
+    pub(crate) fn count(&self) -> u64 {
+        self.journal + self.memory
+    }
+}
+
 impl Tally {
-    pub(crate) fn add(&mut self, event: EventId, source: &SourceName, at: UnixMicros, peer: IpAddr) {
+    pub(crate) fn add(
+        &mut self,
+        event: EventId,
+        source: &SourceName,
+        at: UnixMicros,
+        peer: IpAddr,
+        layer: Layer,
+    ) {
         let pending = self.events.entry(event).or_insert_with(|| Pending {
             source: source.clone(),
-            count: 0,
+            journal: 0,
+            memory: 0,
             first_at: at,
             last_at: at,
             latest: VecDeque::new(),
         });
-        pending.count += 1;
+        match layer {
+            Layer::Journal => pending.journal += 1,
+            Layer::Memory => pending.memory += 1,
+        }
         pending.last_at = pending.last_at.max(at);
         remember(&mut pending.latest, DuplicateSeen { at, peer });
     }
@@ -62,22 +82,27 @@ impl Tally {
         self.events.iter()
     }
 
-    /// Takes back what could not be flushed: it is older than what has come since.
-    #[cfg(feature = "postgres")]
-    pub(crate) fn absorb(&mut self, older: Self) {
-        for (event, mut before) in older.events {
-            if let Some(since) = self.events.remove(&event) {
-                before.count += since.count;
-                before.last_at = before.last_at.max(since.last_at);
-                since.latest.into_iter().for_each(|seen| remember(&mut before.latest, seen));
-            }
-            self.events.insert(event, before);
-        }
+    /// No further event may be counted until there was a flush.
+    pub(crate) fn is_overfull(&self) -> bool {
+        self.events.len() >= 2 * EVENTS_HELD
     }
 
-    /// Forgets everything; called after a flush has committed.
-    pub(crate) fn clear(&mut self) {
-        self.events.clear();
+    /// Takes everything out, to be stored.
+    pub(crate) fn take(&mut self) -> Self {
+        std::mem::take(self)
+    }
+
+    /// What was taken out could not be stored. It is older than what has come since.
+    pub(crate) fn give_back(&mut self, taken: Self) {
+        for (event, mut older) in taken.events {
+            if let Some(newer) = self.events.remove(&event) {
+                older.journal += newer.journal;
+                older.memory += newer.memory;
+                older.last_at = older.last_at.max(newer.last_at);
+                newer.latest.into_iter().for_each(|seen| remember(&mut older.latest, seen));
+            }
+            self.events.insert(event, older);
+        }
     }
 }
 

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use oncehook_verify::UnixMicros;
 use tokio::sync::watch;
 
-use super::{AFTER_TROUBLE, LEASE, LOOK_EVERY, RENEW_EVERY, Shared, outside};
+use super::{AFTER_TROUBLE, LOOK_EVERY, Shared, outside};
 use crate::delivery::{RouteName, Settled};
 use crate::handler::Handler;
 use crate::journal::WorkError;
@@ -16,7 +16,7 @@ use crate::route::Route;
 /// Deliveries of a `sql` route in one transaction: many, so that they share a commit; not so many that accepting waits.
 const SQL_BATCH: usize = 256;
 
-/// Calls of a function in one transaction.
+/// Calls of a function that are leased together.
 const FUNCTION_BATCH: usize = 16;
 
 /// Runs a route until the end.
@@ -38,7 +38,7 @@ pub(super) async fn run(shared: Arc<Shared>, route: Arc<Route>, mut end: watch::
             wait_for_change(&mut paused, &mut end).await;
             continue;
         }
-        if reclaimed.is_none_or(|at| at.elapsed() >= RENEW_EVERY) {
+        if reclaimed.is_none_or(|at| at.elapsed() >= shared.renew_every()) {
             reclaim(&shared, &route).await;
             reclaimed = Some(Instant::now());
         }
@@ -80,17 +80,28 @@ async fn apply(shared: &Shared, route: &Arc<Route>) -> Result<bool, WorkError> {
     Ok(progress.more)
 }
 
-/// Leases a batch and runs the function on it. Returns whether there may be more to do at once.
+/// Leases a batch and runs the function on each, one job after the other, so that accepting goes on in between. Returns
+/// whether there may be more to do at once.
 async fn call(shared: &Shared, route: &Arc<Route>) -> Result<bool, WorkError> {
-    let claims = shared.deliveries.claim(Arc::clone(route), FUNCTION_BATCH, LEASE).await?;
-    let count = claims.len();
-    if count == 0 {
-        return Ok(false);
+    let mut claims = shared.deliveries.claim(Arc::clone(route), FUNCTION_BATCH, shared.lease).await?;
+    let full = claims.len() == FUNCTION_BATCH;
+    claims.reverse();
+    while let Some(claim) = claims.pop() {
+        match shared.deliveries.call(Arc::clone(route), vec![claim.clone()]).await {
+            Ok(settled) => {
+                let done = settled.iter().filter(|settled| **settled == Settled::Done).count();
+                shared.metrics.route(route.name.as_str()).settled(done);
+            }
+            Err(error) => {
+                // The journal refused; none of these has run to its end.
+                let fences =
+                    std::iter::once(&claim).chain(&claims).map(|claim| claim.fence.clone()).collect();
+                shared.deliveries.give_back(fences).await?;
+                return Err(error);
+            }
+        }
     }
-    let settled = shared.deliveries.call(Arc::clone(route), claims).await?;
-    let done = settled.iter().filter(|settled| **settled == Settled::Done).count();
-    shared.metrics.route(route.name.as_str()).settled(done);
-    Ok(count == FUNCTION_BATCH)
+    Ok(full)
 }
 
 /// Takes back what nobody holds any more.

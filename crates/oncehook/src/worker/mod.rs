@@ -25,11 +25,8 @@ use crate::route::{Route, Routes};
 
 pub use janitor::Pace;
 
-/// How long a lease holds. It is renewed while its handler runs.
-const LEASE: Duration = Duration::from_secs(15);
-
-/// How often leases are renewed, and looked at for those that ran out.
-const RENEW_EVERY: Duration = Duration::from_secs(5);
+/// How long a lease holds, unless the worker is told otherwise. It is renewed while its handler runs.
+const USUAL_LEASE: Duration = Duration::from_secs(15);
 
 /// How often a lane looks without being woken, and how often it learns what other nodes have paused.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
@@ -46,11 +43,18 @@ struct Shared {
     clock: Clock,
     metrics: Arc<Metrics>,
     paused: watch::Sender<HashSet<Pausable>>,
+    /// How long a lease holds.
+    lease: Duration,
     /// What the breakers say, by route.
     breakers: Mutex<HashMap<String, &'static str>>,
 }
 
 impl Shared {
+    /// How often leases are renewed, and looked at for those that ran out: two renewals may fail before one does.
+    fn renew_every(&self) -> Duration {
+        self.lease / 3
+    }
+
     fn is_paused(&self, route: &Route) -> bool {
         let paused = self.paused.borrow();
         // Usually nothing is, and this is asked before every batch.
@@ -93,7 +97,8 @@ pub struct Worker {
 pub struct WorkerHandle(Arc<Shared>);
 
 impl WorkerHandle {
-    /// Reads anew what is paused. Returns when every lane acts accordingly.
+    /// Reads anew what is paused, and tells the lanes. Each looks before its next batch; what it has taken before comes to
+    /// its end.
     pub async fn learn_pauses(&self) -> Result<(), WorkError> {
         self.0.learn_pauses().await
     }
@@ -116,11 +121,27 @@ impl Worker {
         clock: Clock,
         metrics: Arc<Metrics>,
     ) -> Self {
+        Self::start_with_lease(deliveries, routes, retention, clock, metrics, USUAL_LEASE)
+    }
+
+    /// The same with leases of another length. A lease decides how soon others go on after a worker that died or froze,
+    /// never whether an effect happens twice; so it is no setting for users, and short ones are for tests.
+    #[must_use]
+    pub fn start_with_lease(
+        deliveries: Arc<dyn Deliveries>,
+        routes: &Routes,
+        retention: Retention,
+        clock: Clock,
+        metrics: Arc<Metrics>,
+        lease: Duration,
+    ) -> Self {
         let shared = Arc::new(Shared {
             deliveries,
             clock,
             metrics,
             paused: watch::Sender::new(HashSet::new()),
+            // A lease of no time at all could not be renewed.
+            lease: lease.max(Duration::from_millis(30)),
             breakers: Mutex::default(),
         });
         let end = watch::Sender::new(false);

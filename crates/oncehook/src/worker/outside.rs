@@ -1,26 +1,23 @@
 //! A lane whose attempts leave the process: HTTP. Several are under way at once, each under a lease that is renewed while
 //! it runs; outcomes that come together are settled together.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Instant;
 
 use tokio::sync::watch;
-use tokio::task::JoinSet;
+use tokio::task::{self, JoinError, JoinSet};
 
 use super::breaker::{Breaker, Permit};
 use super::lane::{ended, reclaim, rest, until_due};
-use super::{AFTER_TROUBLE, GRACE, LEASE, RENEW_EVERY, Shared};
+use super::{AFTER_TROUBLE, GRACE, Shared};
 use crate::delivery::{Cause, Claim, Failure, Fence, Settled, Settlement, Verdict};
 use crate::handler::HttpHandler;
 use crate::retry::Chance;
 use crate::route::Route;
 
-/// An attempt that came to an end.
-struct Ended {
-    claim: Claim,
-    outcome: Result<Option<String>, Failure>,
-    took: std::time::Duration,
-}
+/// What an attempt came to, or that it panicked.
+type Ended = Result<(task::Id, Result<Option<String>, Failure>), JoinError>;
 
 struct Lane {
     shared: Arc<Shared>,
@@ -28,9 +25,9 @@ struct Lane {
     handler: Arc<HttpHandler>,
     breaker: Breaker,
     chance: Chance,
-    running: JoinSet<Ended>,
-    /// What runs, so that it can be renewed and given back.
-    claims: Vec<Claim>,
+    running: JoinSet<Result<Option<String>, Failure>>,
+    /// What runs, since when, so that it can be renewed and given back.
+    claims: HashMap<task::Id, (Claim, Instant)>,
     /// What came to an end and is not settled yet.
     ended: Vec<Settlement>,
 }
@@ -48,13 +45,13 @@ pub(super) async fn run(
         breaker: Breaker::new(route.breaker),
         chance: Chance::random(),
         running: JoinSet::new(),
-        claims: Vec::new(),
+        claims: HashMap::new(),
         ended: Vec::new(),
         shared,
         route,
         handler,
     };
-    let mut renewals = tokio::time::interval(RENEW_EVERY);
+    let mut renewals = tokio::time::interval(lane.shared.renew_every());
     renewals.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     while !*end.borrow() {
         changes.mark_unchanged();
@@ -62,8 +59,9 @@ pub(super) async fn run(
         tokio::select! {
             biased;
             () = ended(&mut end) => {}
-            Some(over) = lane.running.join_next(), if !lane.running.is_empty() => lane.collect(over),
+            // Before the outcomes: however many there are, leases are kept.
             _ = renewals.tick() => lane.renew().await,
+            Some(over) = lane.running.join_next_with_id(), if !lane.running.is_empty() => lane.collect(over),
             _ = changes.changed() => {}
             _ = paused.changed() => {}
             () = tokio::time::sleep(wait) => {}
@@ -75,7 +73,7 @@ pub(super) async fn run(
 impl Lane {
     /// Settles what ended and takes what is due. Returns how long there is nothing else to do.
     async fn step(&mut self) -> std::time::Duration {
-        while let Some(ended) = self.running.try_join_next() {
+        while let Some(ended) = self.running.try_join_next_with_id() {
             self.collect(ended);
         }
         if !self.settle().await {
@@ -92,7 +90,7 @@ impl Lane {
             Permit::None { until } => return until.saturating_duration_since(now).min(super::LOOK_EVERY),
         };
         self.shared.note_breaker(&self.route, self.breaker.state());
-        let claimed = self.shared.deliveries.claim(Arc::clone(&self.route), limit, LEASE).await;
+        let claimed = self.shared.deliveries.claim(Arc::clone(&self.route), limit, self.shared.lease).await;
         let claims = claimed.unwrap_or_else(|error| {
             tracing::debug!(route = self.route.name.as_str(), %error, "the journal refused work");
             Vec::new()
@@ -109,55 +107,45 @@ impl Lane {
     }
 
     fn begin(&mut self, claim: Claim) {
-        self.claims.push(claim.clone());
         let (handler, clock) = (Arc::clone(&self.handler), self.shared.clock.clone());
         let follows = self.route.after.is_some();
-        self.running.spawn(async move {
+        let running = claim.clone();
+        let attempt = self.running.spawn(async move {
             crate::crash::point(if follows { "in_follow_up" } else { "in_handler" });
-            let started = Instant::now();
-            // A panic in the attempt is a failure of the attempt.
-            let attempt = {
-                let claim = claim.clone();
-                tokio::spawn(async move { handler.deliver(&claim, clock.now()).await })
-            };
-            let outcome = AbortOnDrop(attempt).await.unwrap_or_else(|error| {
-                Err(Failure::retry(Cause::Ours, format!("the attempt panicked: {error}")))
-            });
-            Ended { claim, outcome, took: started.elapsed() }
+            handler.deliver(&running, clock.now()).await
         });
+        self.claims.insert(attempt.id(), (claim, Instant::now()));
     }
 
     /// Decides what becomes of a delivery.
-    fn collect(&mut self, ended: Result<Ended, tokio::task::JoinError>) {
-        // The task itself does nothing that could fail; if it was aborted, its claim is given back.
-        let Ok(Ended { claim, outcome, took }) = ended else { return };
-        let metrics = self.shared.metrics.route(self.route.name.as_str());
-        metrics.took(took);
-        self.claims.retain(|running| running.fence != claim.fence);
+    fn collect(&mut self, ended: Ended) {
+        let (id, outcome) = match ended {
+            Ok(ended) => ended,
+            // A panic in the attempt is a failure of the attempt.
+            Err(error) => {
+                (error.id(), Err(Failure::retry(Cause::Ours, format!("the attempt panicked: {error}"))))
+            }
+        };
+        let Some((claim, started)) = self.claims.remove(&id) else { return };
+        self.shared.metrics.route(self.route.name.as_str()).took(started.elapsed());
         let verdict = match outcome {
             Ok(result) => {
                 self.breaker.succeeded();
-                metrics.succeeded(1);
                 Verdict::Succeeded(result)
             }
             Err(failure) => {
-                if failure.cause == Cause::Destination {
-                    self.breaker.failed(Instant::now());
+                match failure.cause {
+                    // It answered, so it is up.
+                    _ if failure.answered => self.breaker.succeeded(),
+                    Cause::Destination => self.breaker.failed(Instant::now()),
+                    // The destination was never asked. If this was a probe, another one may go.
+                    Cause::Handler | Cause::Ours | Cause::Poison => self.breaker.unused(Instant::now()),
                 }
                 let (attempt, limit) = (claim.fence.attempt, claim.attempt_limit);
                 let now = self.shared.clock.steady();
                 self.route.retry.after_failure(failure, attempt, limit, now, self.chance.draw())
             }
         };
-        match &verdict {
-            Verdict::Succeeded(_) => {}
-            Verdict::RetryAt(..) => metrics.retrying(1),
-            Verdict::Dead(failure) => {
-                metrics.dead();
-                let (event, route) = (claim.fence.delivery.event, self.route.name.as_str());
-                tracing::error!(%event, route, error = failure.message.as_str(), "a delivery is dead");
-            }
-        }
         self.shared.note_breaker(&self.route, self.breaker.state());
         let followups = self.route.followups.clone();
         self.ended.push(Settlement { fence: claim.fence, verdict, followups });
@@ -171,14 +159,8 @@ impl Lane {
         crate::crash::point("before_settle");
         match self.shared.deliveries.settle(self.ended.clone()).await {
             Ok(settled) => {
-                let lost = settled.iter().filter(|settled| **settled == Settled::Lost).count();
-                if lost > 0 {
-                    self.shared.metrics.route(self.route.name.as_str()).lost(lost);
-                    tracing::warn!(
-                        route = self.route.name.as_str(),
-                        lost,
-                        "attempts ended after their leases"
-                    );
+                for (settlement, settled) in self.ended.iter().zip(settled) {
+                    self.note(settlement, settled);
                 }
                 self.ended.clear();
                 true
@@ -190,8 +172,27 @@ impl Lane {
         }
     }
 
+    /// Counts an outcome that was written down, and says aloud what a person must look at.
+    fn note(&self, settlement: &Settlement, settled: Settled) {
+        let (route, metrics) =
+            (self.route.name.as_str(), self.shared.metrics.route(self.route.name.as_str()));
+        let event = settlement.fence.delivery.event;
+        match (&settlement.verdict, settled) {
+            (_, Settled::Lost) => {
+                metrics.lost(1);
+                tracing::warn!(%event, route, "an attempt ended after its lease");
+            }
+            (Verdict::Succeeded(_), Settled::Done) => metrics.succeeded(1),
+            (Verdict::RetryAt(..), Settled::Done) => metrics.retrying(1),
+            (Verdict::Dead(failure), Settled::Done) => {
+                metrics.dead();
+                tracing::error!(%event, route, error = failure.message.as_str(), "a delivery is dead");
+            }
+        }
+    }
+
     fn fences(&self) -> Vec<Fence> {
-        self.claims.iter().map(|claim| claim.fence.clone()).collect()
+        self.claims.values().map(|(claim, _)| claim.fence.clone()).collect()
     }
 
     /// Keeps the leases of what runs, and takes those back that nobody holds.
@@ -199,9 +200,11 @@ impl Lane {
         let mut fences = self.fences();
         fences.extend(self.ended.iter().map(|settlement| settlement.fence.clone()));
         if !fences.is_empty()
-            && let Err(error) = self.shared.deliveries.renew(fences, LEASE).await
+            && let Err(error) = self.shared.deliveries.renew(fences, self.shared.lease).await
         {
+            // Then nothing is taken back either: it might be our own.
             tracing::debug!(route = self.route.name.as_str(), %error, "leases could not be renewed");
+            return;
         }
         reclaim(&self.shared, &self.route).await;
     }
@@ -209,7 +212,8 @@ impl Lane {
     /// Lets what runs come to an end for a moment, then gives the rest back.
     async fn stop(mut self) {
         let deadline = tokio::time::Instant::now() + GRACE;
-        while let Ok(Some(ended)) = tokio::time::timeout_at(deadline, self.running.join_next()).await {
+        while let Ok(Some(ended)) = tokio::time::timeout_at(deadline, self.running.join_next_with_id()).await
+        {
             self.collect(ended);
         }
         self.running.shutdown().await;
@@ -225,25 +229,5 @@ impl Lane {
         {
             tracing::warn!(route = self.route.name.as_str(), %error, "leases could not be given back; they will run out");
         }
-    }
-}
-
-/// Ends the inner task with the outer one.
-struct AbortOnDrop<T>(tokio::task::JoinHandle<T>);
-
-impl<T> std::future::Future for AbortOnDrop<T> {
-    type Output = Result<T, tokio::task::JoinError>;
-
-    fn poll(
-        mut self: std::pin::Pin<&mut Self>,
-        context: &mut std::task::Context<'_>,
-    ) -> std::task::Poll<Self::Output> {
-        std::pin::Pin::new(&mut self.0).poll(context)
-    }
-}
-
-impl<T> Drop for AbortOnDrop<T> {
-    fn drop(&mut self) {
-        self.0.abort();
     }
 }

@@ -334,3 +334,111 @@ async fn fault_17_fault_41_a_zombie_commits_nothing() {
         database(directory.path()).query_row("SELECT count(*) FROM mails", [], |row| row.get(0)).unwrap();
     assert_eq!(mails, 1);
 }
+
+/// Runs 20 events through one `sql` route of several statements; every fourth has `bad: true`. Gives the number of rows
+/// in `mails` and the errors of the dead.
+async fn among_good_ones(schema: &str, statements: &[&str]) -> (i64, Vec<String>) {
+    let shop = Shop::new();
+    database(shop.directory.path()).execute_batch(schema).unwrap();
+    let mut once = route("orders", sql(statements, &[("bad", "/bad"), ("key", "$key")]));
+    once.retry.max_attempts = 2;
+    let events = (0..20).map(|number| {
+        let body = format!(r#"{{"bad":{}}}"#, i32::from(number % 4 == 3));
+        NewEvent { routes: [name("orders")].into_iter().collect(), ..event(&format!("evt_{number}"), &body) }
+    });
+    append(&*shop.journal, events).await;
+    let worker = shop.work(&Routes::new(vec![once]).unwrap());
+    shop.drained().await;
+    worker.stop().await;
+    let page = shop.journal.list(EventQuery { limit: 100, ..EventQuery::default() }).await.unwrap();
+    let dead = page.events.iter().filter(|event| event.status == EventStatus::Dead);
+    let errors = dead.map(|event| event.deliveries[0].error.clone().unwrap_or_default()).collect();
+    // Whatever a handler did, events are accepted.
+    append(&*shop.journal, [event("after", "{}")]).await;
+    (shop.count("SELECT count(*) FROM mails"), errors)
+}
+
+fn all_say(errors: &[String], words: &str) {
+    assert!(errors.len() == 5 && errors.iter().all(|error| error.contains(words)), "{words}: {errors:?}");
+}
+
+/// A statement that fails may have left rows behind; a transaction may fail at its commit, or be ended by a trigger. None of
+/// it may stay, and the neighbours take effect once.
+#[tokio::test(flavor = "multi_thread")]
+async fn r20_nothing_of_a_failed_delivery_stays_whatever_way_it_failed() {
+    let list =
+        "INSERT OR FAIL INTO mails SELECT value, :key FROM json_each('[1,2,null]') WHERE :bad OR value = 1";
+    let (mails, errors) = among_good_ones("", &[list]).await;
+    assert_eq!(mails, 15);
+    all_say(&errors, "NOT NULL");
+
+    let schema = "CREATE TABLE parent (id INTEGER PRIMARY KEY); INSERT INTO parent VALUES (0);
+                  CREATE TABLE child (parent REFERENCES parent DEFERRABLE INITIALLY DEFERRED)";
+    let (mails, errors) =
+        among_good_ones(schema, &["INSERT INTO child VALUES (:bad)", "INSERT INTO mails VALUES (1, :key)"])
+            .await;
+    assert_eq!(mails, 15);
+    all_say(&errors, "FOREIGN KEY");
+
+    let schema = "CREATE TABLE t (bad INTEGER);
+                  CREATE TRIGGER tr BEFORE INSERT ON t WHEN NEW.bad BEGIN SELECT RAISE(ROLLBACK, 'over'); END";
+    let (mails, errors) =
+        among_good_ones(schema, &["INSERT INTO mails VALUES (1, :key)", "INSERT INTO t VALUES (:bad)"]).await;
+    assert_eq!(mails, 15);
+    all_say(&errors, "over");
+
+    // A full table is the handler's trouble, not the disk's.
+    let schema = "CREATE TABLE full (id INTEGER PRIMARY KEY AUTOINCREMENT, x);
+                  INSERT INTO full VALUES (9223372036854775807, 0)";
+    let full = "INSERT INTO full (x) SELECT 1 WHERE :bad";
+    let (mails, errors) = among_good_ones(schema, &["INSERT INTO mails VALUES (1, :key)", full]).await;
+    assert_eq!(mails, 15);
+    all_say(&errors, "full");
+}
+
+/// A function that goes on writing after SQLite has ended the transaction writes nothing.
+#[tokio::test(flavor = "multi_thread")]
+async fn r20_a_function_writes_nothing_outside_its_transaction() {
+    let shop = Shop::new();
+    let schema =
+        "CREATE TABLE t (x); CREATE TRIGGER tr BEFORE INSERT ON t BEGIN SELECT RAISE(ROLLBACK, 'over'); END";
+    database(shop.directory.path()).execute_batch(schema).unwrap();
+    let stubborn = |database: &Connection, _: &HandedEvent| {
+        let _ = database.execute("INSERT INTO mails VALUES (1, 'before')", []);
+        assert!(database.execute("INSERT INTO t VALUES (1)", []).is_err());
+        let after = database.execute("INSERT INTO mails VALUES (2, 'after')", []);
+        assert!(after.is_err(), "a write outside the transaction went through");
+        Ok(None)
+    };
+    let mut once = route("orders", Handler::Function(Arc::new(stubborn)));
+    once.retry.max_attempts = 2;
+    let worker = shop.work(&Routes::new(vec![once]).unwrap());
+    append(&*shop.journal, [payment(1)]).await;
+    shop.drained().await;
+    worker.stop().await;
+    let story = shop.only().await;
+    assert_eq!(story.event.status, EventStatus::Dead);
+    assert!(story.event.deliveries[0].error.as_deref().unwrap().contains("transaction ended"), "{story:?}");
+    assert_eq!(shop.count("SELECT count(*) FROM mails"), 0);
+}
+
+/// The clock was ahead when the process began, and is right again at the next start: nothing waits for the old time.
+#[tokio::test(flavor = "multi_thread")]
+async fn fault_18_what_is_due_does_not_wait_for_a_clock_that_was_ahead() {
+    let directory = tempfile::tempdir().unwrap();
+    let at = |seconds: i64| oncehook_verify::UnixMicros(seconds * 1_000_000);
+    let open = |clock: &Clock| {
+        let path = directory.path().join("shop.db");
+        SqliteJournal::open(&SqliteOptions { clock: clock.clone(), ..SqliteOptions::new(path) }).unwrap()
+    };
+    let ahead = open(&Clock::manual(at(2_000_000_000)));
+    append(&ahead, [payment(1)]).await;
+    ahead.close().await;
+    let clock = Clock::manual(at(1_700_000_000));
+    let journal = open(&clock);
+    let routes = Routes::new(vec![orders()]).unwrap();
+    let route = Arc::clone(routes.get("orders").unwrap());
+    let claims = journal.claim(route, 10, Duration::from_secs(15)).await.unwrap();
+    assert_eq!(claims.len(), 1);
+    journal.close().await;
+}

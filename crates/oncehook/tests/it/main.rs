@@ -1,11 +1,20 @@
 //! The one test binary of the library.
 
+#[cfg(test)]
 mod effects;
+#[cfg(test)]
 mod http;
+#[cfg(test)]
 mod ledger;
+#[cfg(test)]
 mod memory;
+#[cfg(test)]
 mod outbound;
+#[cfg(test)]
 mod postgres;
+#[cfg(test)]
 mod postgres_effects;
+#[cfg(test)]
 mod sqlite;
+#[cfg(test)]
 mod tls;

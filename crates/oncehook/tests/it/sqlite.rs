@@ -5,9 +5,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use oncehook::clock::Clock;
-use oncehook::event::{NewEvent, SourceName};
+use oncehook::event::{EventIds, NewEvent, SourceName};
 use oncehook::journal::sqlite::{OpenError, SqliteJournal, SqliteOptions};
-use oncehook::journal::{AppendError, Durability, EventQuery, Journal, JournalReader, Verdict};
+use oncehook::journal::{AppendError, Durability, EventQuery, Journal, JournalReader, Layer, Verdict};
 use oncehook_testkit::deliveries::{compare_deliveries, exercise_deliveries};
 use oncehook_testkit::journal::{NOW, Subject, append, event, exercise, try_append};
 use oncehook_testkit::model::compare;
@@ -253,6 +253,47 @@ async fn r34_rare_events_are_found_in_a_long_history() {
         .query_row("SELECT count(*) FROM oncehook_blocks", [], |row| row.get(0))
         .unwrap();
     assert_eq!(blocks, 3);
+}
+
+/// Counts wait in memory for the next flush. While none can be stored they do not pile up without end, and none is lost.
+#[tokio::test(flavor = "multi_thread")]
+async fn r16_duplicates_are_counted_by_layer_and_never_without_bound() {
+    let directory = tempfile::tempdir().unwrap();
+    let journal = open_in(directory.path()).unwrap();
+    append(&journal, [event("evt_0_0", "{}")]).await;
+    let mut ids = EventIds::above(0, 0);
+    let ids: Vec<_> = (0..150_000).map(|_| ids.next(event("evt", "{}").received_at)).collect();
+    let file = Connection::open(directory.path().join("journal.db")).unwrap();
+    let counted = || -> (i64, i64) {
+        file.query_row(
+            "SELECT coalesce(sum(memory), 0), coalesce(sum(journal), 0) FROM oncehook_duplicates",
+            [],
+            |row| Ok((row.get(0)?, row.get(1)?)),
+        )
+        .unwrap()
+    };
+    // Another program holds the write lock: nothing can be flushed.
+    file.execute_batch("BEGIN IMMEDIATE").unwrap();
+    let shop = event("evt", "{}").source;
+    let peer = [192, 0, 2, 1].into();
+    let note = |id| journal.note_duplicate(id, &shop, event("evt", "{}").received_at, peer, Layer::Memory);
+    let taken = ids.iter().filter(|id| note(**id)).count();
+    // Those of a flush that waits for the lock are held beside the new ones.
+    assert!((16_384..=70_000).contains(&taken), "{taken} of {}", ids.len());
+    assert_eq!(journal.stats().await.unwrap().sources[0].duplicates, taken as u64);
+    // A flush has been tried meanwhile, and its counts came back.
+    tokio::time::sleep(Duration::from_millis(4_000)).await;
+    file.execute_batch("COMMIT").unwrap();
+    append(&journal, [event("evt_0_0", "{}")]).await;
+    for _ in 0..200 {
+        if counted() == (taken as i64, 1) {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    assert_eq!(counted(), (taken as i64, 1));
+    assert_eq!(journal.stats().await.unwrap().sources[0].duplicates, taken as u64 + 1);
+    journal.close().await;
 }
 
 #[tokio::test]

@@ -9,6 +9,7 @@ use http::{StatusCode, header};
 use serde::Serialize;
 use utoipa::ToSchema;
 
+use crate::backlog;
 use crate::http::admin::Admin;
 
 /// The process is alive.
@@ -61,6 +62,7 @@ pub(crate) async fn readyz(State(admin): State<Arc<Admin>>) -> impl IntoResponse
 
 #[utoipa::path(get, path = "/metrics", responses((status = 200, description = "OpenMetrics text", body = String)))]
 pub(crate) async fn metrics(State(admin): State<Arc<Admin>>) -> impl IntoResponse {
+    backlog::measure(&admin).await;
     let text = admin.metrics.render(&admin.journal.state(), admin.is_ready());
     ([(header::CONTENT_TYPE, "application/openmetrics-text; version=1.0.0; charset=utf-8")], text)
 }

@@ -18,7 +18,7 @@ use super::events::{event_id, no_event, read_error};
 use super::input::{Input, Operator};
 use crate::http::admin::Admin;
 use crate::http::error::HttpError;
-use crate::order::order;
+use crate::order::{NoRoute, order};
 
 /// What to do, in detail. Everything may be left out, and the body too.
 #[derive(Debug, Default, Deserialize, ToSchema)]
@@ -74,7 +74,7 @@ pub(crate) async fn retry(
     params(("id" = String, Path, description = "The event's id")), responses(
     (status = 200, description = "It is offered again; what took effect stays as it is, unless forced", body = OrderedJson),
     (status = 400, description = "`force` without `epoch` and `reason`"),
-    (status = 404, description = "There is no such event"),
+    (status = 404, description = "There is no such event, or `force` names a route that its source does not have"),
     (status = 409, description = "The epoch is not the next one, or there is nothing to replay"),
 ))]
 pub(crate) async fn replay(
@@ -160,9 +160,13 @@ async fn give(
     let id = event_id(id)?;
     let route = route.map(|route| route_name(&route)).transpose()?;
     let detail = admin.reader.show(id).await.map_err(read_error)?.ok_or_else(no_event)?;
-    let order = order(&admin.routes, &detail.event, verb, route, who);
+    let order = order(&admin.routes, &detail.event, verb, route, who).map_err(no_route)?;
     let ordered = admin.deliveries.order(order).await.map_err(order_error)?;
     Ok(Json(ordered_json(id, &ordered)))
+}
+
+pub(super) fn no_route(error: NoRoute) -> HttpError {
+    HttpError::new(StatusCode::NOT_FOUND, "no_route", error.to_string())
 }
 
 /// The name may be of a route that is gone: what it left behind can still be skipped.

@@ -7,14 +7,16 @@ use axum::extract::{Path, State};
 use axum::response::{IntoResponse, Response};
 use http::StatusCode;
 use oncehook::journal::{EventQuery, Verb};
+use oncehook::route::Routes;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::events::{Conditions, read_error};
 use super::input::{Input, Operator};
-use super::orders::{forced, route_name};
+use super::orders::{forced, no_route, route_name};
 use crate::http::admin::Admin;
 use crate::http::error::HttpError;
+use crate::order::can_force;
 use crate::replay::{Desk, Job, Plan, Progress, Survey, survey};
 
 /// Events per second, unless the order says otherwise, and at most.
@@ -42,6 +44,8 @@ pub(crate) struct ReplaysJson {
     /// Only count what would be touched
     #[serde(default)]
     dry_run: bool,
+    /// How many events the filter should find, as a dry run has told: if it finds another number now, nothing is done
+    expect: Option<u64>,
 }
 
 /// What to do with each event.
@@ -81,18 +85,27 @@ pub(crate) struct StartedJson {
     (status = 200, description = "A dry run: what would be touched", body = Survey),
     (status = 202, description = "It has begun", body = StartedJson),
     (status = 400, description = "Something in the order is wrong"),
-    (status = 409, description = "Another one is running"),
+    (status = 404, description = "`force` names a route that is not configured for the events"),
+    (status = 409, description = "Another one is running, or the filter does not find the number that was expected"),
 ))]
 pub(crate) async fn start(
     State(admin): State<Arc<Admin>>,
     operator: Operator,
     Input(input): Input<ReplaysJson>,
 ) -> Result<Response, HttpError> {
-    let dry_run = input.dry_run;
-    let plan = plan(input, operator)?;
-    if dry_run {
-        let found = survey(admin.reader.as_ref(), &plan.query).await.map_err(read_error)?;
-        return Ok(Json(found).into_response());
+    let (dry_run, expect) = (input.dry_run, input.expect);
+    let mut plan = plan(input, operator, &admin.routes)?;
+    if dry_run || expect.is_some() {
+        let now = admin.gate.now();
+        let found = survey(admin.reader.as_ref(), &plan.query, now).await.map_err(read_error)?;
+        if let Some(expect) = expect.filter(|expect| !found.complete || found.matched != *expect) {
+            return Err(not_as_expected(&found, expect));
+        }
+        if dry_run {
+            return Ok(Json(found).into_response());
+        }
+        // What was counted, and nothing that comes after.
+        plan.query.until = Some(plan.query.until.map_or(now, |until| until.min(now)));
     }
     let desk = Desk {
         reader: Arc::clone(&admin.reader),
@@ -138,7 +151,15 @@ fn find(admin: &Admin, id: &str) -> Result<Arc<Job>, HttpError> {
     })
 }
 
-fn plan(input: ReplaysJson, operator: Operator) -> Result<Plan, HttpError> {
+/// What somebody agreed to is not what would be done.
+fn not_as_expected(found: &Survey, expect: u64) -> HttpError {
+    let at_least = if found.complete { "" } else { "at least " };
+    let message =
+        format!("the filter finds {at_least}{} events now, not {expect}; look again first", found.matched);
+    HttpError::new(StatusCode::CONFLICT, "expect", message)
+}
+
+fn plan(input: ReplaysJson, operator: Operator, routes: &Routes) -> Result<Plan, HttpError> {
     let query = query(input.filter)?;
     let who = operator.because(input.reason)?;
     let verb = match (input.verb, input.epoch) {
@@ -157,6 +178,9 @@ fn plan(input: ReplaysJson, operator: Operator) -> Result<Plan, HttpError> {
         return Err(HttpError::bad_request("rate", format!("`rate` must be between 1 and {MOST_RATE}")));
     }
     let route = input.route.map(|route| route_name(&route)).transpose()?;
+    if let (Verb::ForceReplay { .. }, Some(named)) = (verb, &route) {
+        can_force(routes, named, query.source.as_deref()).map_err(no_route)?;
+    }
     Ok(Plan { query, verb, route, who, rate })
 }
 

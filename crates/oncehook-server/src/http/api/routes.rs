@@ -16,10 +16,11 @@ use utoipa::ToSchema;
 
 use super::input::{Input, Operator};
 use super::orders::work_error;
+use crate::backlog::left_behind;
 use crate::http::admin::Admin;
 use crate::http::error::HttpError;
 
-/// Every configured route.
+/// Every configured route, and every route that has left something behind.
 #[derive(Serialize, ToSchema)]
 pub(crate) struct RoutesJson {
     routes: Vec<RouteJson>,
@@ -28,11 +29,15 @@ pub(crate) struct RoutesJson {
 #[derive(Serialize, ToSchema)]
 struct RouteJson {
     name: String,
-    source: String,
+    /// Whether it is in the configuration. What waits for a route that is not, waits for ever: `skip` ends that, and so does
+    /// putting the route back
+    configured: bool,
+    /// null if it is not configured
+    source: Option<String>,
     /// Globs; empty means every type
     types: Vec<String>,
-    /// sql, http or function
-    handler: &'static str,
+    /// sql, http or function; null if it is not configured
+    handler: Option<&'static str>,
     /// The route that must have taken effect first
     after: Option<String>,
     /// Whether its handling is stopped, by its own pause or its source's
@@ -82,9 +87,10 @@ pub(crate) async fn list(State(admin): State<Arc<Admin>>) -> Result<Json<RoutesJ
     let now = admin.gate.steady();
     let breaker =
         |route: &Route| admin.worker.get().map_or("closed", |worker| worker.breaker(route.name.as_str()));
-    let routes = admin.routes.iter();
-    let routes = routes.map(|route| route_json(route, breaker(route), &backlogs, &paused, now)).collect();
-    Ok(Json(RoutesJson { routes }))
+    let configured = admin.routes.iter();
+    let configured = configured.map(|route| route_json(route, breaker(route), &backlogs, &paused, now));
+    let left = left_behind(&admin.routes, &backlogs).map(|backlog| left_json(backlog, &paused, now));
+    Ok(Json(RoutesJson { routes: configured.chain(left).collect() }))
 }
 
 #[utoipa::path(post, path = "/api/sources/{name}/pause", request_body = PauseJson,
@@ -188,14 +194,30 @@ fn route_json(
     let source_paused = paused.contains(&Pausable::Source(route.source.to_string()));
     RouteJson {
         name: route.name.to_string(),
-        source: route.source.to_string(),
+        configured: true,
+        source: Some(route.source.to_string()),
         types: route.types.iter().map(|glob| glob.as_str().to_owned()).collect(),
-        handler: route.handler.kind(),
+        handler: Some(route.handler.kind()),
         after: route.after.as_ref().map(ToString::to_string),
         paused: source_paused || paused.contains(&Pausable::Route(route.name.to_string())),
         source_paused,
         breaker,
         backlog: backlog_json(backlogs.iter().find(|backlog| backlog.route == route.name.as_str()), now),
+    }
+}
+
+fn left_json(backlog: &Backlog, paused: &HashSet<Pausable>, now: UnixMicros) -> RouteJson {
+    RouteJson {
+        name: backlog.route.clone(),
+        configured: false,
+        source: None,
+        types: Vec::new(),
+        handler: None,
+        after: None,
+        paused: paused.contains(&Pausable::Route(backlog.route.clone())),
+        source_paused: false,
+        breaker: "closed",
+        backlog: backlog_json(Some(backlog), now),
     }
 }
 

@@ -11,6 +11,7 @@ use utoipa::ToSchema;
 use super::events::read_error;
 use super::orders::work_error;
 use super::routes::{BacklogJson, backlog_json};
+use crate::backlog::left_behind;
 use crate::http::admin::Admin;
 use crate::http::error::HttpError;
 
@@ -124,8 +125,7 @@ async fn routes(admin: &Admin) -> Result<Vec<RouteJson>, HttpError> {
         configured: true,
         backlog: backlog_json(backlogs.iter().find(|backlog| backlog.route == route.name.as_str()), now),
     });
-    let left = backlogs.iter().filter(|backlog| admin.routes.get(&backlog.route).is_none());
-    let left = left.map(|backlog| RouteJson {
+    let left = left_behind(&admin.routes, &backlogs).map(|backlog| RouteJson {
         route: backlog.route.clone(),
         configured: false,
         backlog: backlog_json(Some(backlog), now),

@@ -119,10 +119,10 @@ impl Destination {
             },
             300..=399 => Err(Failure::retry(Cause::Destination, self.describe_redirect(&answer))),
             408 | 425 | 429 => Err(again()),
-            410 => Err(Failure::permanent(Cause::Destination, message())),
+            410 => Err(Failure::permanent(Cause::Destination, message()).answered()),
             400..=499 => match self.on_4xx {
-                OnClientError::Retry => Err(again()),
-                OnClientError::GiveUp => Err(Failure::permanent(Cause::Destination, message())),
+                OnClientError::Retry => Err(again().answered()),
+                OnClientError::GiveUp => Err(Failure::permanent(Cause::Destination, message()).answered()),
             },
             _ => Err(again()),
         }

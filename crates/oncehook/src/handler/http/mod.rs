@@ -31,7 +31,7 @@ use answer::{Answer, Destination};
 use headers::Headers;
 
 /// No exchange may take longer: whoever waits holds one of the route's few places.
-const LONGEST_TIMEOUT: Duration = Duration::from_secs(300);
+pub const LONGEST_TIMEOUT: Duration = Duration::from_secs(300);
 
 /// How a request is made.
 pub struct HttpOptions {

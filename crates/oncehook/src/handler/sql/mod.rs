@@ -33,7 +33,8 @@ impl SqlHandler {
         let names: Vec<&str> = bind.keys().map(String::as_str).collect();
         let mut statements = Vec::new();
         for text in texts {
-            statements.extend(statement::parse(text.as_ref(), &names, dialect)?);
+            let parsed = statement::parse(text.as_ref(), &names, dialect)?;
+            statements.extend(parsed.into_iter().map(Statement::marked));
         }
         if statements.is_empty() {
             return Err("there is no statement".to_owned());

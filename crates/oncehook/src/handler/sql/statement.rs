@@ -22,6 +22,13 @@ pub struct Statement {
 }
 
 impl Statement {
+    /// Marked as a handler's. Engines that keep prepared statements by their text must never take one of these for one of
+    /// the journal's own, which may do what handlers may not.
+    pub(super) fn marked(mut self) -> Self {
+        self.text.insert_str(0, "/* handler */ ");
+        self
+    }
+
     /// The text with placeholders.
     #[must_use]
     pub fn text(&self) -> &str {

@@ -222,7 +222,9 @@ impl Stored {
             .iter_mut()
             .filter(|((route, _), record)| order.is_for(route) && given_up(record.state));
         let chosen: Vec<_> = chosen.collect();
-        if chosen.iter().any(|(_, record)| record.state == DeliveryState::Running) {
+        // One whose lease has run out is nobody's any more.
+        let held = |record: &Record| record.lease.as_ref().is_some_and(|lease| lease.until > now);
+        if chosen.iter().any(|(_, record)| held(record)) {
             return Err(OrderError::Unfit(
                 "a delivery is running: try again when its attempt is over".to_owned(),
             ));
@@ -232,6 +234,9 @@ impl Stored {
         }
         let mut skipped = BTreeSet::new();
         for ((route, _), record) in chosen {
+            if record.lease.is_some() {
+                record.end_attempt("lost", None, now);
+            }
             record.finish(DeliveryState::Skipped, now);
             skipped.insert(route.clone());
         }

@@ -7,6 +7,7 @@
 mod deliveries;
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::net::IpAddr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use oncehook_verify::{EventKey, Quarantine, UnixMicros};
@@ -17,8 +18,8 @@ use super::tally::remember;
 use super::{
     AppendError, Appended, AuditEntry, BoxFuture, CONFLICTS_KEPT, Conflict, DuplicateSeen, Durability,
     EventDetail, EventPage, EventQuery, EventStatus, EventSummary, Flag, Journal, JournalReader,
-    JournalState, Pausable, ReadError, Receipt, SelfTestError, SourceCounts, Stats, StoredBody, Ticket,
-    Verdict,
+    JournalState, Layer, Pausable, ReadError, Receipt, SelfTestError, SourceCounts, Stats, StoredBody,
+    Ticket, Verdict,
 };
 use crate::clock::Clock;
 use crate::delivery::{DeliveryState, RouteName};
@@ -112,6 +113,7 @@ impl State {
         let key = (event.source.clone(), event.key.clone());
         let Some(known) = self.keys.get(&key) else {
             let id = self.ids.next(event.received_at);
+            let expires_at = event.expires_at;
             let verdict = match event.quarantine {
                 Some(_) => Verdict::Quarantined,
                 None => Verdict::New,
@@ -122,19 +124,19 @@ impl State {
             self.keys.insert(key, known);
             let stored = self.store(event, now);
             self.events.insert(id, stored);
-            return Appended { id, verdict };
+            return Appended { id, verdict, expires_at };
         };
         // The event may be forgotten already: its key still decides.
-        let id = known.event;
+        let (id, expires_at) = (known.event, known.expires_at);
         let first = self.events.get_mut(&id);
         if known.digest == event.digest {
             counts.duplicates += 1;
-            first.into_iter().for_each(|first| first.note_duplicate(&event));
-            Appended { id, verdict: Verdict::Duplicate }
+            first.into_iter().for_each(|first| first.note_duplicate(event.received_at, event.peer));
+            Appended { id, verdict: Verdict::Duplicate, expires_at }
         } else {
             counts.conflicts += 1;
             first.into_iter().for_each(|first| first.note_conflict(&event));
-            Appended { id, verdict: Verdict::Conflict }
+            Appended { id, verdict: Verdict::Conflict, expires_at }
         }
     }
 
@@ -168,11 +170,10 @@ impl State {
 }
 
 impl Stored {
-    fn note_duplicate(&mut self, event: &NewEvent) {
-        let at = event.received_at;
+    fn note_duplicate(&mut self, at: UnixMicros, peer: IpAddr) {
         self.duplicates += 1;
         self.seen = Some(self.seen.map_or((at, at), |(first, last)| (first, last.max(at))));
-        remember(&mut self.latest, DuplicateSeen { at, peer: event.peer });
+        remember(&mut self.latest, DuplicateSeen { at, peer });
     }
 
     fn note_conflict(&mut self, event: &NewEvent) {
@@ -265,6 +266,23 @@ impl Journal for MemoryJournal {
         Ok(ticket)
     }
 
+    fn note_duplicate(
+        &self,
+        event: EventId,
+        source: &SourceName,
+        at: UnixMicros,
+        peer: IpAddr,
+        _: Layer,
+    ) -> bool {
+        let mut state = self.lock();
+        let Some(first) = state.events.get_mut(&event) else { return false };
+        first.note_duplicate(at, peer);
+        if let Some(counts) = state.counts.get_mut(source.as_str()) {
+            counts.duplicates += 1;
+        }
+        true
+    }
+
     fn state(&self) -> JournalState {
         JournalState {
             kind: "memory",
@@ -295,6 +313,8 @@ impl JournalReader for MemoryJournal {
                 newest_first.filter(|event| matches(&query, event)).take(query.limit + 1).collect();
             let more = events.len() > query.limit;
             events.truncate(query.limit);
+            let listed = events.iter_mut().flat_map(|event| &mut event.deliveries);
+            listed.for_each(|delivery| delivery.attempts.clear());
             let next = events.last().filter(|_| more).map(|event| event.id);
             Ok(EventPage { events, next })
         })

@@ -11,7 +11,7 @@ use super::connection::{EngineError, Tries};
 use super::orders::{self, Refused};
 use super::queue::{self, Ended, Held};
 use super::{PostgresJournal, apply, forget};
-use crate::delivery::{Claim, Fence, RouteName, Settled, Settlement};
+use crate::delivery::{Claim, Fence, RouteName, Settled, Settlement, Verdict};
 use crate::handler::Handler;
 use crate::journal::{
     Backlog, BoxFuture, Deliveries, Forgotten, Order, OrderError, Ordered, Pausable, Pause, Progress,
@@ -120,7 +120,12 @@ impl Deliveries for PostgresJournal {
                 .collect();
             let (given, now) = (self.shared.given_time(), self.shared.clock.steady());
             let mut done = work!(self, |session| queue::settle(&session, given, now, Held::Lease, &ended))?;
-            self.shared.changed();
+            // A lane knows by itself when its own deliveries are due again.
+            let followed =
+                |one: &Settlement| matches!(one.verdict, Verdict::Succeeded(_)) && !one.followups.is_empty();
+            if settlements.iter().any(followed) {
+                self.shared.changed();
+            }
             let settled = settlements.iter().map(|settlement| match done.remove(&settlement.fence) {
                 Some(()) => Settled::Done,
                 None => Settled::Lost,

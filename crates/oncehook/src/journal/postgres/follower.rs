@@ -41,7 +41,7 @@ pub(super) async fn run(shared: Arc<Shared>, pool: Arc<Pool>, mut end: watch::Re
 /// Stores the counts. The caller holds `moving`. If it fails, they stay in memory for the next time; if only the answer was
 /// lost, these duplicates count twice.
 pub(super) async fn flush(shared: &Shared, pool: &Pool) {
-    let pending = std::mem::take(&mut *shared.tally());
+    let pending = shared.tally().take();
     if pending.is_empty() {
         return;
     }
@@ -67,6 +67,6 @@ pub(super) async fn flush(shared: &Shared, pool: &Pool) {
     };
     if let Err(error) = stored {
         tracing::debug!(%error, "duplicates could not be counted now");
-        shared.tally().absorb(pending);
+        shared.tally().give_back(pending);
     }
 }

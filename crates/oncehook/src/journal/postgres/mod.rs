@@ -32,6 +32,7 @@ mod wake;
 mod writer;
 
 use std::hash::{BuildHasher, RandomState};
+use std::net::IpAddr;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::Duration;
@@ -42,10 +43,10 @@ use tokio::sync::{Notify, mpsc, oneshot, watch};
 use super::tally::Tally;
 use super::{
     AppendError, BoxFuture, Durability, EventDetail, EventPage, EventQuery, Journal, JournalReader,
-    JournalState, ReadError, SelfTestError, Stats, StoredBody, Ticket,
+    JournalState, Layer, ReadError, SelfTestError, Stats, StoredBody, Ticket,
 };
 use crate::clock::Clock;
-use crate::event::{EventId, EventIds, NewEvents};
+use crate::event::{EventId, EventIds, NewEvents, SourceName};
 use crate::retry::Chance;
 use connection::{Connector, EngineError, Pool, Purpose};
 use reader::Readers;
@@ -327,6 +328,23 @@ impl Journal for PostgresJournal {
             }
         })?;
         Ok(ticket)
+    }
+
+    fn note_duplicate(
+        &self,
+        event: EventId,
+        source: &SourceName,
+        at: UnixMicros,
+        peer: IpAddr,
+        layer: Layer,
+    ) -> bool {
+        let mut tally = self.shared.tally();
+        // Counts that nobody takes away must not pile up without end.
+        let room = !tally.is_overfull();
+        if room {
+            tally.add(event, source, at, peer, layer);
+        }
+        room
     }
 
     fn state(&self) -> JournalState {

@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 use super::connection::{EngineError, Session};
 use super::queries::uuid;
 use super::queue::{self, number, route_name, text};
-use crate::delivery::{DeliveryState, RouteName};
+use crate::delivery::RouteName;
 use crate::journal::{Order, OrderError, Ordered, Pausable, Pause, Verb, Who};
 
 /// Why an order was not carried out: it did not fit, or the database failed.
@@ -31,7 +31,8 @@ fn unfit(reason: &str) -> Refused {
 struct Found {
     route: RouteName,
     epoch: u32,
-    state: DeliveryState,
+    /// Whether an attempt of it holds a lease that has not run out.
+    leased: bool,
 }
 
 /// Carries an order out. All branching about verbs is here. After an error the transaction is still open: the caller drops
@@ -43,7 +44,7 @@ pub(super) async fn carry_out(
 ) -> Result<Ordered, Refused> {
     session.run("BEGIN; SET LOCAL lock_timeout = 5000").await?;
     let held = look(session, order).await?.ok_or(Refused::Unfit(OrderError::NoEvent))?;
-    let found = deliveries(session, order).await?;
+    let found = deliveries(session, given, order).await?;
     let latest = found.iter().map(|found| found.epoch).max().unwrap_or(0);
     if held && !matches!(order.verb, Verb::Release | Verb::Skip) {
         return Err(unfit("the event is held; release it first"));
@@ -109,14 +110,18 @@ async fn look(session: &Session, order: &Order) -> Result<Option<bool>, EngineEr
     Ok(session.row(sql, &[&uuid(order.event)]).await?.map(|row| row.get(0)))
 }
 
-async fn deliveries(session: &Session, order: &Order) -> Result<Vec<Found>, EngineError> {
-    let sql = "SELECT route, epoch, state FROM oncehook.deliveries WHERE event = $1 ORDER BY route, epoch FOR UPDATE";
-    let rows = session.rows(sql, &[&uuid(order.event)]).await?;
+async fn deliveries(
+    session: &Session,
+    given: Option<i64>,
+    order: &Order,
+) -> Result<Vec<Found>, EngineError> {
+    let sql = "SELECT route, epoch, state = 'running' AND lease_until > coalesce($1::bigint, oncehook.micros())
+                 FROM oncehook.deliveries WHERE event = $2 ORDER BY route, epoch FOR UPDATE";
+    let rows = session.rows(sql, &[&given, &uuid(order.event)]).await?;
     rows.iter()
         .map(|row| {
-            let state = DeliveryState::parse(row.get(2));
-            let state = state.ok_or_else(|| EngineError::other("a delivery's state is damaged"))?;
-            Ok(Found { route: route_name(row.get(0))?, epoch: number(row.get(1)), state })
+            let leased = row.get::<_, Option<bool>>(2).unwrap_or(false);
+            Ok(Found { route: route_name(row.get(0))?, epoch: number(row.get(1)), leased })
         })
         .collect()
 }
@@ -143,7 +148,8 @@ async fn revive(
     rows.iter().map(|row| route_name(row.get(0))).collect()
 }
 
-/// Gives up what is pending or dead. What runs cannot be called back.
+/// Gives up what is pending or dead. What runs cannot be called back, unless its lease has run out: then nobody has it, and
+/// its route may be gone.
 async fn skip(
     session: &Session,
     given: Option<i64>,
@@ -151,14 +157,24 @@ async fn skip(
     found: &[Found],
 ) -> Result<BTreeSet<RouteName>, Refused> {
     let mut chosen = found.iter().filter(|found| order.is_for(&found.route));
-    if chosen.any(|found| found.state == DeliveryState::Running) {
+    if chosen.any(|found| found.leased) {
         return Err(unfit("a delivery is running; wait for it, or pause its route first"));
     }
     let only = order.route.as_ref().map(RouteName::as_str);
+    // An attempt that nobody holds any more never ended.
+    session
+        .change(
+            "UPDATE oncehook.attempts SET finished_at = coalesce($1::bigint, oncehook.micros()), outcome = 'lost'
+              WHERE event = $2 AND ($3::text IS NULL OR route = $3) AND finished_at IS NULL",
+            &[&given, &uuid(order.event), &only],
+        )
+        .await?;
     let rows = session
         .rows(
-            "UPDATE oncehook.deliveries SET state = 'skipped', settled_at = coalesce($1::bigint, oncehook.micros())
-              WHERE event = $2 AND ($3::text IS NULL OR route = $3) AND state IN ('ready', 'retrying', 'parked', 'dead')
+            "UPDATE oncehook.deliveries
+                SET state = 'skipped', settled_at = coalesce($1::bigint, oncehook.micros()), lease_until = NULL
+              WHERE event = $2 AND ($3::text IS NULL OR route = $3)
+                AND state IN ('ready', 'running', 'retrying', 'parked', 'dead')
              RETURNING route",
             &[&given, &uuid(order.event), &only],
         )

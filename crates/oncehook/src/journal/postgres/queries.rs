@@ -5,13 +5,14 @@
 
 use std::collections::{HashMap, HashSet};
 
+use oncehook_verify::UnixMicros;
 use serde::{Deserialize, Serialize};
 use std::net::IpAddr;
 use uuid::Uuid;
 
 use super::connection::{EngineError, Session};
 use crate::event::{EventId, NewEvent};
-use crate::journal::tally::Tally;
+use crate::journal::tally::{Pending, Tally};
 use crate::journal::{CONFLICTS_KEPT, DuplicateSeen};
 
 pub(super) fn uuid(id: EventId) -> Uuid {
@@ -128,6 +129,7 @@ pub(super) async fn append(
 pub(super) struct Known {
     pub(super) event: EventId,
     pub(super) digest: [u8; 32],
+    pub(super) expires_at: UnixMicros,
 }
 
 /// Which events hold these keys, by place. A key that is not there was forgotten a moment ago.
@@ -140,9 +142,9 @@ pub(super) async fn first_ids(
     // The limit keeps the planner from reading the whole ledger for many keys.
     let rows = session
         .rows(
-            "SELECT t.place, k.event, k.digest
+            "SELECT t.place, k.event, k.digest, k.expires_at
                FROM unnest($1::text[], $2::bytea[]) WITH ORDINALITY AS t(source, key, place)
-              CROSS JOIN LATERAL (SELECT event, digest FROM oncehook.keys k
+              CROSS JOIN LATERAL (SELECT event, digest, expires_at FROM oncehook.keys k
                                    WHERE k.source = t.source AND k.key = t.key LIMIT 1) k",
             &[&sources, &keys],
         )
@@ -150,7 +152,11 @@ pub(super) async fn first_ids(
     rows.iter()
         .map(|row| {
             let place = usize::try_from(row.get::<_, i64>(0) - 1).unwrap_or(usize::MAX);
-            Ok((place, Known { event: event_id(row.get(1)), digest: digest(row.get(2))? }))
+            Ok((place, Known {
+                event: event_id(row.get(1)),
+                digest: digest(row.get(2))?,
+                expires_at: UnixMicros(row.get(3)),
+            }))
         })
         .collect()
 }
@@ -219,7 +225,7 @@ struct LatestRow(i64, IpAddr);
 /// The remembered duplicates of an event, oldest first. Text that is not ours gives none.
 pub(super) fn parse_latest(text: &str) -> Vec<DuplicateSeen> {
     let rows: Vec<LatestRow> = serde_json::from_str(text).unwrap_or_default();
-    let seen = |LatestRow(at, peer)| DuplicateSeen { at: oncehook_verify::UnixMicros(at), peer };
+    let seen = |LatestRow(at, peer)| DuplicateSeen { at: UnixMicros(at), peer };
     rows.into_iter().map(seen).collect()
 }
 
@@ -232,7 +238,11 @@ pub(super) async fn store_duplicates(
     let mut pending: Vec<_> = tally.iter().collect();
     pending.sort_unstable_by_key(|(event, _)| **event);
     let events: Vec<Uuid> = pending.iter().map(|(event, _)| uuid(**event)).collect();
-    let counts: Vec<i64> = pending.iter().map(|(_, pending)| pending.count.cast_signed()).collect();
+    let column = |of: fn(&Pending) -> u64| -> Vec<i64> {
+        pending.iter().map(|(_, pending)| of(pending).cast_signed()).collect()
+    };
+    let (journal, memory, counts) =
+        (column(|pending| pending.journal), column(|pending| pending.memory), column(Pending::count));
     let first: Vec<i64> = pending.iter().map(|(_, pending)| pending.first_at.0).collect();
     let last: Vec<i64> = pending.iter().map(|(_, pending)| pending.last_at.0).collect();
     let latest = pending.iter().map(|(_, pending)| {
@@ -245,20 +255,21 @@ pub(super) async fn store_duplicates(
     session.run("BEGIN").await?;
     session
         .change(
-            "INSERT INTO oncehook.duplicates AS d (event, journal, first_at, last_at, latest)
-             SELECT t.event, t.count, t.first_at, t.last_at, t.latest::jsonb
-               FROM unnest($1::uuid[], $2::bigint[], $3::bigint[], $4::bigint[], $5::text[])
-                 AS t(event, count, first_at, last_at, latest)
+            "INSERT INTO oncehook.duplicates AS d (event, journal, memory, first_at, last_at, latest)
+             SELECT t.event, t.journal, t.memory, t.first_at, t.last_at, t.latest::jsonb
+               FROM unnest($1::uuid[], $2::bigint[], $3::bigint[], $4::bigint[], $5::bigint[], $6::text[])
+                 AS t(event, journal, memory, first_at, last_at, latest)
               WHERE EXISTS (SELECT 1 FROM oncehook.events e WHERE e.id = t.event)
              ON CONFLICT (event) DO UPDATE
                 SET journal = d.journal + excluded.journal,
+                    memory  = d.memory + excluded.memory,
                     last_at = greatest(d.last_at, excluded.last_at),
                     -- The latest eight of both.
                     latest  = (SELECT jsonb_agg(seen ORDER BY place)
                                  FROM (SELECT seen, place
                                          FROM jsonb_array_elements(d.latest || excluded.latest) WITH ORDINALITY AS j(seen, place)
                                         ORDER BY place DESC LIMIT 8) latest)",
-            &[&events, &counts, &first, &last, &latest],
+            &[&events, &journal, &memory, &first, &last, &latest],
         )
         .await?;
     session

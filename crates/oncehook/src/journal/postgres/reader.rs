@@ -83,7 +83,8 @@ impl Readers {
         let Some(row) = session.row(&sql, &[&uuid(id)]).await? else { return Ok(None) };
         let mut events = vec![summary(&row)?];
         self.complete(session, &mut events).await?;
-        let Some(event) = events.pop() else { return Ok(None) };
+        let Some(mut event) = events.pop() else { return Ok(None) };
+        tell_attempts(session, &mut event).await?;
         let sql = "SELECT first_at, last_at, latest::text FROM oncehook.duplicates WHERE event = $1";
         let stored = session.row(sql, &[&uuid(id)]).await?;
         let mut seen = stored.as_ref().map(|row| (UnixMicros(row.get(0)), UnixMicros(row.get(1))));
@@ -129,7 +130,7 @@ impl Readers {
             .collect();
         for (_, pending) in self.shared.tally().iter() {
             if let Some(counts) = sources.iter_mut().find(|counts| counts.source == pending.source.as_str()) {
-                counts.duplicates += pending.count;
+                counts.duplicates += pending.count();
             }
         }
         Ok(Stats { sources })
@@ -143,11 +144,10 @@ impl Readers {
     /// Adds what stands in other tables, or is still in memory.
     async fn complete(&self, session: &Session, events: &mut [EventSummary]) -> Result<(), EngineError> {
         let ids: Vec<Uuid> = events.iter().map(|event| uuid(event.id)).collect();
-        let mut attempts = attempts(session, &ids).await?;
-        let mut deliveries = deliveries(session, &ids, &mut attempts).await?;
+        let mut deliveries = deliveries(session, &ids).await?;
         let tally = self.shared.tally();
         for event in events {
-            event.duplicates += tally.get(event.id).map_or(0, |pending| pending.count);
+            event.duplicates += tally.get(event.id).map_or(0, |pending| pending.count());
             event.deliveries = deliveries.remove(&uuid(event.id)).unwrap_or_default();
         }
         Ok(())
@@ -247,21 +247,17 @@ fn count(row: &Row, column: usize) -> u64 {
     row.get::<_, i64>(column).unsigned_abs()
 }
 
-type AttemptsOf = HashMap<(Uuid, String, i32), Vec<Attempt>>;
-
 async fn deliveries(
     session: &Session,
     events: &Vec<Uuid>,
-    attempts: &mut AttemptsOf,
 ) -> Result<HashMap<Uuid, Vec<Delivery>>, EngineError> {
     let sql = "SELECT event, route, epoch, state, attempt, run_at, result, error, cause, settled_at
                  FROM oncehook.deliveries WHERE event = ANY($1) ORDER BY event, route, epoch";
     let mut found: HashMap<Uuid, Vec<Delivery>> = HashMap::new();
     for row in session.rows(sql, &[events]).await? {
-        let (event, route, epoch): (Uuid, String, i32) = (row.get(0), row.get(1), row.get(2));
-        let mut delivery = Delivery {
-            route: route.clone(),
-            epoch: number(epoch),
+        found.entry(row.get(0)).or_default().push(Delivery {
+            route: row.get(1),
+            epoch: number(row.get(2)),
             state: row.get(3),
             attempt: number(row.get(4)),
             run_at: UnixMicros(row.get(5)),
@@ -269,29 +265,34 @@ async fn deliveries(
             error: row.get(7),
             cause: row.get(8),
             settled_at: row.get::<_, Option<i64>>(9).map(UnixMicros),
-            attempts: attempts.remove(&(event, route, epoch)).unwrap_or_default(),
-        };
-        let unleased = delivery.unleased_success(delivery.attempts.last());
-        delivery.attempts.extend(unleased);
-        found.entry(event).or_default().push(delivery);
+            attempts: Vec::new(),
+        });
     }
     Ok(found)
 }
 
-async fn attempts(session: &Session, events: &Vec<Uuid>) -> Result<AttemptsOf, EngineError> {
-    let sql = "SELECT event, route, epoch, attempt, started_at, finished_at, outcome, error
-                 FROM oncehook.attempts WHERE event = ANY($1) ORDER BY event, route, epoch, attempt";
-    let mut found = AttemptsOf::new();
-    for row in session.rows(sql, &[events]).await? {
-        found.entry((row.get(0), row.get(1), row.get(2))).or_default().push(Attempt {
-            number: number(row.get(3)),
-            started_at: UnixMicros(row.get(4)),
-            finished_at: row.get::<_, Option<i64>>(5).map(UnixMicros),
-            outcome: row.get(6),
-            error: row.get(7),
+/// Adds every try to an event's deliveries. Lists do without.
+async fn tell_attempts(session: &Session, event: &mut EventSummary) -> Result<(), EngineError> {
+    let sql = "SELECT route, epoch, attempt, started_at, finished_at, outcome, error
+                 FROM oncehook.attempts WHERE event = $1 ORDER BY route, epoch, attempt";
+    for row in session.rows(sql, &[&uuid(event.id)]).await? {
+        let (route, epoch): (&str, u32) = (row.get(0), number(row.get(1)));
+        let of = |delivery: &&mut Delivery| delivery.route == route && delivery.epoch == epoch;
+        event.deliveries.iter_mut().filter(of).for_each(|delivery| {
+            delivery.attempts.push(Attempt {
+                number: number(row.get(2)),
+                started_at: UnixMicros(row.get(3)),
+                finished_at: row.get::<_, Option<i64>>(4).map(UnixMicros),
+                outcome: row.get(5),
+                error: row.get(6),
+            });
         });
     }
-    Ok(found)
+    for delivery in &mut event.deliveries {
+        let unleased = delivery.unleased_success(delivery.attempts.last());
+        delivery.attempts.extend(unleased);
+    }
+    Ok(())
 }
 
 async fn audit(session: &Session, event: EventId) -> Result<Vec<AuditEntry>, EngineError> {

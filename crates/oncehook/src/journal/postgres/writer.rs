@@ -20,7 +20,7 @@ use super::connection::{Connector, EngineError, Purpose, Session};
 use super::queries::{self, Candidate, Known};
 use super::{Shared, self_test};
 use crate::event::{EventId, NewEvents, SourceName};
-use crate::journal::{AppendError, Appended, Receipt, Verdict};
+use crate::journal::{AppendError, Appended, Layer, Receipt, Verdict};
 
 /// What a lane can be told.
 #[expect(clippy::large_enum_variant, reason = "nearly every command is an append, and it is moved once")]
@@ -158,7 +158,7 @@ impl Lane {
         if !outcome.duplicates.is_empty() {
             let mut tally = self.shared.tally();
             for duplicate in outcome.duplicates {
-                tally.add(duplicate.event, &duplicate.source, duplicate.at, duplicate.peer);
+                tally.add(duplicate.event, &duplicate.source, duplicate.at, duplicate.peer, Layer::Journal);
             }
         }
         for (work, receipt) in batch.drain(..).zip(outcome.receipts) {
@@ -315,7 +315,7 @@ pub(super) async fn append(
         .iter()
         .zip(&firsts)
         .map(|(id, event)| match won.contains(id) {
-            true => Fate::Stored(Known { event: *id, digest: event.digest }),
+            true => Fate::Stored(Known { event: *id, digest: event.digest, expires_at: event.expires_at }),
             false => Fate::Unknown,
         })
         .collect();
@@ -426,7 +426,7 @@ fn decide<'b>(
                 }
             };
             if let Some(receipt) = &mut receipt {
-                receipt.push(Appended { id: known.event, verdict });
+                receipt.push(Appended { id: known.event, verdict, expires_at: known.expires_at });
             }
         }
         outcome.receipts.push(receipt);

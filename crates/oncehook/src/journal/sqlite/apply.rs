@@ -1,25 +1,35 @@
 //! Effects: the user's statements and functions, each in one transaction with the record that they happened.
 //!
-//! A batch of a `sql` route is one transaction. If a statement fails and leaves a trace, the whole batch is undone and
-//! redone one by one, so that a poison event costs only itself. A delivery that failed before always runs alone.
+//! A batch of a `sql` route is one transaction. If a statement fails, whatever it was, the whole batch is undone: those
+//! before the failure run together once more, the failed one runs alone, and the rest goes on together. So a poison event
+//! costs only itself, and nobody has to know what a failed statement has left behind. A delivery that failed before, and
+//! every call of a function, always runs alone.
+//!
+//! Promises: an effect is committed with its settlement or not at all. What another process' lock or a failing disk
+//! prevents is no attempt of anybody.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
 
 use oncehook_verify::UnixMicros;
-use rusqlite::{Connection, TransactionBehavior};
+use rusqlite::{Connection, Transaction, TransactionBehavior};
 use serde_json::Value;
 
 use super::queue::{self, Due, Held};
-use super::user_sql::{self, Trouble};
+use super::user_sql;
+use super::writer::{blames_a_row, is_busy};
 use crate::delivery::{Cause, Claim, Failure, Fence, Settled, Verdict};
 use crate::handler::{Function, SqlHandler};
 use crate::journal::Progress;
 use crate::retry::Chance;
 use crate::route::Route;
 
-/// A batch ends after this time, so that accepting goes on beside it.
-const BATCH_TIME: Duration = Duration::from_millis(20);
+/// A job ends after this time, so that accepting goes on beside it.
+const JOB_TIME: Duration = Duration::from_millis(20);
+
+/// How long the statements of one delivery may keep the writer: in company, and alone.
+const BUDGET_TOGETHER: Duration = Duration::from_millis(250);
+const BUDGET_ALONE: Duration = Duration::from_secs(2);
 
 /// Runs due deliveries of a `sql` route.
 pub(super) fn sql(
@@ -30,112 +40,155 @@ pub(super) fn sql(
     now: UnixMicros,
     chance: &mut Chance,
 ) -> Result<Progress, rusqlite::Error> {
-    let due = queue::due(connection, route, now, limit)?;
-    let full = due.len() == limit;
-    let mut progress = Progress::default();
-    let mut batch = Batch { route, handler, now, chance, progress: &mut progress };
+    let (due, full) = queue::due(connection, route, now, limit)?;
     let (fresh, failed_before): (Vec<Due>, Vec<Due>) = due.into_iter().partition(|due| due.attempt == 0);
-    let mut left = match batch.together(connection, &fresh)? {
-        Together::Done(count) => fresh.len() - count,
-        Together::Spoilt => batch.alone(connection, &fresh)?,
-    };
-    left += batch.alone(connection, &failed_before)?;
-    progress.more = full || left > 0;
-    Ok(progress)
+    let mut job =
+        Job { route, handler, now, chance, progress: Progress::default(), until: Instant::now() + JOB_TIME };
+    let left = job.in_company(connection, &fresh)? + job.one_by_one(connection, &failed_before)?;
+    job.progress.more = full || left > 0;
+    Ok(job.progress)
 }
 
+struct Job<'j> {
+    route: &'j Route,
+    handler: &'j SqlHandler,
+    now: UnixMicros,
+    chance: &'j mut Chance,
+    progress: Progress,
+    /// When it should come to its end.
+    until: Instant,
+}
+
+/// What became of deliveries that ran together.
 enum Together {
     /// This many were settled, from the first.
     Done(usize),
-    /// One of them left a trace and failed. Nothing was settled.
-    Spoilt,
+    /// The one at this place failed. Nothing was settled.
+    Failed(usize),
+    /// The commit failed for a reason that lies in the rows, such as a deferred foreign key. Nothing was settled.
+    Refused,
 }
 
-struct Batch<'b> {
-    route: &'b Route,
-    handler: &'b SqlHandler,
-    now: UnixMicros,
-    chance: &'b mut Chance,
-    progress: &'b mut Progress,
+/// Why the statements of a delivery did not come to their end.
+enum Halt {
+    /// The event does not fit the handler. Nothing was run.
+    Unfit(Failure),
+    /// A statement failed. The transaction must be undone.
+    Broke(rusqlite::Error),
 }
 
-impl Batch<'_> {
-    /// All in one transaction.
-    fn together(&mut self, connection: &mut Connection, due: &[Due]) -> Result<Together, rusqlite::Error> {
-        if due.is_empty() {
-            return Ok(Together::Done(0));
-        }
-        let started = Instant::now();
-        let mut progress = Progress::default();
-        let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
-        let mut count = 0;
-        for delivery in due {
-            let mut clean = true;
-            let outcome = self.run(&transaction, delivery, &mut clean)?;
-            if outcome.is_err() && !clean {
-                return Ok(Together::Spoilt);
-            }
-            self.settle(&transaction, delivery, outcome, &mut progress)?;
-            count += 1;
-            if started.elapsed() >= BATCH_TIME {
+impl Job<'_> {
+    /// Runs deliveries that never failed. Returns how many were left for the next time.
+    fn in_company(&mut self, connection: &mut Connection, due: &[Due]) -> Result<usize, rusqlite::Error> {
+        let mut rest = due;
+        while let Some((first, _)) = rest.split_first() {
+            if Instant::now() >= self.until {
                 break;
             }
+            let mut count = rest.len();
+            let done = loop {
+                match self.together(connection, rest.get(..count).unwrap_or(rest))? {
+                    Together::Done(done) => break done,
+                    // Those before it once more, without it. It is the first of what is left then.
+                    Together::Failed(place) if place > 0 => count = place,
+                    Together::Failed(_) => {
+                        self.alone(connection, first)?;
+                        break 1;
+                    }
+                    Together::Refused => return self.one_by_one(connection, rest),
+                }
+            };
+            rest = rest.get(done..).unwrap_or_default();
         }
-        transaction.commit()?;
-        self.add(progress);
-        Ok(Together::Done(count))
+        Ok(rest.len())
     }
 
-    /// Each in its own transaction. Returns how many were left for the next time.
-    fn alone(&mut self, connection: &mut Connection, due: &[Due]) -> Result<usize, rusqlite::Error> {
-        let started = Instant::now();
+    /// Runs each in a transaction of its own. Returns how many were left for the next time.
+    fn one_by_one(&mut self, connection: &mut Connection, due: &[Due]) -> Result<usize, rusqlite::Error> {
         for (count, delivery) in due.iter().enumerate() {
-            if started.elapsed() >= BATCH_TIME {
+            if Instant::now() >= self.until {
                 return Ok(due.len() - count);
             }
-            let mut progress = Progress::default();
-            let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
-            let mut clean = true;
-            let outcome = self.run(&transaction, delivery, &mut clean)?;
-            if outcome.is_ok() || clean {
-                self.settle(&transaction, delivery, outcome, &mut progress)?;
-                transaction.commit()?;
-            } else {
-                // What it did is undone before its failure is written down.
-                if !transaction.is_autocommit() {
-                    transaction.rollback()?;
-                } else {
-                    drop(transaction);
-                }
-                let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
-                self.settle(&transaction, delivery, outcome, &mut progress)?;
-                transaction.commit()?;
-            }
-            self.add(progress);
+            self.alone(connection, delivery)?;
         }
         Ok(0)
     }
 
-    /// The user's statements for one delivery. The outer error is the database's, the inner one the handler's.
+    fn together(&mut self, connection: &mut Connection, due: &[Due]) -> Result<Together, rusqlite::Error> {
+        let mut progress = Progress::default();
+        let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+        let mut count = 0;
+        for (place, delivery) in due.iter().enumerate() {
+            let outcome = match self.run(&transaction, delivery, BUDGET_TOGETHER) {
+                Ok(result) => Ok(result),
+                Err(Halt::Unfit(failure)) => Err(failure),
+                Err(Halt::Broke(error)) if is_ours(&error) => return Err(error),
+                // Dropping the transaction undoes it all.
+                Err(Halt::Broke(_)) => return Ok(Together::Failed(place)),
+            };
+            self.settle(&transaction, delivery, outcome, &mut progress)?;
+            count += 1;
+            if Instant::now() >= self.until {
+                break;
+            }
+        }
+        match transaction.commit() {
+            Ok(()) => {
+                self.add(progress);
+                Ok(Together::Done(count))
+            }
+            Err(error) if blames_a_row(&error) => Ok(Together::Refused),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn alone(&mut self, connection: &mut Connection, delivery: &Due) -> Result<(), rusqlite::Error> {
+        let mut progress = Progress::default();
+        let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+        let failure = match self.run(&transaction, delivery, BUDGET_ALONE) {
+            Ok(result) => {
+                self.settle(&transaction, delivery, Ok(result), &mut progress)?;
+                match transaction.commit() {
+                    Ok(()) => {
+                        self.add(progress);
+                        return Ok(());
+                    }
+                    Err(error) if blames_a_row(&error) => user_sql::failure(&error, BUDGET_ALONE),
+                    Err(error) => return Err(error),
+                }
+            }
+            // What it did is undone before its failure is written down.
+            Err(halt) => {
+                drop(transaction);
+                match halt {
+                    Halt::Unfit(failure) => failure,
+                    Halt::Broke(error) if is_ours(&error) => return Err(error),
+                    Halt::Broke(error) => user_sql::failure(&error, BUDGET_ALONE),
+                }
+            }
+        };
+        // If the failure cannot be written down either, the handler was not to blame.
+        let mut progress = Progress::default();
+        let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+        self.settle(&transaction, delivery, Err(failure), &mut progress)?;
+        transaction.commit()?;
+        self.add(progress);
+        Ok(())
+    }
+
+    /// The user's statements for one delivery.
     fn run(
         &self,
-        connection: &Connection,
+        transaction: &Transaction<'_>,
         delivery: &Due,
-        clean: &mut bool,
-    ) -> Result<Result<Option<String>, Failure>, rusqlite::Error> {
-        let values = match self.handler.values(&delivery.event) {
-            Ok(values) => values,
-            Err(failure) => return Ok(Err(failure)),
-        };
+        budget: Duration,
+    ) -> Result<Option<String>, Halt> {
+        let values = self.handler.values(&delivery.event).map_err(Halt::Unfit)?;
         crate::crash::point(if self.route.after.is_some() { "in_follow_up" } else { "in_handler" });
-        match user_sql::foreign(|| user_sql::run(connection, self.handler, &values, clean)) {
-            Ok(result) => {
-                crate::crash::point("after_effect");
-                Ok(Ok(result))
-            }
-            Err(Trouble::Failed(failure)) => Ok(Err(failure)),
-            Err(Trouble::Engine(error)) => Err(error),
-        }
+        let result = user_sql::foreign(budget, || user_sql::run(transaction, self.handler, &values));
+        let result = result.map_err(Halt::Broke)?;
+        crate::crash::point("after_effect");
+        Ok(result)
     }
 
     fn settle(
@@ -177,7 +230,12 @@ impl Batch<'_> {
     }
 }
 
-/// Runs a function on leased deliveries: one transaction, each delivery in its own savepoint.
+/// Errors that no statement of a user is to blame for.
+fn is_ours(error: &rusqlite::Error) -> bool {
+    is_busy(error) || error.sqlite_error_code() == Some(rusqlite::ErrorCode::SystemIoFailure)
+}
+
+/// Runs a function on leased deliveries, each in a transaction of its own.
 pub(super) fn function(
     connection: &mut Connection,
     route: &Route,
@@ -187,30 +245,42 @@ pub(super) fn function(
     chance: &mut Chance,
 ) -> Result<Vec<Settled>, rusqlite::Error> {
     let mut settled = Vec::with_capacity(claims.len());
-    let mut transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
     for claim in claims {
-        let savepoint = transaction.savepoint()?;
-        let done = match user_sql::foreign(|| call(&savepoint, function, claim)) {
+        let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+        let failure = match user_sql::foreign(BUDGET_ALONE, || call(&transaction, function, claim)) {
             Ok(result) => {
                 let verdict = Verdict::Succeeded(result.map(|result| result.to_string()));
-                let done =
-                    queue::settle(&savepoint, &claim.fence, Held::Lease, &verdict, &route.followups, now)?;
-                if done {
-                    savepoint.commit()?;
+                let fence = &claim.fence;
+                if !queue::settle(&transaction, fence, Held::Lease, &verdict, &route.followups, now)? {
+                    // The claim is lost, and dropping the transaction undoes what the function did.
+                    settled.push(Settled::Lost);
+                    continue;
                 }
-                // Otherwise the claim is lost, and dropping the savepoint undoes what the function did.
-                done
+                match transaction.commit() {
+                    Ok(()) => {
+                        settled.push(Settled::Done);
+                        continue;
+                    }
+                    Err(error) if blames_a_row(&error) => user_sql::failure(&error, BUDGET_ALONE),
+                    Err(error) => return Err(error),
+                }
             }
             Err(failure) => {
-                drop(savepoint);
-                let (attempt, limit) = (claim.fence.attempt, claim.attempt_limit);
-                let verdict = route.retry.after_failure(failure, attempt, limit, now, chance.draw());
-                queue::settle(&transaction, &claim.fence, Held::Lease, &verdict, &[], now)?
+                drop(transaction);
+                failure
             }
         };
+        let (attempt, limit) = (claim.fence.attempt, claim.attempt_limit);
+        let verdict = route.retry.after_failure(failure, attempt, limit, now, chance.draw());
+        if let Verdict::Dead(failure) = &verdict {
+            let (event, route) = (claim.fence.delivery.event, route.name.as_str());
+            tracing::error!(%event, route, error = failure.message.as_str(), "a delivery is dead");
+        }
+        let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+        let done = queue::settle(&transaction, &claim.fence, Held::Lease, &verdict, &[], now)?;
+        transaction.commit()?;
         settled.push(if done { Settled::Done } else { Settled::Lost });
     }
-    transaction.commit()?;
     Ok(settled)
 }
 
@@ -227,7 +297,8 @@ fn call(connection: &Connection, function: &dyn Function, claim: &Claim) -> Resu
         Err(Failure::retry(Cause::Handler, format!("the handler panicked: {said}")))
     })?;
     if connection.is_autocommit() {
-        return Err(Failure::permanent(Cause::Handler, "the handler ended the transaction"));
+        // What it wrote after that was refused, statement by statement.
+        return Err(Failure::retry(Cause::Handler, "the transaction ended while the handler ran"));
     }
     crate::crash::point("after_effect");
     Ok(result)

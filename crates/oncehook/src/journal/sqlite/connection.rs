@@ -44,7 +44,7 @@ pub(super) fn open_writer(path: &Path) -> Result<Connection, OpenError> {
     connection.pragma_update(None, "synchronous", "FULL")?;
     // The writer and its helper checkpoint; SQLite's own threshold would do it in the middle of a commit.
     connection.pragma_update(None, "wal_autocheckpoint", 0)?;
-    connection.pragma_update(None, "cache_size", -65_536)?;
+    connection.pragma_update(None, "cache_size", -32_768)?;
     connection.pragma_update(None, "temp_store", "MEMORY")?;
     connection.pragma_update(None, "foreign_keys", true)?;
     connection.pragma_update(None, "mmap_size", 0)?;

@@ -12,7 +12,7 @@ use super::orders::{self, Refused};
 use super::queue::{self, Held};
 use super::writer::{Command, Desk};
 use super::{SqliteJournal, apply, forget};
-use crate::delivery::{Claim, Fence, RouteName, Settled, Settlement};
+use crate::delivery::{Claim, Fence, RouteName, Settled, Settlement, Verdict};
 use crate::handler::Handler;
 use crate::journal::{
     Backlog, BoxFuture, Deliveries, Forgotten, Order, OrderError, Ordered, Pausable, Pause, Progress,
@@ -24,12 +24,13 @@ use crate::route::Route;
 const QUEUE_FULL_WAIT: Duration = Duration::from_millis(2);
 
 impl SqliteJournal {
-    /// Gives the writer something to do and waits for what comes of it.
+    /// Gives the writer something to do and waits for what comes of it. The time is that of the job's beginning: waiting for
+    /// the writer costs no lease.
     fn work<T: Send + 'static>(
         &self,
-        work: impl FnOnce(&mut Connection) -> Result<T, rusqlite::Error> + Send + 'static,
+        work: impl FnOnce(&mut Connection, UnixMicros) -> Result<T, rusqlite::Error> + Send + 'static,
     ) -> BoxFuture<'_, Result<T, WorkError>> {
-        self.work_at(|desk| work(desk.connection))
+        self.work_at(|desk| work(desk.connection, desk.now))
     }
 
     /// The same with all that the writer has.
@@ -85,12 +86,12 @@ impl SqliteJournal {
     /// As [`work`](Self::work), in one transaction, for what may make deliveries due.
     fn change<T: Send + 'static>(
         &self,
-        work: impl FnOnce(&Transaction<'_>) -> Result<T, rusqlite::Error> + Send + 'static,
+        work: impl FnOnce(&Transaction<'_>, UnixMicros) -> Result<T, rusqlite::Error> + Send + 'static,
     ) -> BoxFuture<'_, Result<T, WorkError>> {
         let shared = Arc::clone(&self.shared);
-        self.work(move |connection| {
+        self.work(move |connection, now| {
             let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
-            let done = work(&transaction)?;
+            let done = work(&transaction, now)?;
             transaction.commit()?;
             shared.changed();
             Ok(done)
@@ -113,8 +114,8 @@ impl Deliveries for SqliteJournal {
                 Err(WorkError::Unsupported(format!("route `{}` has no statements", route.name)))
             });
         };
-        let (now, chance, shared) = (self.clock.steady(), Arc::clone(&self.chance), Arc::clone(&self.shared));
-        self.work(move |connection| {
+        let (chance, shared) = (Arc::clone(&self.chance), Arc::clone(&self.shared));
+        self.work(move |connection, now| {
             let mut chance = chance.lock().unwrap_or_else(PoisonError::into_inner);
             let progress = apply::sql(connection, &route, &handler, limit, now, &mut chance)?;
             if progress.succeeded > 0 && !route.followups.is_empty() {
@@ -130,9 +131,8 @@ impl Deliveries for SqliteJournal {
         limit: usize,
         lease: Duration,
     ) -> BoxFuture<'_, Result<Vec<Claim>, WorkError>> {
-        let now = self.clock.steady();
-        self.work(move |connection| {
-            let due = queue::due(connection, &route, now, limit)?;
+        self.work(move |connection, now| {
+            let (due, _) = queue::due(connection, &route, now, limit)?;
             if due.is_empty() {
                 return Ok(Vec::new());
             }
@@ -156,46 +156,54 @@ impl Deliveries for SqliteJournal {
                 Err(WorkError::Unsupported(format!("route `{}` has no function", route.name)))
             });
         };
-        let (now, chance, shared) = (self.clock.steady(), Arc::clone(&self.chance), Arc::clone(&self.shared));
-        self.work(move |connection| {
+        let (chance, shared) = (Arc::clone(&self.chance), Arc::clone(&self.shared));
+        self.work(move |connection, now| {
             let mut chance = chance.lock().unwrap_or_else(PoisonError::into_inner);
             let settled = apply::function(connection, &route, function.as_ref(), &claims, now, &mut chance)?;
-            shared.changed();
+            if !route.followups.is_empty() {
+                shared.changed();
+            }
             Ok(settled)
         })
     }
 
     fn settle(&self, settlements: Vec<Settlement>) -> BoxFuture<'_, Result<Vec<Settled>, WorkError>> {
-        let now = self.clock.steady();
-        self.change(move |transaction| {
+        let shared = Arc::clone(&self.shared);
+        self.work(move |connection, now| {
+            let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
             let mut settled = Vec::with_capacity(settlements.len());
             for Settlement { fence, verdict, followups } in &settlements {
-                let done = queue::settle(transaction, fence, Held::Lease, verdict, followups, now)?;
+                let done = queue::settle(&transaction, fence, Held::Lease, verdict, followups, now)?;
                 settled.push(if done { Settled::Done } else { Settled::Lost });
+            }
+            transaction.commit()?;
+            // A lane knows by itself when its own deliveries are due again.
+            let followed =
+                |one: &Settlement| matches!(one.verdict, Verdict::Succeeded(_)) && !one.followups.is_empty();
+            if settlements.iter().any(followed) {
+                shared.changed();
             }
             Ok(settled)
         })
     }
 
     fn renew(&self, fences: Vec<Fence>, lease: Duration) -> BoxFuture<'_, Result<(), WorkError>> {
-        let until = later(self.clock.steady(), lease);
-        self.work(move |connection| {
+        self.work(move |connection, now| {
             let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
-            fences.iter().try_for_each(|fence| queue::renew(&transaction, fence, until))?;
+            fences.iter().try_for_each(|fence| queue::renew(&transaction, fence, later(now, lease)))?;
             transaction.commit()
         })
     }
 
     fn give_back(&self, fences: Vec<Fence>) -> BoxFuture<'_, Result<(), WorkError>> {
-        let now = self.clock.steady();
-        self.change(move |transaction| {
+        self.change(move |transaction, now| {
             fences.iter().try_for_each(|fence| queue::give_back(transaction, fence, now).map(|_| ()))
         })
     }
 
     fn reclaim(&self, route: Arc<Route>) -> BoxFuture<'_, Result<usize, WorkError>> {
-        let (now, chance, shared) = (self.clock.steady(), Arc::clone(&self.chance), Arc::clone(&self.shared));
-        self.work(move |connection| {
+        let (chance, shared) = (Arc::clone(&self.chance), Arc::clone(&self.shared));
+        self.work(move |connection, now| {
             let mut chance = chance.lock().unwrap_or_else(PoisonError::into_inner);
             let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
             let reclaimed = queue::reclaim(&transaction, &route, now, &mut chance)?;
@@ -208,7 +216,7 @@ impl Deliveries for SqliteJournal {
     }
 
     fn next_due(&self, route: RouteName) -> BoxFuture<'_, Result<Option<UnixMicros>, WorkError>> {
-        self.work(move |connection| queue::next_due(connection, &route))
+        self.work(move |connection, _| queue::next_due(connection, &route))
     }
 
     fn backlog(&self) -> BoxFuture<'_, Result<Vec<Backlog>, WorkError>> {
@@ -219,10 +227,10 @@ impl Deliveries for SqliteJournal {
     }
 
     fn order(&self, order: Order) -> BoxFuture<'_, Result<Ordered, OrderError>> {
-        let (now, wall, shared) = (self.clock.steady(), self.clock.now(), Arc::clone(&self.shared));
-        let done = self.work(move |connection| {
+        let shared = Arc::clone(&self.shared);
+        let done = self.work(move |connection, now| {
             let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
-            match orders::carry_out(&transaction, &order, now, wall) {
+            match orders::carry_out(&transaction, &order, now) {
                 Ok(ordered) => {
                     transaction.commit()?;
                     shared.changed();
@@ -237,19 +245,18 @@ impl Deliveries for SqliteJournal {
     }
 
     fn set_paused(&self, pause: Pause, who: Who) -> BoxFuture<'_, Result<(), WorkError>> {
-        let wall = self.clock.now();
-        self.change(move |transaction| orders::set_paused(transaction, &pause, &who, wall))
+        self.change(move |transaction, now| orders::set_paused(transaction, &pause, &who, now))
     }
 
     fn paused(&self) -> BoxFuture<'_, Result<Vec<Pausable>, WorkError>> {
-        self.work(|connection| orders::paused(connection))
+        self.work(|connection, _| orders::paused(connection))
     }
 
     fn forget(&self, retention: Retention) -> BoxFuture<'_, Result<Forgotten, WorkError>> {
-        let (now, round) = (self.clock.now(), Arc::clone(&self.round));
+        let round = Arc::clone(&self.round);
         self.work_at(move |desk| {
             let mut round = round.lock().unwrap_or_else(PoisonError::into_inner);
-            forget::batch(desk.connection, desk.ledger, &mut round, &retention, now)
+            forget::batch(desk.connection, desk.ledger, &mut round, &retention, desk.now)
         })
     }
 }

@@ -47,7 +47,7 @@ pub(super) fn batch(
     };
     forgotten.audit = transaction
         .prepare_cached(
-            "DELETE FROM oncehook_audit WHERE id IN (SELECT id FROM oncehook_audit WHERE at <= ?1 LIMIT ?2)",
+            "DELETE FROM oncehook_audit WHERE id IN (SELECT id FROM oncehook_audit ORDER BY id LIMIT ?2) AND at <= ?1",
         )?
         .execute(params![before(now, retention.audit), limit(retention.batch)])?;
     transaction.commit()?;
@@ -143,16 +143,20 @@ fn drop_blocks(connection: &Connection, reached: i64) -> Result<(), rusqlite::Er
     Ok(())
 }
 
+/// What copies of an event leave beside it, also after it was forgotten.
+const BESIDE: [&str; 3] = [
+    "DELETE FROM oncehook_conflicts  WHERE event = ?1",
+    "DELETE FROM oncehook_duplicates WHERE event = ?1",
+    "DELETE FROM oncehook_flags      WHERE event = ?1",
+];
+
 /// Removes an event and all that stands beside it, except its key.
 fn delete(connection: &Connection, event: i64, source: &str, digest: &[u8]) -> Result<(), rusqlite::Error> {
-    for sql in [
-        "DELETE FROM oncehook_deliveries WHERE event = ?1",
-        "DELETE FROM oncehook_attempts   WHERE event = ?1",
-        "DELETE FROM oncehook_conflicts  WHERE event = ?1",
-        "DELETE FROM oncehook_duplicates WHERE event = ?1",
-        "DELETE FROM oncehook_flags      WHERE event = ?1",
-        "DELETE FROM oncehook_events     WHERE seq = ?1",
-    ] {
+    for sql in BESIDE.iter().chain([
+        &"DELETE FROM oncehook_deliveries WHERE event = ?1",
+        &"DELETE FROM oncehook_attempts   WHERE event = ?1",
+        &"DELETE FROM oncehook_events     WHERE seq = ?1",
+    ]) {
         connection.prepare_cached(sql)?.execute([event])?;
     }
     connection
@@ -179,10 +183,15 @@ fn keys(
         })?
         .collect::<Result<_, _>>()?;
     for (source, key, event, expires_at) in &seen {
-        if *expires_at <= now.0 && is_done(connection, EventId::from_bytes(*event).sequence())? {
+        let event = EventId::from_bytes(*event).sequence();
+        if *expires_at <= now.0 && is_done(connection, event)? {
             forgotten.keys += connection
                 .prepare_cached("DELETE FROM oncehook_keys WHERE source = ?1 AND key = ?2")?
                 .execute(params![source, key])?;
+            // Copies that came after the event was forgotten have left their traces.
+            for sql in BESIDE {
+                connection.prepare_cached(sql)?.execute([event])?;
+            }
         }
     }
     let full = seen.len() == retention.batch;

@@ -9,16 +9,17 @@
 //! The parts, in the order of an append: [`SqliteJournal::submit`] puts it on a bounded queue; `writer` takes what has
 //! gathered while the last commit ran, asks the `ledger` which keys are known, stores the rest in one transaction
 //! (`queries`) and answers; `follower` fills the search index behind it; `checkpoint` moves the log into the database file. `reader` serves people from read-only
-//! connections. `place`, `connection` and `schema` check the ground before anything is accepted.
+//! connections, `search` finds what they look for. `place`, `connection` and `schema` check the ground before anything is accepted.
 //!
 //! On the way out, `deliveries` hands jobs to the same writer: `queue` takes and settles deliveries, `apply` runs the
 //! user's statements (`user_sql`) in the transaction that settles them, `orders` does what operators ask, `forget` removes
-//! what is old.
+//! what is old. `rehearse` tells at the start which of the user's statements would fail.
 
 mod apply;
 mod bloom;
 mod checkpoint;
 mod connection;
+mod database_file;
 mod deliveries;
 mod follower;
 mod forget;
@@ -28,29 +29,34 @@ mod place;
 mod queries;
 mod queue;
 mod reader;
+mod rehearse;
 mod schema;
+mod search;
 mod self_test;
 mod user_sql;
 mod writer;
 
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
 
 use crossbeam_channel::{Sender, TrySendError};
+use oncehook_verify::UnixMicros;
 use tokio::sync::{Semaphore, oneshot, watch};
 
 use super::tally::Tally;
 use super::{
     AppendError, BoxFuture, Durability, EventDetail, EventPage, EventQuery, Journal, JournalReader,
-    JournalState, ReadError, SelfTestError, Stats, StoredBody, Ticket,
+    JournalState, Layer, ReadError, SelfTestError, Stats, StoredBody, Ticket,
 };
 use crate::clock::Clock;
-use crate::event::{EventId, NewEvents};
+use crate::event::{EventId, NewEvents, SourceName};
 use crate::retry::Chance;
 use ledger::Recent;
 use place::LockFile;
 use reader::Readers;
+pub use rehearse::Misfit;
 use writer::{Command, Ground, Post, Work, Writer};
 
 /// How the embedded journal is set up.
@@ -141,7 +147,6 @@ pub struct SqliteJournal {
     /// Reads at once; further ones wait.
     reading: Semaphore,
     shared: Arc<Shared>,
-    clock: Clock,
     /// Where forgetting has come to.
     round: Arc<Mutex<forget::Round>>,
     chance: Arc<Mutex<Chance>>,
@@ -154,7 +159,9 @@ struct Shared {
     /// in behind the writer's back and wait for ever.
     closed: RwLock<bool>,
     tally: Mutex<Tally>,
-    /// How often the tally has moved into the tables. Grows while the tally is locked.
+    /// Held while the tally moves into the tables: then its counts stand in neither place.
+    flushing: Mutex<()>,
+    /// How often the tally has moved into the tables. Grows under `flushing`.
     flushes: AtomicU64,
     failing: Mutex<Option<String>>,
     /// Keys that may not be in the table yet.
@@ -188,8 +195,27 @@ impl Shared {
         self.tally.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// The tally as people may see it: not while it is on its way into the tables.
+    fn settled_tally(&self) -> SettledTally<'_> {
+        let settled = self.flushing.lock().unwrap_or_else(PoisonError::into_inner);
+        SettledTally { tally: self.tally(), _settled: settled }
+    }
+
     fn failing(&self) -> MutexGuard<'_, Option<String>> {
         self.failing.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+struct SettledTally<'s> {
+    tally: MutexGuard<'s, Tally>,
+    _settled: MutexGuard<'s, ()>,
+}
+
+impl std::ops::Deref for SettledTally<'_> {
+    type Target = Tally;
+
+    fn deref(&self) -> &Tally {
+        &self.tally
     }
 }
 
@@ -207,7 +233,7 @@ impl SqliteJournal {
         schema::check(&connection)?;
         place.sync_directory()?;
         self_test::run(&mut connection, options.clock.now())?;
-        queue::void_leases(&connection)?;
+        queue::begin_anew(&connection, options.clock.steady())?;
 
         let shared = Arc::new(Shared::default());
         let readers = Arc::new(Readers::new(&place.path, Arc::clone(&shared)));
@@ -232,7 +258,6 @@ impl SqliteJournal {
             readers,
             reading: Semaphore::new(READS_AT_ONCE),
             shared,
-            clock: options.clock.clone(),
             round: Arc::default(),
             chance: Arc::new(Mutex::new(Chance::random())),
         })
@@ -289,6 +314,23 @@ impl Journal for SqliteJournal {
             }
         })?;
         Ok(ticket)
+    }
+
+    fn note_duplicate(
+        &self,
+        event: EventId,
+        source: &SourceName,
+        at: UnixMicros,
+        peer: IpAddr,
+        layer: Layer,
+    ) -> bool {
+        let mut tally = self.shared.tally();
+        // Counts that nobody takes away must not pile up without end.
+        let room = !tally.is_overfull();
+        if room {
+            tally.add(event, source, at, peer, layer);
+        }
+        room
     }
 
     fn state(&self) -> JournalState {

@@ -29,7 +29,6 @@ pub(super) fn carry_out(
     transaction: &Transaction<'_>,
     order: &Order,
     now: UnixMicros,
-    wall: UnixMicros,
 ) -> Result<Ordered, Refused> {
     let event = order.event;
     let held = look(transaction, event)?.ok_or(Refused::Unfit(OrderError::NoEvent))?;
@@ -61,7 +60,7 @@ pub(super) fn carry_out(
             routes
         }
         Verb::ForceReplay { epoch: asked } => {
-            if order.who.reason.as_deref().is_none_or(|reason| reason.trim().is_empty()) {
+            if !order.who.has_reason() {
                 return Err(unfit("a forced replay needs a reason"));
             }
             if asked != latest + 1 {
@@ -75,7 +74,7 @@ pub(super) fn carry_out(
             epoch = asked;
             queue::enqueue(transaction, event, asked, again, now)?
         }
-        Verb::Skip => skip(transaction, order, wall)?,
+        Verb::Skip => skip(transaction, order, now)?,
         Verb::Release => {
             if !held {
                 return Err(unfit("the event is not held"));
@@ -98,7 +97,7 @@ pub(super) fn carry_out(
         order.verb.as_str(),
         &event.to_string(),
         Some(&detail.to_string()),
-        wall,
+        now,
     )?;
     Ok(Ordered { routes, epoch })
 }
@@ -138,23 +137,32 @@ fn revive(
     )
 }
 
-/// Gives up what is pending or dead. What runs cannot be called back.
-fn skip(connection: &Connection, order: &Order, wall: UnixMicros) -> Result<Vec<RouteName>, Refused> {
+/// Gives up what is pending or dead. What runs cannot be called back, unless its lease has run out: then nobody has it, and
+/// its route may be gone.
+fn skip(connection: &Connection, order: &Order, now: UnixMicros) -> Result<Vec<RouteName>, Refused> {
     let only = order.route.as_ref().map(RouteName::as_str);
     let running = connection
         .prepare_cached(
-            "SELECT 1 FROM oncehook_deliveries WHERE event = ?1 AND (?2 IS NULL OR route = ?2) AND state = 'running'",
+            "SELECT 1 FROM oncehook_deliveries WHERE event = ?1 AND (?2 IS NULL OR route = ?2) AND state = 'running'
+                AND lease_until > ?3",
         )?
-        .exists(params![order.event.sequence(), only])?;
+        .exists(params![order.event.sequence(), only, now.0])?;
     if running {
         return Err(unfit("a delivery is running; wait for it, or pause its route first"));
     }
+    // An attempt that nobody holds any more never ended.
+    connection
+        .prepare_cached(
+            "UPDATE oncehook_attempts SET finished_at = ?3, outcome = 'lost'
+              WHERE event = ?1 AND (?2 IS NULL OR route = ?2) AND finished_at IS NULL",
+        )?
+        .execute(params![order.event.sequence(), only, now.0])?;
     let skipped = changed_routes(
         connection,
-        "UPDATE oncehook_deliveries SET state = 'skipped', settled_at = ?3
-          WHERE event = ?1 AND (?2 IS NULL OR route = ?2) AND state IN ('ready', 'retrying', 'parked', 'dead')
+        "UPDATE oncehook_deliveries SET state = 'skipped', settled_at = ?3, lease_until = NULL
+          WHERE event = ?1 AND (?2 IS NULL OR route = ?2) AND state IN ('ready', 'running', 'retrying', 'parked', 'dead')
         RETURNING route",
-        params![order.event.sequence(), only, wall.0],
+        params![order.event.sequence(), only, now.0],
     )?;
     if skipped.is_empty() {
         Err(unfit("nothing to skip: no delivery is pending or dead"))
@@ -186,13 +194,13 @@ pub(super) fn write_down(
     action: &str,
     subject: &str,
     detail: Option<&str>,
-    wall: UnixMicros,
+    now: UnixMicros,
 ) -> Result<(), rusqlite::Error> {
     connection
         .prepare_cached(
             "INSERT INTO oncehook_audit (at, who, action, subject, reason, detail) VALUES (?1, ?2, ?3, ?4, ?5, ?6)",
         )?
-        .execute(params![wall.0, who.name, action, subject, who.reason, detail])?;
+        .execute(params![now.0, who.name, action, subject, who.reason, detail])?;
     Ok(())
 }
 
@@ -201,7 +209,7 @@ pub(super) fn set_paused(
     transaction: &Transaction<'_>,
     pause: &Pause,
     who: &Who,
-    wall: UnixMicros,
+    now: UnixMicros,
 ) -> Result<(), rusqlite::Error> {
     let (kind, name) = pause.what.parts();
     let sql = if pause.paused {
@@ -209,9 +217,9 @@ pub(super) fn set_paused(
     } else {
         "DELETE FROM oncehook_pauses WHERE kind = ?1 AND name = ?2 AND ?3 IS NOT NULL"
     };
-    transaction.prepare_cached(sql)?.execute(params![kind, name, wall.0])?;
+    transaction.prepare_cached(sql)?.execute(params![kind, name, now.0])?;
     let action = if pause.paused { "pause" } else { "resume" };
-    write_down(transaction, who, action, &format!("{kind}:{name}"), None, wall)
+    write_down(transaction, who, action, &format!("{kind}:{name}"), None, now)
 }
 
 /// What is paused.

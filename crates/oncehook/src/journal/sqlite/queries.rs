@@ -44,17 +44,19 @@ impl<'t> Statements<'t> {
         now: UnixMicros,
     ) -> Result<Appended, rusqlite::Error> {
         let hash = ledger.hash(event);
-        let Some(Known { event: first, digest }) = ledger.recall(self.transaction, hash, event)? else {
+        let Some(Known { event: first, digest, expires_at }) =
+            ledger.recall(self.transaction, hash, event)?
+        else {
             let appended = self.insert_event(ids.next(event.received_at), event, now)?;
             ledger.stage(hash, event, appended.id);
             return Ok(appended);
         };
         if digest == event.digest {
-            return Ok(Appended { id: first, verdict: Verdict::Duplicate });
+            return Ok(Appended { id: first, verdict: Verdict::Duplicate, expires_at });
         }
         keep_conflict(self.transaction, first, event)?;
         flag(self.transaction, first, "conflict", event.received_at, None)?;
-        Ok(Appended { id: first, verdict: Verdict::Conflict })
+        Ok(Appended { id: first, verdict: Verdict::Conflict, expires_at })
     }
 
     fn insert_event(
@@ -79,14 +81,15 @@ impl<'t> Statements<'t> {
             &event.headers[..],
             &event.body[..],
         ])?;
+        let expires_at = event.expires_at;
         let Some(reason) = event.quarantine else {
             for route in &event.routes {
                 self.insert_delivery.execute(params![id.sequence(), route.as_str(), now.0])?;
             }
-            return Ok(Appended { id, verdict: Verdict::New });
+            return Ok(Appended { id, verdict: Verdict::New, expires_at });
         };
         flag(self.transaction, id, "quarantined", event.received_at, Some(reason.as_str()))?;
-        Ok(Appended { id, verdict: Verdict::Quarantined })
+        Ok(Appended { id, verdict: Verdict::Quarantined, expires_at })
     }
 }
 
@@ -193,20 +196,23 @@ fn store_duplicates_of(
     let latest: Vec<LatestRow> = latest.into_iter().map(|seen| LatestRow(seen.at.0, seen.peer)).collect();
     connection
         .prepare_cached(
-            "INSERT INTO oncehook_duplicates (event, journal, first_at, last_at, latest) VALUES (?1, ?2, ?3, ?4, ?5)
+            "INSERT INTO oncehook_duplicates (event, journal, memory, first_at, last_at, latest)
+             VALUES (?1, ?2, ?3, ?4, ?5, ?6)
              ON CONFLICT (event) DO UPDATE SET
                journal = journal + excluded.journal,
+               memory  = memory + excluded.memory,
                last_at = max(last_at, excluded.last_at),
                latest  = excluded.latest",
         )?
         .execute(params![
             event.sequence(),
-            pending.count.cast_signed(),
+            pending.journal.cast_signed(),
+            pending.memory.cast_signed(),
             pending.first_at.0,
             pending.last_at.0,
             serde_json::to_string(&latest).unwrap_or_else(|_| "[]".to_owned()),
         ])?;
-    let counts = SourceCounts { duplicates: pending.count, ..SourceCounts::default() };
+    let counts = SourceCounts { duplicates: pending.count(), ..SourceCounts::default() };
     add_totals(connection, pending.source.as_str(), &counts)
 }
 

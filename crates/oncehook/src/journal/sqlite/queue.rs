@@ -27,13 +27,16 @@ impl Due {
     }
 }
 
-/// Deliveries of a route that are due, the longest due first.
+/// Bodies of this many bytes are read at once at most, and at least one.
+const DUE_BYTES: usize = 8 << 20;
+
+/// Deliveries of a route that are due, the longest due first, and whether there may be more.
 pub(super) fn due(
     connection: &Connection,
     route: &Route,
     now: UnixMicros,
     limit: usize,
-) -> Result<Vec<Due>, rusqlite::Error> {
+) -> Result<(Vec<Due>, bool), rusqlite::Error> {
     // The index is named: without it this would walk all deliveries there ever were.
     let mut statement = connection.prepare_cached(
         "SELECT d.epoch, d.attempt, d.attempt_limit,
@@ -48,17 +51,23 @@ pub(super) fn due(
           ORDER BY d.run_at LIMIT ?4",
     )?;
     let after = route.after.as_ref().map(RouteName::as_str);
-    let limit = i64::try_from(limit).unwrap_or(i64::MAX);
-    statement
-        .query_map(params![route.name.as_str(), after, now.0, limit], |row| {
-            Ok(Due {
-                epoch: row.get(0)?,
-                attempt: row.get(1)?,
-                attempt_limit: row.get::<_, Option<u32>>(2)?.unwrap_or(route.retry.max_attempts),
-                event: handed(row, route, 3)?,
-            })
-        })?
-        .collect()
+    let most = i64::try_from(limit).unwrap_or(i64::MAX);
+    let mut rows = statement.query(params![route.name.as_str(), after, now.0, most])?;
+    let (mut due, mut bytes) = (Vec::new(), 0);
+    while bytes < DUE_BYTES
+        && let Some(row) = rows.next()?
+    {
+        let event = handed(row, route, 3)?;
+        bytes += event.body.len();
+        due.push(Due {
+            epoch: row.get(0)?,
+            attempt: row.get(1)?,
+            attempt_limit: row.get::<_, Option<u32>>(2)?.unwrap_or(route.retry.max_attempts),
+            event,
+        });
+    }
+    let more = due.len() == limit || bytes >= DUE_BYTES;
+    Ok((due, more))
 }
 
 /// An event from the columns `id … body, result` that begin at `first`.
@@ -308,7 +317,19 @@ pub(super) fn next_due(
         .map(|at| at.map(UnixMicros))
 }
 
-/// No lease outlives the process that took it: this is the only one that may use the file.
-pub(super) fn void_leases(connection: &Connection) -> Result<usize, rusqlite::Error> {
-    connection.execute("UPDATE oncehook_deliveries SET lease_until = 0 WHERE state = 'running'", [])
+/// What a new process makes of what an earlier one has left: no lease outlives the process that took it, because this is the
+/// only one that may use the file; and what was due, or would be within a day, by a clock that has been set back since
+/// does not wait for that clock.
+pub(super) fn begin_anew(connection: &Connection, now: UnixMicros) -> Result<(), rusqlite::Error> {
+    connection.execute("UPDATE oncehook_deliveries SET lease_until = 0 WHERE state = 'running'", [])?;
+    connection.execute(
+        "UPDATE oncehook_deliveries SET run_at = ?1 WHERE state = 'ready' AND run_at > ?1",
+        [now.0],
+    )?;
+    let tomorrow = now.0.saturating_add(86_400 * 1_000_000);
+    connection.execute(
+        "UPDATE oncehook_deliveries SET run_at = ?1 WHERE state = 'retrying' AND run_at > ?1",
+        [tomorrow],
+    )?;
+    Ok(())
 }

@@ -10,18 +10,18 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use oncehook_verify::{EventKey, UnixMicros};
-use rusqlite::{Connection, ErrorCode, OptionalExtension, Row, named_params, params};
+use oncehook_verify::UnixMicros;
+use rusqlite::{Connection, ErrorCode, OptionalExtension, params};
 
-use super::bloom::Bloom;
 use super::ledger::{self, Filter, KeyHasher, Place};
 use super::queries::parse_latest;
-use super::{Shared, connection, follower};
+use super::search::{by_sequence, count, find};
+use super::{Shared, connection};
 use crate::event::EventId;
 use crate::journal::tally::remember;
 use crate::journal::{
-    Attempt, AuditEntry, Backlog, Conflict, Delivery, EventDetail, EventPage, EventQuery, EventStatus,
-    EventSummary, Flag, ReadError, SourceCounts, Stats, StoredBody,
+    Attempt, AuditEntry, Backlog, Conflict, Delivery, EventDetail, EventPage, EventQuery, EventSummary,
+    ReadError, SourceCounts, Stats, StoredBody,
 };
 
 /// The longest that a read may take.
@@ -42,6 +42,10 @@ pub(super) struct Readers {
 impl Readers {
     pub(super) fn new(path: &Path, shared: Arc<Shared>) -> Self {
         Self { path: path.to_path_buf(), idle: Mutex::new(Vec::new()), shared }
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.path
     }
 
     pub(super) fn list(&self, query: &EventQuery) -> Result<EventPage, ReadError> {
@@ -66,6 +70,9 @@ impl Readers {
                 return Ok(None);
             };
             self.complete(connection, &mut event)?;
+            for delivery in &mut event.deliveries {
+                delivery.attempts = attempts(connection, id, delivery)?;
+            }
             let digest = connection
                 .prepare_cached("SELECT digest FROM oncehook_events WHERE seq = ?1")?
                 .query_row([id.sequence()], |row| row.get(0))?;
@@ -73,7 +80,7 @@ impl Readers {
                 Some((first, last, latest)) => (Some((first, last)), parse_latest(&latest)),
                 None => (None, std::collections::VecDeque::new()),
             };
-            if let Some(pending) = self.shared.tally().get(id) {
+            if let Some(pending) = self.shared.settled_tally().get(id) {
                 seen = Some(seen.map_or((pending.first_at, pending.last_at), |(first, last)| {
                     (first, last.max(pending.last_at))
                 }));
@@ -121,9 +128,9 @@ impl Readers {
                     })
                 })?
                 .collect::<Result<_, _>>()?;
-            for (_, pending) in self.shared.tally().iter() {
+            for (_, pending) in self.shared.settled_tally().iter() {
                 if let Some(counts) = sources.iter_mut().find(|counts| counts.source == pending.source.as_str()) {
-                    counts.duplicates += pending.count;
+                    counts.duplicates += pending.count();
                 }
             }
             Ok(Stats { sources })
@@ -197,8 +204,8 @@ impl Readers {
 
     /// Adds what stands in other tables, or is still in memory.
     fn complete(&self, connection: &Connection, event: &mut EventSummary) -> Result<(), rusqlite::Error> {
-        if let Some(pending) = self.shared.tally().get(event.id) {
-            event.duplicates += pending.count;
+        if let Some(pending) = self.shared.settled_tally().get(event.id) {
+            event.duplicates += pending.count();
         }
         event.deliveries = deliveries(connection, event.id)?;
         Ok(())
@@ -258,187 +265,9 @@ fn read_error(error: rusqlite::Error) -> ReadError {
     }
 }
 
-/// The columns of a summary. `e` is the event.
-const SUMMARY: &str = "SELECT e.id, e.source, e.key, e.type, e.entity, s.status, e.integrity, e.occurred_at,
-       e.received_at, length(e.body), coalesce(d.journal + d.memory + d.redis, 0),
-       (SELECT group_concat(f.flag) FROM oncehook_flags f WHERE f.event = e.seq)";
-
-/// The tables beside the event, each by its key.
-const BESIDE: &str = "JOIN oncehook_event_status s ON s.event = e.seq
-  LEFT JOIN oncehook_duplicates d ON d.event = e.seq";
-
-/// Finds one event more than the page holds, newest first. The choice of the way is here and nowhere else.
-/// `recent`: the events that the ledger's memory names for the key.
-fn find(
-    connection: &Connection,
-    query: &EventQuery,
-    recent: &[EventId],
-) -> Result<Vec<EventSummary>, rusqlite::Error> {
-    let wanted = query.limit + 1;
-    if let Some(key) = &query.key {
-        return find_by_key(connection, query, key, recent);
-    }
-    if query.source.is_none() && query.kind.is_none() && query.entity.is_none() {
-        return scan(connection, query, Span { from: i64::MIN, to: i64::MAX }, wanted);
-    }
-    // Newest first: what is behind the last block, then the blocks that may hold a match.
-    let sealed_to = follower::sealed_to(connection)?;
-    let mut events = scan(connection, query, Span { from: sealed_to + 1, to: i64::MAX }, wanted)?;
-    let mut statement = connection.prepare_cached(
-        "SELECT first, last, sources, types, entities FROM oncehook_blocks
-          WHERE last >= ?1 AND first <= ?2 ORDER BY last DESC",
-    )?;
-    let bounds = bounds(query);
-    let mut blocks = statement.query([bounds.from, bounds.to])?;
-    while events.len() < wanted
-        && let Some(block) = blocks.next()?
-    {
-        if may_match(block, query)? {
-            let span = Span { from: block.get(0)?, to: block.get(1)? };
-            events.extend(scan(connection, query, span, wanted - events.len())?);
-        }
-    }
-    Ok(events)
-}
-
-/// Whether a block may hold a match.
-fn may_match(block: &Row<'_>, query: &EventQuery) -> Result<bool, rusqlite::Error> {
-    let lists = |column: usize, name: &Option<String>| -> Result<bool, rusqlite::Error> {
-        let Some(name) = name else { return Ok(true) };
-        // No list, or one that cannot be read, means that anything may be there.
-        let listed = block.get_ref(column)?.as_str_or_null()?;
-        let listed: Option<Vec<String>> = listed.and_then(|listed| serde_json::from_str(listed).ok());
-        Ok(listed.is_none_or(|listed| listed.contains(name)))
-    };
-    let entity = match &query.entity {
-        Some(entity) => Bloom::from_bytes(block.get(4)?).may_contain(entity.as_bytes()),
-        None => true,
-    };
-    Ok(entity && lists(2, &query.source)? && lists(3, &query.kind)?)
-}
-
-/// A range of sequences, both ends included.
-#[derive(Clone, Copy)]
-struct Span {
-    from: i64,
-    to: i64,
-}
-
-/// The sequences that a query can match.
-fn bounds(query: &EventQuery) -> Span {
-    // A sequence is never below the millisecond of receipt, so this bound loses nothing. There is no such bound for
-    // `until`: after the clock was set back, sequences run ahead of it. A day of slack keeps old pages cheap.
-    let since = query.since.map_or(i64::MIN, |since| first_sequence(since.0 / 1_000));
-    let until = query.until.map_or(i64::MAX, |until| first_sequence(until.0 / 1_000 + 86_400_000));
-    let after = query.after.map_or(i64::MAX, |after| after.sequence() - 1);
-    Span { from: since, to: after.min(until) }
-}
-
-/// Walks the events of a span.
-fn scan(
-    connection: &Connection,
-    query: &EventQuery,
-    span: Span,
-    limit: usize,
-) -> Result<Vec<EventSummary>, rusqlite::Error> {
-    let sql = format!(
-        "{SUMMARY} FROM oncehook_events e {BESIDE}
-          WHERE e.seq >= :from AND e.seq <= :to
-            AND (:source IS NULL OR e.source = :source)
-            AND (:type   IS NULL OR e.type   = :type)
-            AND (:entity IS NULL OR e.entity = :entity)
-            AND (:status IS NULL OR s.status = :status)
-            AND (:since  IS NULL OR e.received_at >= :since)
-            AND (:until  IS NULL OR e.received_at <  :until)
-          ORDER BY e.seq DESC LIMIT :limit"
-    );
-    let bounds = bounds(query);
-    connection
-        .prepare_cached(&sql)?
-        .query_map(
-            named_params! {
-                ":from": span.from.max(bounds.from),
-                ":to": span.to.min(bounds.to),
-                ":source": query.source,
-                ":type": query.kind,
-                ":entity": query.entity,
-                ":status": query.status.map(EventStatus::as_str),
-                ":since": query.since.map(|at| at.0),
-                ":until": query.until.map(|at| at.0),
-                ":limit": i64::try_from(limit).unwrap_or(i64::MAX),
-            },
-            summary,
-        )?
-        .collect()
-}
-
-/// Asks the ledger. Keys are scoped to a source, so without one every source is asked.
-fn find_by_key(
-    connection: &Connection,
-    query: &EventQuery,
-    key: &EventKey,
-    recent: &[EventId],
-) -> Result<Vec<EventSummary>, rusqlite::Error> {
-    let mut events = connection
-        .prepare_cached(
-            "SELECT k.event FROM oncehook_totals t CROSS JOIN oncehook_keys k ON k.source = t.source AND k.key = ?1",
-        )?
-        .query_map([key.as_bytes()], |row| Ok(EventId::from_bytes(row.get(0)?)))?
-        .collect::<Result<Vec<_>, _>>()?;
-    events.extend_from_slice(recent);
-    events.sort_unstable_by(|a, b| b.cmp(a));
-    events.dedup();
-    let mut found = Vec::new();
-    for event in events {
-        found.extend(scan(connection, query, Span { from: event.sequence(), to: event.sequence() }, 1)?);
-    }
-    Ok(found)
-}
-
-fn by_sequence(connection: &Connection, sequence: i64) -> Result<Option<EventSummary>, rusqlite::Error> {
-    let sql = format!("{SUMMARY} FROM oncehook_events e {BESIDE} WHERE e.seq = ?1");
-    connection.prepare_cached(&sql)?.query_row([sequence], summary).optional()
-}
-
-fn first_sequence(millis: i64) -> i64 {
-    millis.clamp(0, (1 << 48) - 1) << 15
-}
-
-fn summary(row: &Row<'_>) -> Result<EventSummary, rusqlite::Error> {
-    let status: String = row.get(5)?;
-    let flags: Option<String> = row.get(11)?;
-    let mut flags: Vec<Flag> =
-        flags.iter().flat_map(|flags| flags.split(',')).filter_map(Flag::parse).collect();
-    flags.sort_unstable();
-    Ok(EventSummary {
-        id: EventId::from_bytes(row.get(0)?),
-        source: row.get(1)?,
-        key: key(row, 2)?,
-        kind: row.get(3)?,
-        entity: row.get(4)?,
-        status: EventStatus::parse(&status).unwrap_or(EventStatus::Unrouted),
-        flags,
-        integrity: row.get(6)?,
-        occurred_at: row.get::<_, Option<i64>>(7)?.map(UnixMicros),
-        received_at: UnixMicros(row.get(8)?),
-        size: count(row, 9)?,
-        duplicates: count(row, 10)?,
-        deliveries: Vec::new(),
-    })
-}
-
-/// A key as it was stored. Anything else in that column is damage.
-fn key(row: &Row<'_>, column: usize) -> Result<EventKey, rusqlite::Error> {
-    let bytes = row.get::<_, Vec<u8>>(column)?;
-    EventKey::from_bytes(&bytes).ok_or(rusqlite::Error::IntegralValueOutOfRange(column, bytes.len() as i64))
-}
-
-fn count(row: &Row<'_>, column: usize) -> Result<u64, rusqlite::Error> {
-    Ok(row.get::<_, i64>(column)?.unsigned_abs())
-}
-
+/// Where the deliveries of an event stand. Their attempts are read where somebody wants to see them.
 fn deliveries(connection: &Connection, event: EventId) -> Result<Vec<Delivery>, rusqlite::Error> {
-    let mut deliveries = connection
+    connection
         .prepare_cached(
             "SELECT route, epoch, state, attempt, run_at, result, error, cause, settled_at FROM oncehook_deliveries
               WHERE event = ?1 ORDER BY route, epoch",
@@ -457,11 +286,7 @@ fn deliveries(connection: &Connection, event: EventId) -> Result<Vec<Delivery>, 
                 attempts: Vec::new(),
             })
         })?
-        .collect::<Result<Vec<_>, _>>()?;
-    for delivery in &mut deliveries {
-        delivery.attempts = attempts(connection, event, delivery)?;
-    }
-    Ok(deliveries)
+        .collect()
 }
 
 fn attempts(
@@ -491,7 +316,8 @@ fn attempts(
 fn audit(connection: &Connection, event: EventId) -> Result<Vec<AuditEntry>, rusqlite::Error> {
     connection
         .prepare_cached(
-            "SELECT at, who, action, reason, detail FROM oncehook_audit WHERE subject = ?1 ORDER BY id",
+            "SELECT at, who, action, reason, detail FROM oncehook_audit INDEXED BY oncehook_audit_subject
+              WHERE subject = ?1 ORDER BY id",
         )?
         .query_map([event.to_string()], |row| {
             Ok(AuditEntry {

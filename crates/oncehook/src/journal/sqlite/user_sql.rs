@@ -1,25 +1,22 @@
 //! The user's own statements and functions, run on the writer's connection.
 //!
-//! Promises: they run inside our transaction and cannot end it, cannot touch our tables, attach files or change settings
-//! (SQLite asks the [`guard`] about every statement it prepares, also when it prepares one anew), and cannot run for
-//! ever. Values are bound, never written into the text.
+//! Promises: they run inside our transaction and cannot end it, can read and write rows of their own tables and nothing
+//! else (SQLite asks the [`guard`] about every statement it prepares, also when it prepares one anew), and cannot run for
+//! ever. If SQLite ends the transaction by itself, whatever they write after that is refused. Values are bound, never
+//! written into the text.
 //!
-//! Does not: settle anything. What an error means for the delivery is the caller's to say.
+//! Does not: settle or undo anything. What an error means for the delivery is the caller's to say.
 
 use std::cell::Cell;
 use std::time::{Duration, Instant};
 
 use rusqlite::hooks::{AuthAction, AuthContext, Authorization};
 use rusqlite::types::{ToSqlOutput, Value as SqlValue, ValueRef};
-use rusqlite::{Connection, Row, Statement};
+use rusqlite::{Connection, ErrorCode, Row, Statement};
 use serde_json::{Map, Value};
 
-use super::writer::{blames_the_disk, is_busy};
 use crate::delivery::{Cause, Failure};
 use crate::handler::{Found, SqlHandler};
-
-/// How long the statements of one delivery, or one function, may keep the writer.
-const BUDGET: Duration = Duration::from_secs(2);
 
 /// A result beyond this many rows or bytes is an error: it would be kept for every event.
 const RESULT_ROWS: usize = 100;
@@ -30,101 +27,70 @@ thread_local! {
     static FOREIGN_UNTIL: Cell<Option<Instant>> = const { Cell::new(None) };
 }
 
-/// Why foreign code did not come to an end.
-#[derive(Debug)]
-pub(super) enum Trouble {
-    /// It failed: an attempt of the delivery.
-    Failed(Failure),
-    /// The database failed: no attempt, nobody's fault but ours.
-    Engine(rusqlite::Error),
-}
-
 /// Puts the hooks on the writer's connection.
 pub(super) fn guard(connection: &mut Connection) -> Result<(), rusqlite::Error> {
     connection.authorizer(Some(|context: AuthContext<'_>| {
-        if FOREIGN_UNTIL.get().is_some() && is_forbidden(&context.action) {
-            Authorization::Deny
-        } else {
+        if FOREIGN_UNTIL.get().is_none() || is_allowed(&context.action) {
             Authorization::Allow
+        } else {
+            Authorization::Deny
         }
     }))?;
+    // Foreign code never commits: our COMMIT comes after it. A commit while it runs means that SQLite has ended our
+    // transaction (a trigger's RAISE(ROLLBACK), an interrupt), and it becomes a rollback.
+    connection.commit_hook(Some(|| FOREIGN_UNTIL.get().is_some()))?;
     connection
         .progress_handler(5_000, Some(|| FOREIGN_UNTIL.get().is_some_and(|until| Instant::now() >= until)))
 }
 
 /// Runs foreign code: while `work` runs, the hooks are strict.
-pub(super) fn foreign<T>(work: impl FnOnce() -> T) -> T {
+pub(super) fn foreign<T>(budget: Duration, work: impl FnOnce() -> T) -> T {
     struct Leave;
     impl Drop for Leave {
         fn drop(&mut self) {
             FOREIGN_UNTIL.set(None);
         }
     }
-    FOREIGN_UNTIL.set(Some(Instant::now() + BUDGET));
+    FOREIGN_UNTIL.set(Some(Instant::now() + budget));
     let _leave = Leave;
     work()
 }
 
-fn is_forbidden(action: &AuthAction<'_>) -> bool {
-    let ours = |table: &str| table.get(..9).is_some_and(|start| start.eq_ignore_ascii_case("oncehook_"));
+/// Rows of the user's own tables, and what it takes to compute them. Everything else is refused.
+fn is_allowed(action: &AuthAction<'_>) -> bool {
+    let theirs = |table: &str| !table.get(..9).is_some_and(|start| start.eq_ignore_ascii_case("oncehook_"));
     match action {
-        AuthAction::Transaction { .. }
-        | AuthAction::Savepoint { .. }
-        | AuthAction::Attach { .. }
-        | AuthAction::Detach { .. }
-        | AuthAction::Pragma { .. }
-        | AuthAction::Unknown { .. } => true,
+        AuthAction::Select | AuthAction::Recursive => true,
+        AuthAction::Function { function_name } => !function_name.eq_ignore_ascii_case("load_extension"),
         AuthAction::Read { table_name, .. }
         | AuthAction::Insert { table_name }
         | AuthAction::Update { table_name, .. }
-        | AuthAction::Delete { table_name }
-        | AuthAction::CreateTable { table_name }
-        | AuthAction::DropTable { table_name }
-        | AuthAction::AlterTable { table_name, .. }
-        | AuthAction::CreateIndex { table_name, .. }
-        | AuthAction::DropIndex { table_name, .. }
-        | AuthAction::CreateTrigger { table_name, .. }
-        | AuthAction::DropTrigger { table_name, .. } => ours(table_name),
-        AuthAction::CreateView { view_name } | AuthAction::DropView { view_name } => ours(view_name),
+        | AuthAction::Delete { table_name } => theirs(table_name),
+        // Full-text tables look whether somebody else has written.
+        AuthAction::Pragma { pragma_name, pragma_value } => {
+            pragma_name.eq_ignore_ascii_case("data_version") && pragma_value.is_none()
+        }
         _ => false,
     }
 }
 
 /// Runs the statements of a handler. The result is what the last statement with rows returned: an object for one row, a
-/// list for more, nothing for none. `clean` tells the caller whether an error has left no trace in the transaction.
+/// list for more, nothing for none.
 pub(super) fn run(
     connection: &Connection,
     handler: &SqlHandler,
     values: &[Found<'_>],
-    clean: &mut bool,
-) -> Result<Option<String>, Trouble> {
+) -> Result<Option<String>, rusqlite::Error> {
     let mut result = None;
-    *clean = true;
-    for (number, statement) in handler.statements().iter().enumerate() {
-        let ran = connection.prepare_cached(statement.text()).and_then(|mut prepared| {
-            for (place, parameter) in statement.parameters().iter().enumerate() {
-                let value = values.get(*parameter).map_or(ToSqlOutput::Owned(SqlValue::Null), bound);
-                prepared.raw_bind_parameter(place + 1, value)?;
-            }
-            rows(&mut prepared)
-        });
-        match ran {
-            Ok(rows) => result = rows.or(result),
-            Err(error) => {
-                // SQLite undoes a failed statement by itself; what the statements before it did stays.
-                *clean = number == 0 && !connection.is_autocommit();
-                return Err(trouble(error));
-            }
+    for statement in handler.statements() {
+        let mut prepared = connection.prepare_cached(statement.text())?;
+        for (place, parameter) in statement.parameters().iter().enumerate() {
+            let value = values.get(*parameter).map_or(ToSqlOutput::Owned(SqlValue::Null), bound);
+            prepared.raw_bind_parameter(place + 1, value)?;
         }
+        result = rows(&mut prepared)?.or(result);
     }
-    match result {
-        Some(result) if result.len() > RESULT_BYTES => {
-            *clean = false;
-            let message = format!("the result has more than {RESULT_BYTES} bytes");
-            Err(Trouble::Failed(Failure::permanent(Cause::Handler, message)))
-        }
-        result => Ok(result),
-    }
+    Ok(result)
 }
 
 /// A value as SQLite takes it. Whole numbers beyond 64 bits stay text, so that no digit is lost.
@@ -163,11 +129,25 @@ fn bound<'f>(found: &'f Found<'_>) -> ToSqlOutput<'f> {
 fn rows(statement: &mut Statement<'_>) -> Result<Option<String>, rusqlite::Error> {
     let names: Vec<String> = statement.column_names().map(str::to_owned).collect();
     let mut found = Vec::new();
+    let mut bytes = 0;
     let mut rows = statement.raw_query();
     while let Some(row) = rows.next()? {
-        if found.len() < RESULT_ROWS && !names.is_empty() {
-            found.push(object(&names, row)?);
+        if names.is_empty() {
+            continue;
         }
+        for column in 0..names.len() {
+            bytes += match row.get_ref(column)? {
+                ValueRef::Text(text) => text.len(),
+                ValueRef::Blob(bytes) => bytes.len() * 2,
+                ValueRef::Null | ValueRef::Integer(_) | ValueRef::Real(_) => 8,
+            };
+        }
+        if found.len() == RESULT_ROWS || bytes > RESULT_BYTES {
+            let message =
+                format!("a handler's result has at most {RESULT_ROWS} rows and {RESULT_BYTES} bytes");
+            return Err(rusqlite::Error::ToSqlConversionFailure(message.into()));
+        }
+        found.push(object(&names, row)?);
     }
     let result = match found.len() {
         0 => return Ok(None),
@@ -192,21 +172,14 @@ fn object(names: &[String], row: &Row<'_>) -> Result<Value, rusqlite::Error> {
     Ok(Value::Object(object))
 }
 
-/// Whose fault an error is.
-pub(super) fn trouble(error: rusqlite::Error) -> Trouble {
-    use rusqlite::ErrorCode;
-    if is_busy(&error) || blames_the_disk(&error) {
-        return Trouble::Engine(error);
-    }
+/// An error of a user's statement as a failure of the attempt.
+pub(super) fn failure(error: &rusqlite::Error, budget: Duration) -> Failure {
     let message = match error.sqlite_error_code() {
-        Some(ErrorCode::OperationInterrupted) => {
-            format!("the statements took longer than {} s", BUDGET.as_secs())
-        }
+        Some(ErrorCode::OperationInterrupted) => format!("the statements took longer than {budget:?}"),
         Some(ErrorCode::AuthorizationForStatementDenied) => {
-            "a handler may not touch oncehook's tables, end the transaction, attach files or change settings"
-                .to_owned()
+            "a handler may only read and write rows, and may not touch oncehook's tables".to_owned()
         }
         _ => error.to_string(),
     };
-    Trouble::Failed(Failure::retry(Cause::Handler, message))
+    Failure::retry(Cause::Handler, message)
 }

@@ -10,9 +10,10 @@
 //! appends are refused at once.
 
 use std::collections::HashMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, RecvTimeoutError};
@@ -28,7 +29,7 @@ use super::reader::Readers;
 use super::{OpenError, Shared, connection, follower, self_test, user_sql};
 use crate::clock::Clock;
 use crate::event::{EventId, EventIds, NewEvents, SourceName};
-use crate::journal::{AppendError, Appended, Receipt, SelfTestError, SourceCounts, Verdict};
+use crate::journal::{AppendError, Appended, Layer, Receipt, SelfTestError, SourceCounts, Verdict};
 
 /// What the thread can be told.
 #[expect(clippy::large_enum_variant, reason = "nearly every command is an append, and it is moved once")]
@@ -47,6 +48,8 @@ pub(super) type Job = Box<dyn FnOnce(Result<Desk<'_>, &str>) -> Result<(), rusql
 pub(super) struct Desk<'w> {
     pub(super) connection: &'w mut Connection,
     pub(super) ledger: &'w mut Ledger,
+    /// The steady time now.
+    pub(super) now: UnixMicros,
 }
 
 /// The writer's end of the queue. However the writer ends, by a panic too, nobody is left waiting for it.
@@ -82,6 +85,9 @@ impl Work {
 /// A batch ends at this many events or bytes, whichever comes first.
 const BATCH_EVENTS: usize = 512;
 const BATCH_BYTES: usize = 8 << 20;
+
+/// Jobs that wait for a batch at most.
+const BATCH_JOBS: usize = 64;
 
 /// How often the thread wakes without work, and how old counts and search index may become.
 const TICK: Duration = Duration::from_millis(100);
@@ -156,17 +162,18 @@ impl Writer {
 
     /// Runs until told to close, or until the last handle to the journal is gone.
     pub(super) fn run(mut self, commands: &Receiver<Command>) {
-        let mut batch = Vec::new();
+        let (mut batch, mut jobs) = (Vec::new(), Vec::new());
         loop {
             match commands.recv_timeout(TICK) {
                 Ok(Command::Append(work)) => {
-                    let interruption = gather(work, commands, &self.shared.queued_bytes, &mut batch);
+                    let interruption =
+                        gather(work, commands, &self.shared.queued_bytes, &mut batch, &mut jobs);
                     self.store(&mut batch);
+                    jobs.drain(..).for_each(|job| self.work(job));
                     match interruption {
-                        Some(Command::Job(job)) => self.work(job),
                         Some(Command::SelfTest(answer)) => self.self_test(answer),
                         Some(Command::Close(done)) => return self.close(commands, done),
-                        Some(Command::Append(_)) | None => {}
+                        Some(Command::Append(_) | Command::Job(_)) | None => {}
                     }
                 }
                 Ok(Command::Job(job)) => self.work(job),
@@ -207,9 +214,16 @@ impl Writer {
 
     /// Does a job. An error that blames the disk ends the connection, as it does for appends.
     fn work(&mut self, job: Job) {
-        let done = match self.connection.as_mut() {
-            Some(connection) => job(Ok(Desk { connection, ledger: &mut self.ledger })),
-            None => job(Err(self.shared.failing().as_deref().unwrap_or("failing"))),
+        let reason = self.shared.failing().clone();
+        let (connection, ledger, now) = (self.connection.as_mut(), &mut self.ledger, self.clock.steady());
+        // A job that panics is lost, and whoever waits for it is told so. Its transaction is undone while it unwinds.
+        let done = catch_unwind(AssertUnwindSafe(|| match connection {
+            Some(connection) => job(Ok(Desk { connection, ledger, now })),
+            None => job(Err(reason.as_deref().unwrap_or("failing"))),
+        }));
+        let Ok(done) = done else {
+            tracing::error!("a piece of work panicked");
+            return;
         };
         if let Err(error) = done {
             if blames_the_disk(&error) {
@@ -230,7 +244,7 @@ impl Writer {
         if !outcome.duplicates.is_empty() {
             let mut tally = self.shared.tally();
             for duplicate in outcome.duplicates {
-                tally.add(duplicate.event, &duplicate.source, duplicate.at, duplicate.peer);
+                tally.add(duplicate.event, &duplicate.source, duplicate.at, duplicate.peer, Layer::Journal);
             }
         }
         for (work, receipt) in batch.drain(..).zip(outcome.receipts) {
@@ -334,20 +348,20 @@ impl Writer {
     fn flush(&mut self) {
         self.flushed = Instant::now();
         let Some(connection) = self.connection.as_mut() else { return };
-        let mut tally = self.shared.tally();
-        if tally.is_empty() {
+        if self.shared.tally().is_empty() {
             return;
         }
-        match queries::store_duplicates(connection, &tally) {
-            Ok(()) => {
-                tally.clear();
-                self.shared.flushes.fetch_add(1, Ordering::Release);
-            }
-            Err(error) if is_busy(&error) => {}
-            Err(error) => {
-                drop(tally);
-                self.fail(&error.to_string());
-            }
+        let flushing = self.shared.flushing.lock().unwrap_or_else(PoisonError::into_inner);
+        // Taken out, not locked: whoever counts a duplicate must not wait for the disk.
+        let taken = self.shared.tally().take();
+        let Err(error) = queries::store_duplicates(connection, &taken) else {
+            self.shared.flushes.fetch_add(1, Ordering::Release);
+            return;
+        };
+        self.shared.tally().give_back(taken);
+        drop(flushing);
+        if !is_busy(&error) {
+            self.fail(&error.to_string());
         }
     }
 
@@ -414,11 +428,10 @@ impl Writer {
         while let Ok(command) = commands.try_recv() {
             match command {
                 Command::Append(work) => {
-                    let interruption = gather(work, commands, &self.shared.queued_bytes, &mut batch);
+                    let mut jobs = Vec::new();
+                    gather(work, commands, &self.shared.queued_bytes, &mut batch, &mut jobs);
                     self.store(&mut batch);
-                    if let Some(Command::Job(job)) = interruption {
-                        self.work(job);
-                    }
+                    jobs.into_iter().for_each(|job| self.work(job));
                 }
                 Command::Job(job) => self.work(job),
                 Command::SelfTest(_) | Command::Close(_) => {}
@@ -433,24 +446,27 @@ impl Writer {
     }
 }
 
-/// Fills the batch from the queue. Returns the first command that is not an append, if one was met.
+/// Fills the batch from the queue. Jobs that stand between the appends are set aside: they come after the batch.
+/// Returns the first other command, if one was met.
 fn gather(
     first: Work,
     commands: &Receiver<Command>,
     queued_bytes: &AtomicUsize,
     batch: &mut Vec<Work>,
+    jobs: &mut Vec<Job>,
 ) -> Option<Command> {
     let mut events = first.events.len();
     let mut bytes = first.bytes();
     batch.push(first);
     let mut interruption = None;
-    while events < BATCH_EVENTS && bytes < BATCH_BYTES && interruption.is_none() {
+    while events < BATCH_EVENTS && bytes < BATCH_BYTES && jobs.len() < BATCH_JOBS && interruption.is_none() {
         match commands.try_recv() {
             Ok(Command::Append(work)) => {
                 events += work.events.len();
                 bytes += work.bytes();
                 batch.push(work);
             }
+            Ok(Command::Job(job)) => jobs.push(job),
             Ok(other) => interruption = Some(other),
             Err(_) => break,
         }
@@ -553,7 +569,7 @@ pub(super) fn is_busy(error: &rusqlite::Error) -> bool {
 }
 
 /// Errors that one row causes and that leave the connection sound.
-fn blames_a_row(error: &rusqlite::Error) -> bool {
+pub(super) fn blames_a_row(error: &rusqlite::Error) -> bool {
     matches!(
         error.sqlite_error_code(),
         Some(ErrorCode::ConstraintViolation | ErrorCode::TooBig | ErrorCode::TypeMismatch)

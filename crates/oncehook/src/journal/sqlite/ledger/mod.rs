@@ -31,7 +31,7 @@ mod tests;
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
-use oncehook_verify::EventKey;
+use oncehook_verify::{EventKey, UnixMicros};
 use rusqlite::{Connection, TransactionBehavior};
 
 use super::OpenError;
@@ -70,11 +70,13 @@ pub(super) struct Known {
     pub(super) event: EventId,
     /// The digest of its body.
     pub(super) digest: [u8; 32],
+    /// Until when the key is remembered at least.
+    pub(super) expires_at: UnixMicros,
 }
 
 impl From<&Fact> for Known {
     fn from(fact: &Fact) -> Self {
-        Self { event: fact.event, digest: fact.digest }
+        Self { event: fact.event, digest: fact.digest, expires_at: fact.expires_at }
     }
 }
 

@@ -115,7 +115,7 @@ fn event(key: &str) -> NewEvent {
 use Verdict::{Duplicate, New};
 
 #[test]
-fn r13_a_key_is_known_wherever_it_is() {
+fn r12_a_key_is_known_wherever_it_is() {
     let mut bench = Bench::new(4);
     assert_eq!(bench.verdicts(&["d", "d", "b"]), [New, Duplicate, New], "in its batch");
     assert_eq!(bench.verdicts(&["d", "b"]), [Duplicate; 2], "in the current generation");

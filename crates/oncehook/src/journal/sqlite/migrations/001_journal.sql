@@ -145,6 +145,9 @@ CREATE TABLE oncehook_audit (
   detail  TEXT
 ) STRICT;
 
+-- One event's part of it.
+CREATE INDEX oncehook_audit_subject ON oncehook_audit (subject);
+
 -- Counts per source since the journal was made. Forgetting events does not lower them.
 CREATE TABLE oncehook_totals (
   source      TEXT PRIMARY KEY,

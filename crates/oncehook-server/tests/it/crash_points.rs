@@ -1,0 +1,97 @@
+//! The program ends at each of its named places, as kill -9 would end it, at least twenty times each; every effect happens
+//! once all the same.
+//!
+//! The places exist in builds for tests only; `only_tests_can_end_the_process_where_they_like` proves that.
+
+use std::os::unix::process::ExitStatusExt as _;
+use std::time::Duration;
+
+use oncehook_testkit::inbox::Inbox;
+use oncehook_testkit::promises::{Answers, Senders};
+use oncehook_testkit::random::Random;
+use oncehook_testkit::shop::{self, ORDERS, SHIPMENTS, Shop};
+
+use crate::kit::BINARY;
+
+const KILLS: usize = 20;
+
+/// What a series of kills left behind.
+struct Left {
+    /// Attempts of the retry log that ended with the process.
+    lost: i64,
+    /// Requests that reached the destination beyond the first of each event.
+    repeated: usize,
+}
+
+/// Ends the gateway at a place again and again, each time after so many passings at most, under a load with many copies;
+/// then lets it finish and checks every promise and every effect.
+async fn kill_at(point: &str, passings: u64) -> Left {
+    let mut random = Random::from_environment();
+    let inbox = Inbox::start().await;
+    let shop = Shop::new(BINARY, env!("CARGO_TARGET_TMPDIR"), &[ORDERS, SHIPMENTS, &shop::mails(&inbox)]);
+    let senders = Senders::new(600, 50);
+    let mut heard = Answers::default();
+    for _ in 0..KILLS {
+        let mut gateway = shop.start_armed(point, 1 + random.below(passings));
+        let sending = senders.start(gateway.ingress, 4, &mut random);
+        let status = tokio::task::block_in_place(|| gateway.wait(Duration::from_secs(30)));
+        assert_eq!(status.signal(), Some(9), "{point}: {}", gateway.log());
+        heard.add(sending.finish().await);
+    }
+    assert!(heard.of(200) > 50, "there was no load to speak of: {heard:?}");
+
+    let mut gateway = shop.start();
+    assert_eq!(shop::drained(&gateway).await, 0, "{}", gateway.log());
+    let kept = senders.promises.check(&gateway).await;
+    assert!(gateway.stop().success());
+    assert_eq!(senders.promises.check_file(&shop.file(), |key| senders.body_of(key)).stored, kept.stored);
+    assert_eq!(shop.check_once(&[]), kept.stored);
+    let events = shop.events();
+    inbox.check_once(events.iter().map(String::as_str));
+    let lost = shop.count("SELECT count(*) FROM oncehook_attempts WHERE outcome = 'lost'");
+    let repeated = inbox.arrivals() - kept.stored;
+    eprintln!("{point}: {kept:?}, {heard:?}; {lost} attempts lost, {repeated} requests repeated");
+    Left { lost, repeated }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn r20_killed_before_the_insert_20_times() {
+    kill_at("before_insert", 30).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn r20_killed_after_the_insert_20_times() {
+    kill_at("after_insert", 30).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn r20_killed_after_the_commit_and_before_the_answer_20_times() {
+    kill_at("after_commit", 30).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn r20_killed_in_the_handler_20_times() {
+    kill_at("in_handler", 60).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn r20_killed_after_the_effect_20_times() {
+    kill_at("after_effect", 60).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn r25_killed_in_a_follow_up_20_times() {
+    let left = kill_at("in_follow_up", 60).await;
+    assert!(left.lost > 0, "no attempt that left the process was ever killed");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn r25_fault_47_killed_between_the_destinations_answer_and_its_record_20_times() {
+    let left = kill_at("before_settle", 20).await;
+    assert!(
+        left.lost >= 20,
+        "each kill leaves an attempt without an end, and the log says so: {}",
+        left.lost
+    );
+    assert!(left.repeated >= 20, "what was answered and not recorded is sent again: {}", left.repeated);
+}

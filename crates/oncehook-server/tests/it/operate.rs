@@ -1,0 +1,746 @@
+//! What operators can do with the real binary: over the admin API and on the command line, with routes that write into the
+//! journal's own file.
+
+use std::io::Write as _;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use oncehook_testkit::gateway::Gateway;
+use oncehook_testkit::sender::{Answer, ask};
+use serde_json::{Value, json};
+
+use crate::kit::{BINARY, Rig, Signs, check_error, directory, run, soon, text};
+
+const SECRET: &str = "whsec_operate";
+const SECRETS: [(&str, &str); 1] = [("stripe.secret", SECRET)];
+
+/// Two routes, one after the other. `orders` refuses an order that is already there; `gone` needs a table that is not.
+pub(crate) const CONFIG: &str = r#"
+[[source]]
+name = "stripe"
+provider = "stripe"
+secrets = ["file:stripe.secret"]
+
+[[route]]
+name = "orders"
+source = "stripe"
+types = ["order.*"]
+retry = { max_attempts = 2, base = "1ms", cap = "1ms" }
+[route.sql]
+statement = "INSERT INTO orders (event, amount) VALUES (:event, :amount) RETURNING id, amount"
+bind = { event = "$key", amount = "/amount" }
+
+[[route]]
+name = "mails"
+after = "orders"
+[route.sql]
+statement = "INSERT INTO mails (order_id) VALUES (:order)"
+bind = { order = "$result/id" }
+
+[[route]]
+name = "gone"
+source = "stripe"
+types = ["gone"]
+retry = { max_attempts = 2, base = "1ms", cap = "1ms" }
+[route.sql]
+statement = "INSERT INTO later (event) VALUES (:event)"
+bind = { event = "$key" }
+"#;
+
+const TABLES: &str = "CREATE TABLE orders (id INTEGER PRIMARY KEY, event TEXT, amount NUMERIC);
+                      CREATE TABLE mails (order_id INTEGER)";
+
+/// A gateway with its user's tables, and beside it a configuration for the command line.
+pub(crate) fn rig() -> Rig {
+    rig_with("", CONFIG)
+}
+
+pub(crate) fn rig_with(server: &str, config: &str) -> Rig {
+    let whole = format!(
+        "[server]\ningress = \"127.0.0.1:0\"\nadmin = \"127.0.0.1:0\"\n{server}\n[journal]\nurl = \"sqlite://journal.db\"\n{config}"
+    );
+    let directory = directory(&whole, &SECRETS);
+    rusqlite::Connection::open(directory.path().join("journal.db")).unwrap().execute_batch(TABLES).unwrap();
+    let gateway = Gateway::start(BINARY.as_ref(), directory.path());
+    let rig = Rig { gateway, directory };
+    write_client_config(&rig, server);
+    rig
+}
+
+pub(crate) fn write_client_config(rig: &Rig, server: &str) {
+    let (ingress, admin) = (rig.gateway.ingress, rig.gateway.admin);
+    let config = format!("[server]\ningress = \"{ingress}\"\nadmin = \"{admin}\"\n{server}\n{CONFIG}");
+    std::fs::write(rig.directory.path().join("client.toml"), config).unwrap();
+}
+
+pub(crate) fn client(rig: &Rig, arguments: &[&str]) -> (i32, String, String) {
+    run(rig.directory.path(), &[&["--config", "client.toml"], arguments].concat())
+}
+
+pub(crate) fn parsed(out: &str) -> Value {
+    serde_json::from_str(out).unwrap_or_else(|error| panic!("{error}: {out}"))
+}
+
+/// Delivers an event of a type and gives its id.
+pub(crate) async fn deliver(rig: &Rig, id: &str, kind: &str) -> String {
+    let body = format!(r#"{{"id":"{id}","type":"{kind}","amount":12.50}}"#);
+    rig.deliver(&Signs::preset("stripe", SECRET, "stripe").post(&[], body.as_bytes())).await.1
+}
+
+/// Waits until an event is in a status, and gives its whole story.
+pub(crate) async fn until(rig: &Rig, event: &str, status: &str) -> Value {
+    let deadline = Instant::now() + Duration::from_secs(20);
+    loop {
+        let shown = rig.show(event).await;
+        if shown["status"] == status {
+            return shown;
+        }
+        assert!(Instant::now() < deadline, "{event} is not {status}: {shown:#}");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
+/// A number from the user's tables.
+pub(crate) fn number(rig: &Rig, sql: &str) -> i64 {
+    let connection = rusqlite::Connection::open(rig.journal()).unwrap();
+    connection.busy_timeout(Duration::from_secs(5)).unwrap();
+    connection.query_row(sql, [], |row| row.get(0)).unwrap()
+}
+
+pub(crate) fn execute(rig: &Rig, sql: &str) {
+    let connection = rusqlite::Connection::open(rig.journal()).unwrap();
+    connection.busy_timeout(Duration::from_secs(5)).unwrap();
+    connection.execute_batch(sql).unwrap();
+}
+
+async fn call(rig: &Rig, method: &str, path: &str, headers: &[(&str, &str)], body: &str) -> Answer {
+    let admin = rig.gateway.admin;
+    let mut request =
+        format!("{method} {path} HTTP/1.1\r\nhost: {admin}\r\ncontent-length: {}\r\n", body.len());
+    for (name, value) in headers {
+        request.push_str(&format!("{name}: {value}\r\n"));
+    }
+    soon(ask(admin, format!("{request}\r\n{body}").as_bytes())).await.unwrap()
+}
+
+pub(crate) async fn post(rig: &Rig, path: &str, body: &Value) -> Answer {
+    call(rig, "POST", path, &[("content-type", "application/json")], &body.to_string()).await
+}
+
+/// A call that must succeed.
+pub(crate) async fn order(rig: &Rig, path: &str, body: &Value) -> Value {
+    let answer = post(rig, path, body).await;
+    assert_eq!(answer.status, 200, "{path}: {}", String::from_utf8_lossy(&answer.body));
+    answer.json()
+}
+
+/// Follows a replay to its end.
+pub(crate) async fn finished(rig: &Rig, replay: &str) -> Value {
+    let deadline = Instant::now() + Duration::from_secs(30);
+    loop {
+        let progress = rig.gateway.json(&format!("/api/replays/{replay}")).await;
+        if progress["state"] != "running" {
+            return progress;
+        }
+        assert!(Instant::now() < deadline, "{progress}");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+#[tokio::test]
+async fn r20_an_event_takes_effect_and_its_story_is_told() {
+    let rig = rig();
+    let event = deliver(&rig, "evt_1", "order.paid").await;
+    let shown = until(&rig, &event, "succeeded").await;
+    let deliveries = shown["deliveries"].as_array().unwrap();
+    let routes: Vec<_> = deliveries.iter().map(|delivery| text(&delivery["route"])).collect();
+    assert_eq!(routes, ["mails", "orders"]);
+    let orders = &deliveries[1];
+    // A result is JSON, number for number.
+    assert_eq!(orders["result"]["amount"].to_string(), "12.5");
+    assert_eq!(
+        (&orders["state"], &orders["attempt"], &orders["epoch"]),
+        (&json!("succeeded"), &json!(1), &json!(0))
+    );
+    assert_eq!((&orders["error"], &orders["cause"]), (&Value::Null, &Value::Null));
+    assert_eq!(orders["attempts"][0]["outcome"], "succeeded");
+    assert!(orders["settled_at"].is_string() && orders["run_at"].is_string());
+    assert_eq!(shown["audit"], json!([]));
+    assert_eq!(
+        (number(&rig, "SELECT count(*) FROM orders"), number(&rig, "SELECT count(*) FROM mails")),
+        (1, 1)
+    );
+    // In a list deliveries have no attempts.
+    let listed = rig.gateway.json("/api/events?status=succeeded").await;
+    assert_eq!(listed["events"][0]["deliveries"][0].get("attempts"), None);
+    // An event that no route wants waits for one.
+    let other = deliver(&rig, "evt_2", "something.else").await;
+    assert_eq!(rig.show(&other).await["status"], "unrouted");
+}
+
+#[tokio::test]
+async fn r27_a_dead_letter_is_retried_after_the_fix_and_applied_once() {
+    let rig = rig();
+    let event = deliver(&rig, "evt_1", "gone").await;
+    let shown = until(&rig, &event, "dead").await;
+    let delivery = &shown["deliveries"][0];
+    assert!(text(&delivery["error"]).contains("later"), "{delivery}");
+    assert_eq!(delivery["cause"], "handler");
+    let (code, out, err) = client(&rig, &["show", &event]);
+    assert!(
+        code == 0 && out.contains("gone: dead") && out.contains("cause handler") && out.contains("failed"),
+        "{out}{err}"
+    );
+
+    execute(&rig, "CREATE TABLE later (event TEXT)");
+    let (code, out, err) = client(&rig, &["retry", &event, "--reason", "made the table"]);
+    assert_eq!((code, err.as_str()), (0, ""), "{out}");
+    assert_eq!(out, format!("{event} retry: gone (epoch 0)\n"));
+    let shown = until(&rig, &event, "succeeded").await;
+    assert_eq!(number(&rig, "SELECT count(*) FROM later"), 1);
+    let entry = &shown["audit"][0];
+    assert_eq!(
+        (&entry["action"], &entry["reason"]),
+        (&json!("retry"), &json!("made the table")),
+        "{shown:#}"
+    );
+    assert_eq!(entry["detail"]["routes"], json!(["gone"]));
+    let (_, out, _) = client(&rig, &["show", &event]);
+    assert!(out.contains("retry by ") && out.contains("made the table"), "{out}");
+    // Once more there is nothing to do, and that is said.
+    let answer = post(&rig, &format!("/api/events/{event}/retry"), &json!({})).await;
+    check_error(&answer, 409, "unfit");
+    let (code, out, err) = client(&rig, &["retry", &event]);
+    assert!(code == 1 && out.is_empty() && err.contains("[unfit]"), "{err}");
+    assert_eq!(number(&rig, "SELECT count(*) FROM later"), 1);
+}
+
+#[tokio::test]
+async fn fault_55_a_forced_replay_runs_once_per_epoch() {
+    let rig = rig();
+    let event = deliver(&rig, "evt_1", "order.paid").await;
+    until(&rig, &event, "succeeded").await;
+    let path = format!("/api/events/{event}/replay");
+    // Without force: nothing happens to what took effect.
+    let answer = order(&rig, &path, &json!({})).await;
+    assert_eq!(answer, json!({ "event": event, "routes": [], "epoch": 0 }));
+    // With it, but not knowing what one does.
+    for (body, code) in [
+        (json!({ "force": true }), "epoch"),
+        (json!({ "force": true, "epoch": 1 }), "reason"),
+        (json!({ "force": true, "epoch": 1, "reason": "  " }), "reason"),
+        (json!({ "force": true, "epoch": 0, "reason": "x" }), "epoch"),
+        (json!({ "force": false, "epoch": 1, "reason": "x" }), "epoch"),
+        (json!({ "epoch": 1 }), "epoch"),
+        (json!({ "forced": true }), "body"),
+        (json!({ "force": "yes" }), "body"),
+        (json!({ "reason": "a\nb" }), "reason"),
+        (json!({ "reason": "x".repeat(1_001) }), "reason"),
+        (json!({ "route": "No Such" }), "route"),
+    ] {
+        check_error(&post(&rig, &path, &body).await, 400, code);
+    }
+    let answer = post(&rig, &path, &json!({ "force": true, "epoch": 2, "reason": "x" })).await;
+    check_error(&answer, 409, "epoch");
+    assert!(text(&answer.json()["error"]["message"]).contains("next epoch is 1"));
+    assert_eq!(number(&rig, "SELECT count(*) FROM orders"), 1);
+    // Two operators mean the same replay.
+    let body = json!({ "force": true, "epoch": 1, "reason": "the mail was lost" });
+    let (one, two) = tokio::join!(post(&rig, &path, &body), post(&rig, &path, &body));
+    let mut statuses = [one.status, two.status];
+    statuses.sort_unstable();
+    assert_eq!(statuses, [200, 409]);
+    until(&rig, &event, "succeeded").await;
+    assert_eq!(
+        (number(&rig, "SELECT count(*) FROM orders"), number(&rig, "SELECT count(*) FROM mails")),
+        (2, 2)
+    );
+    // The command line reads the epoch itself.
+    let (code, _, err) = client(&rig, &["replay", &event, "--force"]);
+    assert!(code == 2 && err.contains("--reason"), "{err}");
+    let (code, out, _) = client(&rig, &["replay", &event, "--force", "--reason", "again", "--json"]);
+    assert_eq!((code, parsed(&out)["epoch"].clone()), (0, json!(2)), "{out}");
+    let shown = until(&rig, &event, "succeeded").await;
+    assert_eq!(number(&rig, "SELECT count(*) FROM orders"), 3);
+    let actions: Vec<_> =
+        shown["audit"].as_array().unwrap().iter().map(|entry| text(&entry["action"])).collect();
+    assert_eq!(actions, ["replay", "force_replay", "force_replay"]);
+}
+
+#[tokio::test]
+async fn skip_and_release() {
+    let rig = rig();
+    let event = deliver(&rig, "evt_1", "gone").await;
+    until(&rig, &event, "dead").await;
+    let (code, out, _) = client(&rig, &["skip", &event, "--route", "gone", "--reason", "a test", "--json"]);
+    assert_eq!((code, parsed(&out)["routes"].clone()), (0, json!(["gone"])), "{out}");
+    assert_eq!(rig.show(&event).await["status"], "skipped");
+    check_error(&post(&rig, &format!("/api/events/{event}/skip"), &json!({})).await, 409, "unfit");
+    check_error(&post(&rig, &format!("/api/events/{event}/release"), &json!({})).await, 409, "unfit");
+    // An event whose type is ambiguous is held, whatever its route.
+    let body = br#"{"id":"evt_2","type":"order.paid","type":"order.paid","amount":1}"#;
+    let (status, held) = rig.deliver(&Signs::preset("stripe", SECRET, "stripe").post(&[], body)).await;
+    assert_eq!(status, "quarantined");
+    check_error(&post(&rig, &format!("/api/events/{held}/retry"), &json!({})).await, 409, "unfit");
+    let (code, out, err) = client(&rig, &["release", &held]);
+    assert_eq!((code, err.as_str()), (0, ""), "{out}");
+    assert_ne!(rig.show(&held).await["status"], "quarantined");
+    assert_eq!(rig.show(&held).await["flags"], json!([]));
+}
+
+#[tokio::test]
+async fn orders_for_nothing_are_404() {
+    let rig = rig();
+    let nobody = "0199d2a0-0000-7000-8000-000000000000";
+    for verb in ["retry", "replay", "skip", "release"] {
+        for id in [nobody, "nonsense"] {
+            check_error(&post(&rig, &format!("/api/events/{id}/{verb}"), &json!({})).await, 404, "no_event");
+        }
+        let (code, out, err) = match verb {
+            "release" | "skip" | "retry" | "replay" => client(&rig, &[verb, nobody]),
+            _ => unreachable!(),
+        };
+        assert!(code == 1 && out.is_empty() && err.contains("[no_event]"), "{verb}: {err}");
+        assert_eq!(client(&rig, &[verb, "nonsense"]).0, 1);
+        assert_eq!(client(&rig, &[verb]).0, 2, "{verb} needs to know which");
+    }
+    for (method, path, code) in [
+        ("POST", "/api/sources/nobody/pause", "no_source"),
+        ("POST", "/api/sources/nobody/resume", "no_source"),
+        ("POST", "/api/routes/nobody/pause", "no_route"),
+        ("POST", "/api/routes/nobody/resume", "no_route"),
+        ("GET", "/api/replays/nobody", "no_replay"),
+        ("DELETE", "/api/replays/nobody", "no_replay"),
+    ] {
+        check_error(&call(&rig, method, path, &[], "").await, 404, code);
+    }
+    // What is there, but takes another method.
+    for (method, path, allowed) in [
+        ("GET", "/api/replays", "POST"),
+        ("GET", "/api/routes/orders/pause", "POST"),
+        ("POST", "/api/routes", "GET"),
+        ("PUT", "/api/replays/x", "DELETE"),
+    ] {
+        let answer = call(&rig, method, path, &[], "").await;
+        check_error(&answer, 405, "method");
+        assert!(answer.header("allow").is_some_and(|allow| allow.contains(allowed)), "{}", answer.head);
+    }
+}
+
+#[tokio::test]
+async fn r48_paused_routes_and_sources_accept_and_wait() {
+    let mut rig = rig();
+    let (code, out, err) = client(&rig, &["pause", "--route", "mails", "--reason", "mail server moves"]);
+    assert_eq!((code, out.as_str(), err.as_str()), (0, "route mails paused\n", ""));
+    let event = deliver(&rig, "evt_1", "order.paid").await;
+    let states = async || {
+        let shown = rig.show(&event).await;
+        let deliveries = shown["deliveries"].as_array().unwrap().clone();
+        deliveries.iter().map(|delivery| text(&delivery["state"])).collect::<Vec<_>>()
+    };
+    let ordered = async {
+        while states().await.len() < 2 {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    soon(ordered).await;
+    tokio::time::sleep(Duration::from_millis(1_200)).await;
+    assert_eq!(states().await, ["ready", "succeeded"], "mails wait, orders do not");
+    let routes = rig.gateway.json("/api/routes").await;
+    let of = |routes: &Value, name: &str| {
+        routes["routes"].as_array().unwrap().iter().find(|route| route["name"] == name).unwrap().clone()
+    };
+    let mails = of(&routes, "mails");
+    assert_eq!((&mails["paused"], &mails["source_paused"]), (&json!(true), &json!(false)));
+    assert_eq!(mails["backlog"]["waiting"], 1);
+    assert!(
+        mails["backlog"]["oldest_seconds"].as_f64().is_some_and(|age| (0.0..60.0).contains(&age)),
+        "{mails}"
+    );
+    assert_eq!(
+        (&mails["after"], &mails["handler"], &mails["breaker"]),
+        (&json!("orders"), &json!("sql"), &json!("closed"))
+    );
+    assert_eq!(of(&routes, "orders")["paused"], false);
+    assert_eq!(of(&routes, "orders")["types"], json!(["order.*"]));
+    // Over a restart too.
+    assert!(rig.gateway.stop().success());
+    rig.gateway = Gateway::start(BINARY.as_ref(), rig.directory.path());
+    write_client_config(&rig, "");
+    tokio::time::sleep(Duration::from_millis(1_500)).await;
+    assert_eq!(number(&rig, "SELECT count(*) FROM mails"), 0);
+    assert_eq!(client(&rig, &["resume", "--route", "mails", "--json"]).0, 0);
+    until(&rig, &event, "succeeded").await;
+
+    // A whole source.
+    let answer = order(&rig, "/api/sources/stripe/pause", &json!({ "reason": "audit" })).await;
+    assert_eq!(answer, json!({ "source": "stripe", "paused": true }));
+    let waiting = deliver(&rig, "evt_2", "order.paid").await;
+    tokio::time::sleep(Duration::from_millis(1_500)).await;
+    assert_eq!(rig.show(&waiting).await["status"], "ready");
+    let routes = rig.gateway.json("/api/routes").await;
+    assert!(
+        routes["routes"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .all(|route| route["source_paused"] == true && route["paused"] == true)
+    );
+    let stats = rig.gateway.json("/api/stats").await;
+    let orders = stats["routes"].as_array().unwrap().iter().find(|route| route["route"] == "orders").unwrap();
+    assert_eq!((&orders["waiting"], &orders["configured"]), (&json!(1), &json!(true)), "{stats:#}");
+    // An empty body will do.
+    assert_eq!(call(&rig, "POST", "/api/sources/stripe/resume", &[], "").await.status, 200);
+    until(&rig, &waiting, "succeeded").await;
+    for wrong in [&["pause"][..], &["pause", "--source", "a", "--route", "b"], &["resume"]] {
+        assert_eq!(client(&rig, wrong).0, 2, "{wrong:?}");
+    }
+    let (code, _, err) = client(&rig, &["pause", "--route", "../events"]);
+    assert!(code == 1 && err.contains("there is no route"), "{err}");
+}
+
+#[tokio::test]
+async fn a_route_that_was_taken_out_leaves_its_backlog_in_sight() {
+    let mut rig = rig();
+    order(&rig, "/api/routes/gone/pause", &json!({})).await;
+    deliver(&rig, "evt_1", "gone").await;
+    assert!(rig.gateway.stop().success());
+    let path = rig.directory.path().join("oncehook.toml");
+    let config = std::fs::read_to_string(&path).unwrap();
+    let (config, _) = config.split_once("[[route]]\nname = \"gone\"").unwrap();
+    std::fs::write(&path, config).unwrap();
+    rig.gateway = Gateway::start(BINARY.as_ref(), rig.directory.path());
+    let stats = rig.gateway.json("/api/stats").await;
+    let gone = stats["routes"].as_array().unwrap().iter().find(|route| route["route"] == "gone").unwrap();
+    assert_eq!((&gone["configured"], &gone["waiting"]), (&json!(false), &json!(1)), "{gone}");
+    let routes = rig.gateway.json("/api/routes").await;
+    let of = |name: &str| {
+        routes["routes"].as_array().unwrap().iter().find(|route| route["name"] == name).unwrap().clone()
+    };
+    let gone = of("gone");
+    assert_eq!((&gone["configured"], &gone["backlog"]["waiting"]), (&json!(false), &json!(1)), "{gone}");
+    assert_eq!((&gone["source"], &gone["handler"]), (&Value::Null, &Value::Null), "{gone}");
+    assert_eq!(of("orders")["configured"], true);
+    // And it is said once, at the start.
+    let said = async {
+        while !rig.gateway.log().contains("not in the configuration") {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    soon(said).await;
+    let log = rig.gateway.log();
+    let lines: Vec<_> = log.lines().filter(|line| line.contains("not in the configuration")).collect();
+    assert!(matches!(lines[..], [line] if line.contains("route=\"gone\" waiting=1 dead=0")), "{log}");
+    // It cannot be paused any more, but resumed, once.
+    check_error(&post(&rig, "/api/routes/gone/pause", &json!({})).await, 404, "no_route");
+    order(&rig, "/api/routes/gone/resume", &json!({})).await;
+    check_error(&post(&rig, "/api/routes/gone/resume", &json!({})).await, 404, "no_route");
+}
+
+#[tokio::test]
+async fn many_dead_letters_are_retried_at_once() {
+    let rig = rig();
+    let mut events = Vec::new();
+    for number in 0..25 {
+        events.push(deliver(&rig, &format!("evt_{number}"), "gone").await);
+    }
+    let fine = deliver(&rig, "evt_fine", "order.paid").await;
+    for event in &events {
+        until(&rig, event, "dead").await;
+    }
+    until(&rig, &fine, "succeeded").await;
+    execute(&rig, "CREATE TABLE later (event TEXT)");
+    let filter = json!({ "status": "dead", "source": "stripe", "type": "gone" });
+
+    // A dry run touches nothing.
+    let found =
+        order(&rig, "/api/replays", &json!({ "filter": filter, "verb": "retry", "dry_run": true })).await;
+    assert_eq!((&found["matched"], &found["complete"]), (&json!(25), &json!(true)), "{found}");
+    assert_eq!(found["statuses"], json!({ "dead": 25 }));
+    assert_eq!(found["events"].as_array().unwrap().len(), 10);
+    assert_eq!(found["events"][0], json!(events.last().unwrap()));
+    let (code, out, err) = client(&rig, &["retry", "--status", "dead", "--dry-run"]);
+    assert!(code == 0 && err.is_empty() && out.starts_with("retry: 25 events\n  25 dead\n"), "{out}{err}");
+    assert_eq!(number(&rig, "SELECT count(*) FROM later"), 0);
+
+    // Without a terminal somebody must have said yes.
+    let (code, out, err) = client(&rig, &["retry", "--status", "dead"]);
+    assert!(code == 1 && out.is_empty() && err.contains("--yes"), "{err}");
+    assert!(err.contains("retry: 25 events"), "what it would have done is shown: {err}");
+    assert_eq!(number(&rig, "SELECT count(*) FROM later"), 0);
+
+    let (code, out, _) = client(
+        &rig,
+        &["retry", "--status", "dead", "--type", "gone", "--yes", "--json", "--reason", "made it"],
+    );
+    let progress = parsed(&out);
+    assert_eq!(code, 0, "{out}");
+    for (name, value) in [
+        ("state", json!("done")),
+        ("matched", json!(25)),
+        ("done", json!(25)),
+        ("changed", json!(25)),
+        ("failed", json!(0)),
+        ("errors", json!([])),
+    ] {
+        assert_eq!(progress[name], value, "{name} of {progress}");
+    }
+    for event in &events {
+        let shown = until(&rig, event, "succeeded").await;
+        assert_eq!(shown["audit"][0]["reason"], "made it");
+    }
+    assert_eq!(number(&rig, "SELECT count(*) FROM later"), 25);
+    // Once more there is nothing to do.
+    let (code, out, _) = client(&rig, &["retry", "--status", "dead", "--yes"]);
+    assert_eq!((code, out.as_str()), (0, "done: 0 found, 0 changed, 0 left as they were, 0 failed\n"));
+    // And replaying what took effect changes nothing, however often (fault 54).
+    for _ in 0..2 {
+        let (code, out, _) = client(&rig, &["replay", "--source", "stripe", "--yes"]);
+        assert_eq!((code, out.as_str()), (0, "done: 26 found, 0 changed, 26 left as they were, 0 failed\n"));
+    }
+    assert_eq!(
+        (number(&rig, "SELECT count(*) FROM later"), number(&rig, "SELECT count(*) FROM orders")),
+        (25, 1)
+    );
+}
+
+#[tokio::test]
+async fn events_from_before_a_route_are_offered_to_it() {
+    let mut rig = rig();
+    let event = deliver(&rig, "evt_1", "refund").await;
+    assert_eq!(rig.show(&event).await["status"], "unrouted");
+    assert!(rig.gateway.stop().success());
+    let path = rig.directory.path().join("oncehook.toml");
+    let config = std::fs::read_to_string(&path).unwrap();
+    std::fs::write(&path, config.replace("[\"order.*\"]", "[\"order.*\", \"refund\"]")).unwrap();
+    rig.gateway = Gateway::start(BINARY.as_ref(), rig.directory.path());
+    write_client_config(&rig, "");
+    let (code, out, err) = client(&rig, &["replay", "--status", "unrouted", "--yes"]);
+    assert!(code == 0 && out.starts_with("done: 1 found, 1 changed"), "{out}{err}");
+    until(&rig, &event, "succeeded").await;
+    assert_eq!(number(&rig, "SELECT count(*) FROM orders"), 1);
+}
+
+#[tokio::test]
+async fn a_forced_replay_of_many_is_safe_to_repeat() {
+    let rig = rig();
+    let mut events = Vec::new();
+    for number in 0..5 {
+        events.push(deliver(&rig, &format!("evt_{number}"), "order.paid").await);
+    }
+    for event in &events {
+        until(&rig, event, "succeeded").await;
+    }
+    // One of them is ahead of the others.
+    let one = format!("/api/events/{}/replay", events[0]);
+    order(&rig, &one, &json!({ "force": true, "epoch": 1, "reason": "x" })).await;
+    let (code, _, err) = client(&rig, &["replay", "--source", "stripe", "--force", "--reason", "r", "--yes"]);
+    assert!(code == 1 && err.contains("--epoch"), "{err}");
+    let forced = ["replay", "--source", "stripe", "--force", "--epoch", "1", "--reason", "r", "--yes"];
+    let (code, out, _) = client(&rig, &forced);
+    assert_eq!((code, out.as_str()), (0, "done: 5 found, 4 changed, 1 left as they were, 0 failed\n"));
+    for event in &events {
+        until(&rig, event, "succeeded").await;
+    }
+    let (code, out, _) = client(&rig, &forced);
+    assert_eq!((code, out.as_str()), (0, "done: 5 found, 0 changed, 5 left as they were, 0 failed\n"));
+    assert_eq!(number(&rig, "SELECT count(*) FROM orders"), 10);
+    // An epoch that none of them has reached is a mistake, told event by event.
+    let (code, out, _) =
+        client(&rig, &["replay", "--source", "stripe", "--force", "--epoch", "9", "--reason", "r", "--yes"]);
+    assert!(
+        code == 1 && out.starts_with("done: 5 found, 0 changed, 0 left as they were, 5 failed\n"),
+        "{out}"
+    );
+    assert_eq!(out.matches("the next epoch is 2").count(), 5, "{out}");
+    assert_eq!(number(&rig, "SELECT count(*) FROM orders"), 10);
+}
+
+#[tokio::test]
+async fn one_replay_at_a_time_paced_and_cancelled() {
+    let rig = rig();
+    order(&rig, "/api/routes/gone/pause", &json!({})).await;
+    for number in 0..30 {
+        deliver(&rig, &format!("evt_{number}"), "gone").await;
+    }
+    let slow = json!({ "filter": { "type": "gone" }, "rate": 2 });
+    let answer = post(&rig, "/api/replays", &slow).await;
+    assert_eq!(answer.status, 202);
+    let replay = text(&answer.json()["replay"]);
+    let busy = post(&rig, "/api/replays", &slow).await;
+    check_error(&busy, 409, "busy");
+    assert!(text(&busy.json()["error"]["message"]).contains(&replay));
+    // A dry run is no replay.
+    let found = order(&rig, "/api/replays", &json!({ "filter": { "type": "gone" }, "dry_run": true })).await;
+    assert_eq!(found["matched"], 30);
+    tokio::time::sleep(Duration::from_millis(1_600)).await;
+    let progress = rig.gateway.json(&format!("/api/replays/{replay}")).await;
+    assert_eq!((&progress["state"], &progress["matched"]), (&json!("running"), &json!(30)));
+    assert!(progress["done"].as_u64().is_some_and(|done| (2..=5).contains(&done)), "{progress}");
+    assert_eq!(call(&rig, "DELETE", &format!("/api/replays/{replay}"), &[], "").await.status, 200);
+    let progress = finished(&rig, &replay).await;
+    assert_eq!(progress["state"], "cancelled");
+    assert!(progress["done"].as_u64().is_some_and(|done| done < 10), "{progress}");
+    // The place is free again, and a fast one is fast.
+    let started = Instant::now();
+    let answer = post(&rig, "/api/replays", &json!({ "filter": { "type": "gone" }, "rate": 10_000 })).await;
+    let progress = finished(&rig, &text(&answer.json()["replay"])).await;
+    assert_eq!((&progress["state"], &progress["done"]), (&json!("done"), &json!(30)));
+    assert!(started.elapsed() < Duration::from_secs(10), "{:?}", started.elapsed());
+
+    for (body, code) in [
+        (json!({}), "filter"),
+        (json!({ "filter": {} }), "filter"),
+        (json!({ "filter": { "status": "deaf" } }), "filter"),
+        (json!({ "filter": { "since": "yesterday" } }), "filter"),
+        (json!({ "filter": { "typ": "x" } }), "body"),
+        (json!({ "filter": { "type": "x" }, "dryrun": true }), "body"),
+        (json!({ "filter": { "type": "x" }, "verb": "skip" }), "body"),
+        (json!({ "filter": { "type": "x" }, "verb": "force", "reason": "r" }), "epoch"),
+        (json!({ "filter": { "type": "x" }, "verb": "force", "epoch": 1 }), "reason"),
+        (json!({ "filter": { "type": "x" }, "verb": "retry", "epoch": 1 }), "epoch"),
+        (json!({ "filter": { "type": "x" }, "rate": 0 }), "rate"),
+        (json!({ "filter": { "type": "x" }, "rate": 10_001 }), "rate"),
+        (json!({ "filter": { "type": "x" }, "route": "A" }), "route"),
+        (json!([]), "body"),
+    ] {
+        check_error(&post(&rig, "/api/replays", &body).await, 400, code);
+    }
+}
+
+#[tokio::test]
+async fn fault_100_strange_pages_cannot_give_orders() {
+    let rig = rig();
+    let event = deliver(&rig, "evt_1", "gone").await;
+    until(&rig, &event, "dead").await;
+    let (path, admin) = (format!("/api/events/{event}/skip"), rig.gateway.admin);
+    let json_type = ("content-type", "application/json");
+    for headers in [
+        &[("origin", "http://evil.example"), json_type][..],
+        &[("origin", "null")],
+        &[("origin", "http://127.0.0.1:1")],
+        &[("sec-fetch-site", "cross-site")],
+        &[("sec-fetch-site", "same-site"), json_type],
+    ] {
+        for (method, path) in [
+            ("POST", path.as_str()),
+            ("POST", "/api/replays"),
+            ("POST", "/api/sources/stripe/pause"),
+            ("DELETE", "/api/replays/x"),
+        ] {
+            check_error(&call(&rig, method, path, headers, "").await, 403, "cross_site");
+        }
+        // Looking is harmless: the answer cannot be read over there.
+        assert_eq!(call(&rig, "GET", "/api/routes", headers, "").await.status, 200);
+    }
+    for kind in ["text/plain", "application/x-www-form-urlencoded", "application/json-seq", ""] {
+        let answer = call(&rig, "POST", &path, &[("content-type", kind)], "{\"reason\":\"x\"}").await;
+        check_error(&answer, 415, "content_type");
+    }
+    check_error(&call(&rig, "POST", &path, &[], "{\"reason\":\"x\"}").await, 415, "content_type");
+    check_error(&call(&rig, "POST", &path, &[json_type], "{").await, 400, "body");
+    let large = format!("{{\"reason\":\"{}\"}}", "x".repeat(70_000));
+    check_error(&call(&rig, "POST", &path, &[json_type], &large).await, 413, "too_large");
+    assert_eq!(rig.show(&event).await["status"], "dead", "none of it did anything");
+    // From here it works, and who it was is written down.
+    let ours = format!("http://{admin}");
+    let headers = [
+        ("origin", ours.as_str()),
+        ("sec-fetch-site", "same-origin"),
+        ("oncehook-who", "ada"),
+        ("content-type", "application/json; charset=utf-8"),
+    ];
+    assert_eq!(call(&rig, "POST", &path, &headers, "{\"reason\":\"x\"}").await.status, 200);
+    assert_eq!(rig.show(&event).await["audit"][0]["who"], "ada");
+    let replay = format!("/api/events/{event}/replay");
+    assert_eq!(call(&rig, "POST", &replay, &[], "").await.status, 200);
+    assert_eq!(rig.show(&event).await["audit"][1]["who"], "127.0.0.1");
+    for who in ["", "a\u{85}b", &"x".repeat(201)] {
+        check_error(&call(&rig, "POST", &replay, &[("oncehook-who", who)], "").await, 400, "who");
+    }
+    check_error(
+        &call(&rig, "POST", &replay, &[("oncehook-who", "a"), ("oncehook-who", "b")], "").await,
+        400,
+        "who",
+    );
+}
+
+#[tokio::test]
+async fn fault_100_orders_need_the_token() {
+    let token = "file:admin.token";
+    let directory_secrets = [SECRETS[0], ("admin.token", "an admin token")];
+    let rig = Rig::start(&format!("admin_token = \"{token}\""), CONFIG, &directory_secrets);
+    write_client_config(&rig, &format!("admin_token = \"{token}\""));
+    for path in
+        ["/api/replays", "/api/sources/stripe/pause", "/api/routes/orders/pause", "/api/events/x/retry"]
+    {
+        check_error(&post(&rig, path, &json!({})).await, 401, "token");
+    }
+    let (code, out, err) = client(&rig, &["pause", "--source", "stripe"]);
+    assert_eq!((code, out.as_str()), (0, "source stripe paused\n"), "{err}");
+    write_client_config(&rig, "");
+    let (code, _, err) = client(&rig, &["resume", "--source", "stripe"]);
+    assert!(code == 1 && err.contains("server.admin_token"), "{err}");
+}
+
+#[tokio::test]
+async fn every_call_is_described() {
+    let rig = rig();
+    let document = rig.gateway.json("/api/openapi.json").await;
+    for (method, path) in [
+        ("post", "/api/events/{id}/retry"),
+        ("post", "/api/events/{id}/replay"),
+        ("post", "/api/events/{id}/skip"),
+        ("post", "/api/events/{id}/release"),
+        ("post", "/api/replays"),
+        ("get", "/api/replays/{id}"),
+        ("delete", "/api/replays/{id}"),
+        ("get", "/api/routes"),
+        ("post", "/api/routes/{name}/pause"),
+        ("post", "/api/routes/{name}/resume"),
+        ("post", "/api/sources/{name}/pause"),
+        ("post", "/api/sources/{name}/resume"),
+    ] {
+        assert!(document["paths"][path][method]["responses"].is_object(), "{method} {path} is not described");
+        let path = path.replace("{id}", "x").replace("{name}", "x");
+        let answer = call(&rig, &method.to_uppercase(), &path, &[], "").await;
+        assert!(
+            answer.status != 405 && answer.json()["error"]["code"] != "not_found",
+            "{method} {path} is described but not there"
+        );
+    }
+}
+
+#[tokio::test]
+async fn a_person_at_a_terminal_is_asked() {
+    let rig = rig();
+    let event = deliver(&rig, "evt_1", "gone").await;
+    until(&rig, &event, "dead").await;
+    // `script` gives the command a terminal.
+    let ask = |answer: &str| {
+        let mut child = Command::new("timeout")
+            .args([
+                "30",
+                "script",
+                "-qec",
+                &format!("{BINARY} --config client.toml retry --status dead"),
+                "/dev/null",
+            ])
+            .current_dir(rig.directory.path())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut stdin = child.stdin.take().unwrap();
+        writeln!(stdin, "{answer}").unwrap();
+        let output = child.wait_with_output().unwrap();
+        drop(stdin);
+        (output.status.code().unwrap(), String::from_utf8_lossy(&output.stdout).into_owned())
+    };
+    let (code, said) = ask("n");
+    assert!(code == 1 && said.contains("Go on?") && said.contains("nothing was done"), "{said}");
+    assert_eq!(rig.show(&event).await["audit"], json!([]));
+    let (code, said) = ask("y");
+    assert!(code == 0 && said.contains("done: 1 found, 1 changed"), "{said}");
+    assert_eq!(rig.show(&event).await["audit"].as_array().unwrap().len(), 1);
+}

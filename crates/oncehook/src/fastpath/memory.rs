@@ -1,0 +1,137 @@
+//! Keys that are known to be durable: a bounded cache in this process.
+//!
+//! Promises: holds only what a journal's receipt has said, so a hit is a fact and not a guess; says nothing once the key's
+//! time is over; takes a bounded amount of memory, whatever senders do.
+//! Does not: know every durable key, or ever say that a key is new. A miss means: ask the journal.
+
+use std::hash::{Hash, Hasher, RandomState};
+
+use oncehook_verify::{EventKey, UnixMicros};
+use quick_cache::sync::{Cache, DefaultLifecycle};
+use quick_cache::{Equivalent, Weighter};
+
+use crate::event::{EventId, NewEvent, SourceName};
+
+/// All keys together weigh at most this, as [`Weight`] counts.
+const BYTES: u64 = 16 << 20;
+
+/// What a key weighs beside its own bytes, roughly: names, digest, id, and the cache's own bookkeeping.
+const BYTES_PER_KEY: u64 = 176;
+
+/// A source and a key of it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Name {
+    pub(super) source: SourceName,
+    pub(super) key: EventKey,
+}
+
+/// The same, borrowed from an event.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct NameOf<'e>(pub(super) &'e NewEvent);
+
+impl NameOf<'_> {
+    pub(super) fn to_owned(self) -> Name {
+        Name { source: self.0.source.clone(), key: self.0.key.clone() }
+    }
+}
+
+impl Hash for Name {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        (&self.source, &self.key).hash(state);
+    }
+}
+
+impl Hash for NameOf<'_> {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        (&self.0.source, &self.0.key).hash(state);
+    }
+}
+
+impl Equivalent<Name> for NameOf<'_> {
+    fn equivalent(&self, name: &Name) -> bool {
+        self.0.key == name.key && self.0.source == name.source
+    }
+}
+
+/// What is known of a key.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Fact {
+    /// The key's first event.
+    pub(super) event: EventId,
+    /// The digest of its body.
+    pub(super) digest: [u8; 32],
+    /// When the journal may forget the key.
+    pub(super) expires_at: UnixMicros,
+}
+
+#[derive(Clone)]
+struct Weight;
+
+impl Weighter<Name, Fact> for Weight {
+    fn weight(&self, name: &Name, _: &Fact) -> u64 {
+        BYTES_PER_KEY + name.key.as_bytes().len() as u64
+    }
+}
+
+pub(super) struct KnownKeys {
+    // The hasher is keyed: senders choose keys.
+    cache: Cache<Name, Fact, Weight, RandomState, DefaultLifecycle<Name, Fact>>,
+}
+
+impl Default for KnownKeys {
+    fn default() -> Self {
+        let items = (BYTES / (BYTES_PER_KEY + 32)) as usize;
+        Self { cache: Cache::with(items, BYTES, Weight, RandomState::new(), DefaultLifecycle::default()) }
+    }
+}
+
+impl KnownKeys {
+    /// What is known of the event's key, unless its time is over.
+    pub(super) fn get(&self, event: &NewEvent) -> Option<Fact> {
+        self.cache.get(&NameOf(event)).filter(|fact| event.received_at < fact.expires_at)
+    }
+
+    /// A receipt has said so.
+    pub(super) fn learn(&self, name: Name, fact: Fact) {
+        self.cache.insert(name, fact);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{NOW, event};
+    use super::*;
+    use crate::event::EventIds;
+
+    #[test]
+    fn a_key_is_forgotten_when_its_time_is_over() {
+        let known = KnownKeys::default();
+        let first = event("evt_1", 1);
+        assert_eq!(known.get(&first), None);
+        let fact = Fact {
+            event: EventIds::above(0, 0).next(NOW),
+            digest: first.digest,
+            expires_at: UnixMicros(NOW.0 + 10),
+        };
+        known.learn(NameOf(&first).to_owned(), fact);
+        assert_eq!(known.get(&first), Some(fact));
+        let at = |micros: i64| NewEvent { received_at: UnixMicros(NOW.0 + micros), ..event("evt_1", 1) };
+        assert_eq!(known.get(&at(9)), Some(fact));
+        assert_eq!(known.get(&at(10)), None);
+        let elsewhere = NewEvent { source: SourceName::new("bank").unwrap(), ..event("evt_1", 1) };
+        assert_eq!(known.get(&elsewhere), None);
+    }
+
+    #[test]
+    fn r5_the_cache_is_bounded_in_bytes() {
+        let known = KnownKeys::default();
+        let mut ids = EventIds::above(0, 0);
+        for number in 0..200_000 {
+            let event = event(&format!("{number:0>250}"), 1);
+            let fact = Fact { event: ids.next(NOW), digest: event.digest, expires_at: event.expires_at };
+            known.learn(NameOf(&event).to_owned(), fact);
+        }
+        assert!(known.cache.weight() <= BYTES && known.cache.len() < 70_000, "{}", known.cache.len());
+        assert!(known.cache.len() > 20_000, "{}", known.cache.len());
+    }
+}

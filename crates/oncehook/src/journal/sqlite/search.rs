@@ -1,0 +1,417 @@
+//! Finding events: which way a list query goes, and the walk itself.
+//!
+//! Promises: newest first, and each page goes on below the last event of the one before. A key, an entity, or a status that few events are in
+//! costs what it finds and not the whole history: the ledger, the blocks' filters and the partial indexes of the deliveries
+//! name the candidates, and the event itself decides.
+//!
+//! Does not: bound the time. What nearly every event is (succeeded), or what is written down nowhere (unrouted), is walked;
+//! the reader's deadline ends that.
+
+use oncehook_verify::{EventKey, UnixMicros};
+use rusqlite::{Connection, OptionalExtension, Row, named_params};
+
+use super::bloom::Bloom;
+use super::follower;
+use crate::event::EventId;
+use crate::journal::{EventQuery, EventStatus, EventSummary, Flag};
+
+/// How many of the newest events are looked at before an index that is not in their order is sorted.
+const STRETCH: usize = 1_000;
+
+/// The columns of a summary. `e` is the event.
+const SUMMARY: &str = "SELECT e.id, e.source, e.key, e.type, e.entity, s.status, e.integrity, e.occurred_at,
+       e.received_at, length(e.body), coalesce(d.journal + d.memory + d.redis, 0),
+       (SELECT group_concat(f.flag) FROM oncehook_flags f WHERE f.event = e.seq)";
+
+/// The tables beside the event, each by its key.
+const BESIDE: &str = "JOIN oncehook_event_status s ON s.event = e.seq
+  LEFT JOIN oncehook_duplicates d ON d.event = e.seq";
+
+/// Finds one event more than the page holds, newest first. The choice of the way is here and nowhere else.
+/// `recent`: the events that the ledger's memory names for the key.
+pub(super) fn find(
+    connection: &Connection,
+    query: &EventQuery,
+    recent: &[EventId],
+) -> Result<Vec<EventSummary>, rusqlite::Error> {
+    let wanted = query.limit + 1;
+    if let Some(key) = &query.key {
+        return find_by_key(connection, query, key, recent);
+    }
+    // An entity has fewer events than a status.
+    if query.entity.is_none()
+        && let Some(marks) = query.status.and_then(Marks::of)
+    {
+        return find_by_status(connection, query, &marks, wanted);
+    }
+    if query.source.is_none() && query.kind.is_none() && query.entity.is_none() {
+        return scan(connection, query, Span { from: i64::MIN, to: i64::MAX }, wanted);
+    }
+    // Newest first: what is behind the last block, then the blocks that may hold a match.
+    let sealed_to = follower::sealed_to(connection)?;
+    let mut events = scan(connection, query, Span { from: sealed_to + 1, to: i64::MAX }, wanted)?;
+    let mut statement = connection.prepare_cached(
+        "SELECT first, last, sources, types, entities FROM oncehook_blocks
+          WHERE last >= ?1 AND first <= ?2 ORDER BY last DESC",
+    )?;
+    let bounds = bounds(query);
+    let mut blocks = statement.query([bounds.from, bounds.to])?;
+    while events.len() < wanted
+        && let Some(block) = blocks.next()?
+    {
+        if may_match(block, query)? {
+            let span = Span { from: block.get(0)?, to: block.get(1)? };
+            events.extend(scan(connection, query, span, wanted - events.len())?);
+        }
+    }
+    Ok(events)
+}
+
+/// Whether a block may hold a match.
+fn may_match(block: &Row<'_>, query: &EventQuery) -> Result<bool, rusqlite::Error> {
+    let lists = |column: usize, name: &Option<String>| -> Result<bool, rusqlite::Error> {
+        let Some(name) = name else { return Ok(true) };
+        // No list, or one that cannot be read, means that anything may be there.
+        let listed = block.get_ref(column)?.as_str_or_null()?;
+        let listed: Option<Vec<String>> = listed.and_then(|listed| serde_json::from_str(listed).ok());
+        Ok(listed.is_none_or(|listed| listed.contains(name)))
+    };
+    let entity = match &query.entity {
+        Some(entity) => Bloom::from_bytes(block.get(4)?).may_contain(entity.as_bytes()),
+        None => true,
+    };
+    Ok(entity && lists(2, &query.source)? && lists(3, &query.kind)?)
+}
+
+/// A range of sequences, both ends included.
+#[derive(Clone, Copy)]
+struct Span {
+    from: i64,
+    to: i64,
+}
+
+/// The sequences that a query can match.
+fn bounds(query: &EventQuery) -> Span {
+    // A sequence is never below the millisecond of receipt, so this bound loses nothing. There is no such bound for
+    // `until`: after the clock was set back, sequences run ahead of it. A day of slack keeps old pages cheap.
+    let since = query.since.map_or(i64::MIN, |since| first_sequence(since.0 / 1_000));
+    let until = query.until.map_or(i64::MAX, |until| first_sequence(until.0 / 1_000 + 86_400_000));
+    let after = query.after.map_or(i64::MAX, |after| after.sequence() - 1);
+    Span { from: since, to: after.min(until) }
+}
+
+/// Walks the events of a span.
+fn scan(
+    connection: &Connection,
+    query: &EventQuery,
+    span: Span,
+    limit: usize,
+) -> Result<Vec<EventSummary>, rusqlite::Error> {
+    let sql = format!(
+        "{SUMMARY} FROM oncehook_events e {BESIDE}
+          WHERE e.seq >= :from AND e.seq <= :to
+            AND (:source IS NULL OR e.source = :source)
+            AND (:type   IS NULL OR e.type   = :type)
+            AND (:entity IS NULL OR e.entity = :entity)
+            AND (:status IS NULL OR s.status = :status)
+            AND (:since  IS NULL OR e.received_at >= :since)
+            AND (:until  IS NULL OR e.received_at <  :until)
+          ORDER BY e.seq DESC LIMIT :limit"
+    );
+    let bounds = bounds(query);
+    connection
+        .prepare_cached(&sql)?
+        .query_map(
+            named_params! {
+                ":from": span.from.max(bounds.from),
+                ":to": span.to.min(bounds.to),
+                ":source": query.source,
+                ":type": query.kind,
+                ":entity": query.entity,
+                ":status": query.status.map(EventStatus::as_str),
+                ":since": query.since.map(|at| at.0),
+                ":until": query.until.map(|at| at.0),
+                ":limit": i64::try_from(limit).unwrap_or(i64::MAX),
+            },
+            summary,
+        )?
+        .collect()
+}
+
+/// Asks the ledger. Keys are scoped to a source, so without one every source is asked.
+fn find_by_key(
+    connection: &Connection,
+    query: &EventQuery,
+    key: &EventKey,
+    recent: &[EventId],
+) -> Result<Vec<EventSummary>, rusqlite::Error> {
+    let mut events = connection
+        .prepare_cached(
+            "SELECT k.event FROM oncehook_totals t CROSS JOIN oncehook_keys k ON k.source = t.source AND k.key = ?1",
+        )?
+        .query_map([key.as_bytes()], |row| Ok(EventId::from_bytes(row.get(0)?)))?
+        .collect::<Result<Vec<_>, _>>()?;
+    events.extend_from_slice(recent);
+    events.sort_unstable_by(|a, b| b.cmp(a));
+    events.dedup();
+    let mut found = Vec::new();
+    for event in events {
+        found.extend(scan(connection, query, Span { from: event.sequence(), to: event.sequence() }, 1)?);
+    }
+    Ok(found)
+}
+
+/// Where the events that may be in a status are written down.
+struct Marks {
+    /// Gives the events between two sequences, newest first; one that has several marks comes several times in a row.
+    sql: &'static str,
+    /// Whether the index is in the order of the events. Otherwise all of its part is sorted for each page.
+    in_order: bool,
+}
+
+impl Marks {
+    fn of(status: EventStatus) -> Option<Self> {
+        let (sql, in_order) = match status {
+            EventStatus::Quarantined => (
+                "SELECT event FROM oncehook_flags WHERE flag = 'quarantined' AND event BETWEEN ?1 AND ?2
+                  ORDER BY event DESC",
+                true,
+            ),
+            EventStatus::Dead => (
+                "SELECT event FROM oncehook_deliveries INDEXED BY oncehook_deliveries_dead
+                  WHERE state = 'dead' AND event BETWEEN ?1 AND ?2 ORDER BY event DESC",
+                true,
+            ),
+            EventStatus::Retrying => (
+                "SELECT event FROM oncehook_deliveries INDEXED BY oncehook_deliveries_due
+                  WHERE state IN ('ready', 'retrying') AND state = 'retrying' AND event BETWEEN ?1 AND ?2
+                  ORDER BY event DESC",
+                false,
+            ),
+            EventStatus::Ready => (
+                "SELECT event FROM oncehook_deliveries INDEXED BY oncehook_deliveries_due
+                  WHERE state IN ('ready', 'retrying') AND state = 'ready' AND event BETWEEN ?1 AND ?2
+                  ORDER BY event DESC",
+                false,
+            ),
+            EventStatus::Running => (
+                "SELECT event FROM oncehook_deliveries INDEXED BY oncehook_deliveries_leased
+                  WHERE state = 'running' AND event BETWEEN ?1 AND ?2 ORDER BY event DESC",
+                false,
+            ),
+            EventStatus::Unrouted
+            | EventStatus::Parked
+            | EventStatus::Superseded
+            | EventStatus::Skipped
+            | EventStatus::Succeeded => return None,
+        };
+        Some(Self { sql, in_order })
+    }
+}
+
+/// Looks at the marked events only. A mark is one delivery's, the status is the event's: the scan decides.
+fn find_by_status(
+    connection: &Connection,
+    query: &EventQuery,
+    marks: &Marks,
+    wanted: usize,
+) -> Result<Vec<EventSummary>, rusqlite::Error> {
+    let mut span = bounds(query);
+    let mut events = Vec::new();
+    if !marks.in_order {
+        // A long queue fills a page right here. Without this, every page of it would sort all of it.
+        let Some(from) = after_stretch(connection, span, STRETCH + query.limit)? else {
+            return scan(connection, query, span, wanted);
+        };
+        events = scan(connection, query, Span { from, ..span }, wanted)?;
+        span.to = from - 1;
+    }
+    let mut statement = connection.prepare_cached(marks.sql)?;
+    let mut marked = statement.query([span.from, span.to])?;
+    let mut last = None;
+    while events.len() < wanted
+        && let Some(mark) = marked.next()?
+    {
+        let event: i64 = mark.get(0)?;
+        if last.replace(event) != Some(event) {
+            events.extend(scan(connection, query, Span { from: event, to: event }, 1)?);
+        }
+    }
+    Ok(events)
+}
+
+/// The sequence of the event that comes so many after the newest of a span, if there are so many.
+fn after_stretch(connection: &Connection, span: Span, count: usize) -> Result<Option<i64>, rusqlite::Error> {
+    connection
+        .prepare_cached(
+            "SELECT seq FROM oncehook_events WHERE seq BETWEEN ?1 AND ?2 ORDER BY seq DESC LIMIT 1 OFFSET ?3",
+        )?
+        .query_row((span.from, span.to, i64::try_from(count).unwrap_or(i64::MAX)), |row| row.get(0))
+        .optional()
+}
+
+pub(super) fn by_sequence(
+    connection: &Connection,
+    sequence: i64,
+) -> Result<Option<EventSummary>, rusqlite::Error> {
+    let sql = format!("{SUMMARY} FROM oncehook_events e {BESIDE} WHERE e.seq = ?1");
+    connection.prepare_cached(&sql)?.query_row([sequence], summary).optional()
+}
+
+fn first_sequence(millis: i64) -> i64 {
+    millis.clamp(0, (1 << 48) - 1) << 15
+}
+
+fn summary(row: &Row<'_>) -> Result<EventSummary, rusqlite::Error> {
+    let status: String = row.get(5)?;
+    let flags: Option<String> = row.get(11)?;
+    let mut flags: Vec<Flag> =
+        flags.iter().flat_map(|flags| flags.split(',')).filter_map(Flag::parse).collect();
+    flags.sort_unstable();
+    Ok(EventSummary {
+        id: EventId::from_bytes(row.get(0)?),
+        source: row.get(1)?,
+        key: key(row, 2)?,
+        kind: row.get(3)?,
+        entity: row.get(4)?,
+        status: EventStatus::parse(&status).unwrap_or(EventStatus::Unrouted),
+        flags,
+        integrity: row.get(6)?,
+        occurred_at: row.get::<_, Option<i64>>(7)?.map(UnixMicros),
+        received_at: UnixMicros(row.get(8)?),
+        size: count(row, 9)?,
+        duplicates: count(row, 10)?,
+        deliveries: Vec::new(),
+    })
+}
+
+/// A key as it was stored. Anything else in that column is damage.
+fn key(row: &Row<'_>, column: usize) -> Result<EventKey, rusqlite::Error> {
+    let bytes = row.get::<_, Vec<u8>>(column)?;
+    EventKey::from_bytes(&bytes).ok_or(rusqlite::Error::IntegralValueOutOfRange(column, bytes.len() as i64))
+}
+
+pub(super) fn count(row: &Row<'_>, column: usize) -> Result<u64, rusqlite::Error> {
+    Ok(row.get::<_, i64>(column)?.unsigned_abs())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicU64, Ordering};
+
+    use super::*;
+    use crate::event::EventIds;
+    use crate::journal::sqlite::schema;
+
+    const EVENTS: i64 = 20_000;
+
+    /// Sequences are never below the time of receipt.
+    const FIRST: i64 = 1_000_000;
+
+    /// A long history in which everything succeeded, but for what `odd` says about some events (`@7` is the seventh).
+    fn history(odd: &str) -> Connection {
+        let mut connection = Connection::open_in_memory().unwrap();
+        schema::migrate(&mut connection, UnixMicros(0)).unwrap();
+        connection
+            .execute_batch(&format!(
+                "INSERT INTO oncehook_events
+                 SELECT {FIRST} + value, zeroblob(16), iif(value % 2, 'odd', 'even'), X'6B', 1,
+                        NULL, NULL, NULL, value, 0, 'body', zeroblob(32), X'', X''
+                   FROM (WITH RECURSIVE n(value) AS (SELECT 1 UNION ALL SELECT value + 1 FROM n LIMIT {EVENTS})
+                         SELECT value FROM n);
+                 INSERT INTO oncehook_deliveries (event, route, state, run_at)
+                 SELECT seq, 'orders', 'succeeded', -seq FROM oncehook_events;
+                 {}",
+                odd.replace('@', &format!("{FIRST} + "))
+            ))
+            .unwrap();
+        connection
+    }
+
+    /// What a query finds on so many pages of two, and the most work that a page took, in hundreds of SQLite's steps.
+    fn pages(connection: &mut Connection, query: &EventQuery, count: usize) -> (Vec<i64>, u64) {
+        let steps = Arc::new(AtomicU64::new(0));
+        let counter = Arc::clone(&steps);
+        let step = move || {
+            counter.fetch_add(1, Ordering::Relaxed);
+            false
+        };
+        connection.progress_handler(100, Some(step)).unwrap();
+        let mut query = EventQuery { limit: 2, ..query.clone() };
+        let (mut found, mut most) = (Vec::new(), 0);
+        for _ in 0..count {
+            steps.store(0, Ordering::Relaxed);
+            let page = find(connection, &query, &[]).unwrap();
+            most = most.max(steps.load(Ordering::Relaxed));
+            let more = page.len() > query.limit;
+            found.extend(page.iter().take(query.limit).map(|event| event.received_at.0));
+            let id_of = |number: i64| EventIds::above(FIRST + number - 1, 0).next(UnixMicros(0));
+            query.after = found.last().map(|last| id_of(*last));
+            if !more {
+                break;
+            }
+        }
+        (found, most)
+    }
+
+    /// A walk over this history takes some 10,000 hundreds of steps; a stretch of it, about 500.
+    const LITTLE: u64 = 1_000;
+
+    #[test]
+    fn few_events_in_a_status_are_found_at_once_in_a_long_history() {
+        let mut connection = history(
+            "INSERT INTO oncehook_deliveries (event, route, state, run_at) VALUES
+               (@100, 'a', 'dead', 9), (@100, 'b', 'dead', 1), (@100, 'c', 'running', 1), (@7000, 'a', 'dead', 7),
+               (@15000, 'a', 'dead', 2), (@19990, 'a', 'dead', 3), (@101, 'a', 'dead', 1),
+               (@200, 'a', 'retrying', 9), (@7200, 'a', 'retrying', 5), (@19980, 'a', 'retrying', 1), (@200, 'b', 'ready', 1),
+               (@300, 'a', 'ready', 1), (@7300, 'a', 'ready', 9), (@7300, 'b', 'ready', 9), (@19970, 'a', 'ready', 1),
+               (@400, 'a', 'running', 1), (@7400, 'a', 'running', 1), (@19960, 'a', 'running', 1);
+             INSERT INTO oncehook_flags VALUES (@101, 'quarantined', 0, NULL), (@8000, 'quarantined', 0, NULL),
+               (@8000, 'conflict', 0, NULL), (@9000, 'conflict', 0, NULL), (@19950, 'quarantined', 0, NULL);",
+        );
+        let with = |status| EventQuery { status: Some(status), ..EventQuery::default() };
+        for (status, wanted) in [
+            (EventStatus::Dead, &[19_990, 15_000, 7_000, 100][..]),
+            (EventStatus::Retrying, &[19_980, 7_200, 200]),
+            (EventStatus::Ready, &[19_970, 7_300, 300]),
+            (EventStatus::Running, &[19_960, 7_400, 400]),
+            (EventStatus::Quarantined, &[19_950, 8_000, 101]),
+        ] {
+            let (found, most) = pages(&mut connection, &with(status), 10);
+            assert_eq!(found, wanted, "{}", status.as_str());
+            assert!(most < LITTLE, "{} took {most}", status.as_str());
+        }
+        // Every other condition still holds.
+        let odd = EventQuery { source: Some("odd".to_owned()), ..with(EventStatus::Quarantined) };
+        assert_eq!(pages(&mut connection, &odd, 10).0, [101]);
+        let between = EventQuery {
+            since: Some(UnixMicros(101)),
+            until: Some(UnixMicros(15_000)),
+            ..with(EventStatus::Dead)
+        };
+        assert_eq!(pages(&mut connection, &between, 10).0, [7_000]);
+        let key = EventQuery { kind: Some("none".to_owned()), ..with(EventStatus::Retrying) };
+        assert_eq!(pages(&mut connection, &key, 10).0, [0; 0]);
+    }
+
+    #[test]
+    fn a_page_of_a_long_queue_does_not_sort_all_of_it() {
+        let mut connection = history("UPDATE oncehook_deliveries SET state = 'ready'");
+        let query = EventQuery { status: Some(EventStatus::Ready), ..EventQuery::default() };
+        let (found, most) = pages(&mut connection, &query, 3);
+        assert_eq!(found, (EVENTS - 5..=EVENTS).rev().collect::<Vec<_>>());
+        assert!(most < LITTLE, "it took {most}");
+    }
+
+    #[test]
+    fn one_event_s_audit_is_found_by_an_index() {
+        let connection = history("");
+        let plan: String = connection
+            .query_row("EXPLAIN QUERY PLAN SELECT at FROM oncehook_audit WHERE subject = 'x'", [], |row| {
+                row.get(3)
+            })
+            .unwrap();
+        assert!(plan.contains("oncehook_audit_subject"), "{plan}");
+    }
+}
