@@ -182,6 +182,21 @@ impl Connector {
         Ok(Self { config, handler_time })
     }
 
+    /// Where it leads, without what is secret.
+    pub(super) fn shown(&self) -> String {
+        use tokio_postgres::config::Host;
+        let ports = self.config.get_ports();
+        let hosts = self.config.get_hosts().iter().enumerate().map(|(place, host)| {
+            let port = ports.get(place).or(ports.first()).copied().unwrap_or(5432);
+            match host {
+                Host::Tcp(name) => format!("{name}:{port}"),
+                Host::Unix(path) => path.display().to_string(),
+            }
+        });
+        let hosts: Vec<String> = hosts.collect();
+        format!("postgres://{}/{}", hosts.join(","), self.config.get_dbname().unwrap_or_default())
+    }
+
     /// Opens a connection and checks the ground it stands on.
     pub(super) async fn open(&self, purpose: Purpose) -> Result<Session, EngineError> {
         self.open_hearing(purpose, |_| {}).await

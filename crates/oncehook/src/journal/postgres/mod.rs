@@ -25,6 +25,7 @@ mod orders;
 mod queries;
 mod queue;
 mod reader;
+mod rehearse;
 mod schema;
 mod self_test;
 mod user_sql;
@@ -50,6 +51,7 @@ use crate::event::{EventId, EventIds, NewEvents, SourceName};
 use crate::retry::Chance;
 use connection::{Connector, EngineError, Pool, Purpose};
 use reader::Readers;
+pub use rehearse::{Misfit, check_url, forbidden, shown_url};
 use writer::{Command, Lane, Work};
 
 /// How the journal on PostgreSQL is set up.

@@ -110,12 +110,9 @@ async fn look(session: &Session, order: &Order) -> Result<Option<bool>, EngineEr
     Ok(session.row(sql, &[&uuid(order.event)]).await?.map(|row| row.get(0)))
 }
 
-async fn deliveries(
-    session: &Session,
-    given: Option<i64>,
-    order: &Order,
-) -> Result<Vec<Found>, EngineError> {
-    let sql = "SELECT route, epoch, state = 'running' AND lease_until > coalesce($1::bigint, oncehook.micros())
+async fn deliveries(session: &Session, given: Option<i64>, order: &Order) -> Result<Vec<Found>, EngineError> {
+    let sql =
+        "SELECT route, epoch, state = 'running' AND lease_until > coalesce($1::bigint, oncehook.micros())
                  FROM oncehook.deliveries WHERE event = $2 ORDER BY route, epoch FOR UPDATE";
     let rows = session.rows(sql, &[&given, &uuid(order.event)]).await?;
     rows.iter()

@@ -152,11 +152,14 @@ pub(super) async fn first_ids(
     rows.iter()
         .map(|row| {
             let place = usize::try_from(row.get::<_, i64>(0) - 1).unwrap_or(usize::MAX);
-            Ok((place, Known {
-                event: event_id(row.get(1)),
-                digest: digest(row.get(2))?,
-                expires_at: UnixMicros(row.get(3)),
-            }))
+            Ok((
+                place,
+                Known {
+                    event: event_id(row.get(1)),
+                    digest: digest(row.get(2))?,
+                    expires_at: UnixMicros(row.get(3)),
+                },
+            ))
         })
         .collect()
 }
