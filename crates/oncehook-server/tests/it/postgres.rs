@@ -68,15 +68,15 @@ async fn drained(database: &Database<'_>) {
 
 /// Two that accept, two that work, one for the operator; every now and then one is killed and another one comes.
 #[tokio::test(flavor = "multi_thread")]
-async fn r13_r15_r20_nodes_are_killed_at_random_and_each_event_takes_effect_once() {
+async fn r15_r20_r39_nodes_are_killed_at_random_and_each_event_takes_effect_once() {
     let mut random = Random::from_environment();
     let database = Server::shared().database();
     database.query(SHOP);
     let directory = tempfile::tempdir().unwrap();
     let start = |roles: &[&str]| serve(&database, directory.path(), roles);
     let operator = start(&["admin"]);
-    let mut doors = vec![start(&["ingest"]), start(&["ingest"])];
-    let mut workers = vec![start(&["worker"]), start(&["worker"])];
+    let mut doors = [start(&["ingest"]), start(&["ingest"])];
+    let mut workers = [start(&["worker"]), start(&["worker"])];
     let senders = Senders::new(600, 50);
     let mut sending: Vec<_> = doors.iter().map(|door| senders.start(door.ingress, 4, &mut random)).collect();
     let mut heard = oncehook_testkit::promises::Answers::default();
@@ -110,7 +110,7 @@ async fn r13_r15_r20_nodes_are_killed_at_random_and_each_event_takes_effect_once
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn r15_fault_12_a_gateway_that_loses_its_database_refuses_at_once_and_recovers() {
+async fn fault_12_r4_r15_a_gateway_that_loses_its_database_refuses_at_once_and_recovers() {
     let server = Server::start(&[]);
     let database = server.database();
     database.query(SHOP);
@@ -142,7 +142,7 @@ async fn r15_fault_12_a_gateway_that_loses_its_database_refuses_at_once_and_reco
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn r15_a_role_does_its_part_only() {
+async fn r39_a_role_does_its_part_only() {
     let database = Server::shared().database();
     database.query(SHOP);
     let directory = tempfile::tempdir().unwrap();
@@ -165,7 +165,7 @@ async fn r15_a_role_does_its_part_only() {
 }
 
 #[test]
-fn r43_the_password_of_a_database_is_never_shown() {
+fn r9_the_password_of_a_database_is_never_shown() {
     let directory = tempfile::tempdir().unwrap();
     std::fs::write(directory.path().join("stripe.secret"), "whsec_secret").unwrap();
     let secret = directory.path().join("stripe.secret");

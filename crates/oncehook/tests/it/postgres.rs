@@ -73,7 +73,7 @@ async fn open(url: &str) -> Result<PostgresJournal, OpenError> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn r3_r15_a_server_that_does_not_sync_is_refused() {
+async fn r3_a_server_that_does_not_sync_is_refused() {
     let server = Server::start(&["fsync=off"]);
     let refused = open(&server.database().url()).await.err().unwrap();
     assert!(matches!(&refused, OpenError::Durability(what) if what.contains("fsync")), "{refused}");
@@ -171,7 +171,7 @@ async fn fault_107_a_migration_on_postgres_killed_at_every_statement_can_be_reru
 
 /// Two nodes get the same events in different order: one of each is new, and both name the same event.
 #[tokio::test(flavor = "multi_thread")]
-async fn r9_r13_nodes_that_race_agree_on_the_first() {
+async fn r12_r15_nodes_that_race_agree_on_the_first() {
     const KEYS: usize = 3_000;
     let database = Server::shared().database();
     let mut answers = Vec::new();
@@ -243,7 +243,7 @@ async fn one_bad_row_does_not_fail_its_batch() {
 
 /// The database goes away in the middle of everything and comes back.
 #[tokio::test(flavor = "multi_thread")]
-async fn fault_12_r15_a_lost_database_is_a_refusal_at_once_and_is_taken_up_again() {
+async fn fault_12_r4_r15_a_lost_database_is_a_refusal_at_once_and_is_taken_up_again() {
     let server = Server::start(&[]);
     let database = server.database();
     let journal = Arc::new(open(&database.url()).await.unwrap());

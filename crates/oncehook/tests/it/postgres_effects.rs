@@ -135,7 +135,7 @@ async fn r20_r22_r25_an_effect_on_postgres_happens_once_and_its_follow_up_knows_
 
 /// Some of many fail in their second statement: they leave nothing, and cost the others nothing.
 #[tokio::test(flavor = "multi_thread")]
-async fn r20_r24_on_postgres_statements_commit_together_and_poison_costs_only_itself() {
+async fn r20_r28_on_postgres_statements_commit_together_and_poison_costs_only_itself() {
     let shop = Shop::new().await;
     let two = [
         "INSERT INTO orders (payment, amount) VALUES (:payment, 1); INSERT INTO mails VALUES (:order, :payment)",
@@ -198,8 +198,25 @@ async fn r20_json_becomes_the_types_that_the_columns_have() {
     shop.journal.close().await;
 }
 
+/// Many big bodies are not read at once, and none is left behind.
 #[tokio::test(flavor = "multi_thread")]
-async fn r43_a_handler_on_postgres_cannot_reach_beyond_its_tables() {
+async fn r5_big_bodies_are_taken_a_few_at_a_time() {
+    let shop = Shop::new().await;
+    for number in 0..20 {
+        let padding = "x".repeat(1 << 20);
+        let body = format!(r#"{{"payment":"pi_{number}","amount":1,"padding":"{padding}"}}"#);
+        append(&*shop.journal, [routed(&format!("evt_{number}"), &body)]).await;
+    }
+    let route = Arc::new(orders());
+    let first = shop.journal.apply(Arc::clone(&route), 256).await.unwrap();
+    assert_eq!((first.succeeded, first.more), (8, true));
+    while shop.journal.apply(Arc::clone(&route), 256).await.unwrap().more {}
+    assert_eq!(shop.count("SELECT count(*) FROM orders"), 20);
+    shop.journal.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn r20_a_handler_on_postgres_cannot_reach_beyond_its_tables() {
     for (statement, told) in [
         ("COMMIT", "transactions"),
         ("UPDATE oncehook.deliveries SET state = 'ready'", "schema oncehook"),
@@ -221,7 +238,7 @@ async fn r43_a_handler_on_postgres_cannot_reach_beyond_its_tables() {
 
 /// Two nodes work on one database while their calls are dropped at random moments (faults 13 and 41).
 #[tokio::test(flavor = "multi_thread")]
-async fn fault_13_r13_r20_two_nodes_and_dropped_calls_apply_each_event_once() {
+async fn fault_13_r15_r20_two_nodes_and_dropped_calls_apply_each_event_once() {
     const EVENTS: usize = 1_500;
     let shop = Shop::new().await;
     // Without the unique key nothing but the journal keeps an effect from happening twice.
@@ -273,9 +290,9 @@ async fn fault_13_r13_r20_two_nodes_and_dropped_calls_apply_each_event_once() {
     other.close().await;
 }
 
-/// A worker that freezes inside its transaction holds the lock no longer than the server allows.
+/// A lease that one node took runs out for all of them.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_lost_lease_is_taken_up_on_the_databases_clock() {
+async fn r14_r15_a_lost_lease_is_taken_up_on_the_databases_clock() {
     let shop = Shop::new().await;
     append(&*shop.journal, [payment(1)]).await;
     let route = Arc::new(orders());

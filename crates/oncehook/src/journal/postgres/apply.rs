@@ -15,7 +15,7 @@ use tokio_postgres::Statement;
 use tokio_postgres::error::SqlState;
 
 use super::connection::{EngineError, Session};
-use super::queue::{self, Due, Ended, Held};
+use super::queue::{self, Due, Ended, Held, Locked};
 use super::user_sql::{self, Trouble};
 use crate::delivery::{Failure, Fence, Verdict};
 use crate::handler::SqlHandler;
@@ -46,8 +46,8 @@ pub(super) async fn sql(
     };
     let mut batch = Batch { session, given, route, handler, prepared, draw, progress: Progress::default() };
     session.run("BEGIN").await?;
-    let (due, now) = queue::due(session, given, route, limit, None).await?;
-    let full = due.len() == limit;
+    let Locked { due, count, now } = queue::due(session, given, route, limit, None).await?;
+    let full = count == limit || due.len() < count;
     let (fresh, failed_before): (Vec<Due>, Vec<Due>) = due.into_iter().partition(|due| due.attempt == 0);
     let left = match batch.together(&fresh, now).await? {
         Together::Done => batch.alone(failed_before).await?,
@@ -141,8 +141,9 @@ impl<D: FnMut() -> f64 + Send> Batch<'_, D> {
     /// One delivery. `false`: another transaction was in the way, and it stays due.
     async fn one(&mut self, delivery: &Due) -> Result<bool, EngineError> {
         self.session.run("BEGIN").await?;
-        let (locked, now) = queue::due(self.session, self.given, self.route, 1, Some(delivery)).await?;
-        let Some(delivery) = locked.first() else {
+        let Locked { due, now, .. } =
+            queue::due(self.session, self.given, self.route, 1, Some(delivery)).await?;
+        let Some(delivery) = due.first() else {
             // Somebody else has it, or had it.
             self.session.run("COMMIT").await?;
             return Ok(true);

@@ -35,6 +35,16 @@ impl Due {
     }
 }
 
+/// Deliveries that are locked until the transaction ends.
+pub(super) struct Locked {
+    /// As many as may be in memory at once.
+    pub(super) due: Vec<Due>,
+    /// How many are locked.
+    pub(super) count: usize,
+    /// The transaction's time.
+    pub(super) now: UnixMicros,
+}
+
 /// A number that a column of ours holds: never negative.
 pub(super) fn number(column: i32) -> u32 {
     column.unsigned_abs()
@@ -45,30 +55,41 @@ fn int(number: u32) -> i32 {
 }
 
 /// Deliveries of a route that are due, the longest due first, locked until the transaction ends. With `only`, just that
-/// one, if it is still due with that attempt. The time is the transaction's.
+/// one, if it is still due with that attempt.
 pub(super) async fn due(
     session: &Session,
     given: Option<i64>,
     route: &Route,
     limit: usize,
     only: Option<&Due>,
-) -> Result<(Vec<Due>, UnixMicros), EngineError> {
+) -> Result<Locked, EngineError> {
     let after = route.after.as_ref().map(RouteName::as_str);
     let limit = i64::try_from(limit).unwrap_or(i64::MAX);
     let rows = match only {
         None => {
-            let sql = "SELECT d.epoch, d.attempt, d.attempt_limit,
-                    e.id, e.source, e.key, e.type, e.entity, e.occurred_at, e.received_at, e.headers, e.body,
+            // Bodies are weighed before they are read: many big ones at once would fill the memory.
+            let sql = "WITH due AS MATERIALIZED (
+               SELECT d.event, d.epoch, d.attempt, d.attempt_limit, d.run_at FROM oncehook.deliveries d
+                WHERE d.route = $2 AND d.state IN ('ready', 'retrying')
+                  AND d.run_at <= coalesce($1::bigint, oncehook.micros())
+                ORDER BY d.run_at, d.event, d.epoch LIMIT $4
+                  FOR UPDATE SKIP LOCKED
+             ), weighed AS (
+               SELECT d.event, d.epoch, d.attempt, d.attempt_limit, d.run_at,
+                      e.source, e.key, e.type, e.entity, e.occurred_at, e.received_at, e.headers, e.body,
+                      sum(octet_length(e.body)) OVER (ORDER BY d.run_at, d.event, d.epoch) - octet_length(e.body) AS before,
+                      count(*) OVER () AS locked
+                 FROM due d JOIN oncehook.events e ON e.id = d.event
+             )
+             SELECT d.epoch, d.attempt, d.attempt_limit,
+                    d.event, d.source, d.key, d.type, d.entity, d.occurred_at, d.received_at, d.headers, d.body,
                     -- A follow-up that is forced alone knows the result of the epoch before.
                     (SELECT p.result FROM oncehook.deliveries p
                       WHERE p.event = d.event AND p.route = $3 AND p.epoch <= d.epoch AND p.state = 'succeeded'
                       ORDER BY p.epoch DESC LIMIT 1),
-                    coalesce($1::bigint, oncehook.micros())
-               FROM oncehook.deliveries d
-               JOIN oncehook.events e ON e.id = d.event
-              WHERE d.route = $2 AND d.state IN ('ready', 'retrying') AND d.run_at <= coalesce($1::bigint, oncehook.micros())
-              ORDER BY d.run_at, d.event, d.epoch LIMIT $4
-                FOR UPDATE OF d SKIP LOCKED";
+                    coalesce($1::bigint, oncehook.micros()), d.locked
+               FROM weighed d WHERE d.before < 8388608
+              ORDER BY d.run_at, d.event, d.epoch";
             session.rows(sql, &[&given, &route.name.as_str(), &after, &limit]).await?
         }
         Some(one) => {
@@ -77,7 +98,7 @@ pub(super) async fn due(
                     (SELECT p.result FROM oncehook.deliveries p
                       WHERE p.event = d.event AND p.route = $3 AND p.epoch <= d.epoch AND p.state = 'succeeded'
                       ORDER BY p.epoch DESC LIMIT 1),
-                    coalesce($1::bigint, oncehook.micros())
+                    coalesce($1::bigint, oncehook.micros()), 1::bigint
                FROM oncehook.deliveries d
                JOIN oncehook.events e ON e.id = d.event
               WHERE d.event = $4 AND d.route = $2 AND d.epoch = $5 AND d.attempt = $6 AND d.state IN ('ready', 'retrying')
@@ -87,7 +108,8 @@ pub(super) async fn due(
             session.rows(sql, &[&given, &route.name.as_str(), &after, &event, &epoch, &attempt]).await?
         }
     };
-    let now = rows.first().map_or(0, |row| row.get(13));
+    let now = UnixMicros(rows.first().map_or(0, |row| row.get(13)));
+    let locked = rows.first().map_or(0, |row| row.get::<_, i64>(14));
     let due = rows.iter().map(|row| {
         Ok(Due {
             epoch: number(row.get(0)),
@@ -96,7 +118,8 @@ pub(super) async fn due(
             event: handed(row, route, 3)?,
         })
     });
-    Ok((due.collect::<Result<_, EngineError>>()?, UnixMicros(now)))
+    let due = due.collect::<Result<_, EngineError>>()?;
+    Ok(Locked { due, count: usize::try_from(locked).unwrap_or(0), now })
 }
 
 /// An event from the columns `id … body, result` that begin at `first`.

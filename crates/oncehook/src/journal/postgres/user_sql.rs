@@ -376,7 +376,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn r43_statements_that_are_not_about_rows_are_refused() {
+    fn r20_statements_that_are_not_about_rows_are_refused() {
         for text in [
             "COMMIT",
             "begin",
