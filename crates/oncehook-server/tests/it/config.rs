@@ -334,8 +334,8 @@ fn the_default_file_shows_the_defaults() {
         (config.routes.get("orders").unwrap(), config.routes.get("confirmation-mail").unwrap());
     assert_eq!((orders.handler.kind(), mail.handler.kind()), ("sql", "http"));
     assert_eq!(orders.followups, std::slice::from_ref(&mail.name));
+    assert_eq!((orders.retry, mail.retry), (RetryPolicy::default(), RetryPolicy::patient()));
     for route in [orders, mail] {
-        assert_eq!(route.retry, RetryPolicy::default());
         assert_eq!(route.breaker, BreakerPolicy::default());
         assert_eq!(route.concurrency, USUAL_CONCURRENCY);
     }
