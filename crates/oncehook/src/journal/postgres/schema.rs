@@ -27,8 +27,9 @@ CREATE TABLE IF NOT EXISTS oncehook.migrations (
 
 /// Brings the schema up to date. Returns the names of the migrations that were applied now.
 pub(super) async fn migrate(session: &Session) -> Result<Vec<String>, OpenError> {
-    // One who waits here for another node's migration waits with a deadline.
-    session.run(&format!("BEGIN; SELECT pg_advisory_xact_lock({MIGRATION_LOCK})")).await?;
+    // One who waits here for another node's migration waits longer than for a row, but not for ever.
+    let patience = "SET LOCAL lock_timeout = 9000; SET LOCAL statement_timeout = 9000";
+    session.run(&format!("BEGIN; {patience}; SELECT pg_advisory_xact_lock({MIGRATION_LOCK})")).await?;
     let made = session.row("SELECT to_regclass('oncehook.migrations') IS NOT NULL", &[]).await?;
     if !made.is_some_and(|row| row.get(0)) {
         // Only now, so that a role that may not create schemas can use one that exists.
