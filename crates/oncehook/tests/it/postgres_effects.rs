@@ -48,8 +48,9 @@ impl Shop {
     }
 
     fn work(journal: &Arc<PostgresJournal>, routes: &Routes) -> Worker {
-        let day = Duration::from_secs(86_400);
-        let retention = Retention { payload: day, dead: None, audit: day, batch: 100 };
+        // The events of the suite were received on a fixed day; they are not to be forgotten under the test's hands.
+        let ages = Duration::from_secs(100 * 365 * 86_400);
+        let retention = Retention { payload: ages, dead: None, audit: ages, batch: 100 };
         let deliveries = Arc::clone(journal) as Arc<dyn Deliveries>;
         Worker::start(deliveries, routes, retention, Clock::system(), Arc::new(Metrics::new()))
     }
