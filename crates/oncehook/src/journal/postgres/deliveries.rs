@@ -12,7 +12,7 @@ use super::orders::{self, Refused};
 use super::queue::{self, Ended, Held};
 use super::{PostgresJournal, apply, forget};
 use crate::delivery::{Claim, Fence, RouteName, Settled, Settlement, Verdict};
-use crate::handler::Handler;
+use crate::handler::{Handler, SqlHandler};
 use crate::journal::{
     Backlog, BoxFuture, Deliveries, Forgotten, Order, OrderError, Ordered, Pausable, Pause, Progress,
     Retention, Who, WorkError,
@@ -51,6 +51,34 @@ fn unavailable(error: EngineError) -> WorkError {
     WorkError::Unavailable(error.told)
 }
 
+/// What two batches came to.
+fn sum(mut one: Progress, other: Progress) -> Progress {
+    one.succeeded += other.succeeded;
+    one.retrying += other.retrying;
+    one.dead.extend(other.dead);
+    one.more |= other.more;
+    one
+}
+
+impl PostgresJournal {
+    async fn apply_batch(
+        &self,
+        route: &Route,
+        handler: &SqlHandler,
+        limit: usize,
+    ) -> Result<Progress, WorkError> {
+        let given = self.shared.given_time();
+        work!(self, |session| apply::sql(
+            &session,
+            given,
+            route,
+            handler,
+            limit,
+            queue::drawing(&self.chance)
+        ))
+    }
+}
+
 fn micros(time: Duration) -> i64 {
     // A lease of a century is long enough, and leaves room for the time itself.
     i64::try_from(time.as_micros()).unwrap_or(i64::MAX).min(100 * 365 * 86_400_000_000)
@@ -66,14 +94,25 @@ impl Deliveries for PostgresJournal {
             let Handler::Sql(handler) = &route.handler else {
                 return Err(WorkError::Unsupported(format!("route `{}` has no statements", route.name)));
             };
-            let progress = work!(self, |session| apply::sql(
-                &session,
-                self.shared.given_time(),
-                &route,
-                handler,
-                limit,
-                queue::drawing(&self.chance)
-            ))?;
+            // A backlog is worked off by two connections at once: what one has locked the other passes over.
+            let busy = self.busy.lock().unwrap_or_else(PoisonError::into_inner).remove(&route.name);
+            let progress = if busy && limit > 1 {
+                let (one, other) = tokio::join!(
+                    self.apply_batch(&route, handler, limit.div_ceil(2)),
+                    self.apply_batch(&route, handler, limit / 2)
+                );
+                match (one, other) {
+                    (Ok(one), Ok(other)) => sum(one, other),
+                    // What one of them did stays done; the other's trouble shows again soon enough.
+                    (Ok(one), Err(_)) | (Err(_), Ok(one)) => one,
+                    (Err(error), Err(_)) => return Err(error),
+                }
+            } else {
+                self.apply_batch(&route, handler, limit).await?
+            };
+            if progress.more {
+                self.busy.lock().unwrap_or_else(PoisonError::into_inner).insert(route.name.clone());
+            }
             if progress.succeeded > 0 && !route.followups.is_empty() {
                 self.shared.changed();
             }

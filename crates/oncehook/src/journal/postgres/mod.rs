@@ -32,6 +32,7 @@ mod user_sql;
 mod wake;
 mod writer;
 
+use std::collections::HashSet;
 use std::hash::{BuildHasher, RandomState};
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -47,6 +48,7 @@ use super::{
     JournalState, Layer, ReadError, SelfTestError, Stats, StoredBody, Ticket,
 };
 use crate::clock::Clock;
+use crate::delivery::RouteName;
 use crate::event::{EventId, EventIds, NewEvents, SourceName};
 use crate::retry::Chance;
 use connection::{Connector, EngineError, Pool, Purpose};
@@ -143,6 +145,8 @@ pub struct PostgresJournal {
     /// Where forgetting has come to.
     round: Mutex<forget::Round>,
     chance: Mutex<Chance>,
+    /// Routes whose last batch was full.
+    busy: Mutex<HashSet<RouteName>>,
     /// Ends what runs behind the accepts, also by being dropped.
     end: watch::Sender<bool>,
 }
@@ -268,6 +272,7 @@ impl PostgresJournal {
             shared,
             round: Mutex::default(),
             chance: Mutex::new(Chance::random()),
+            busy: Mutex::default(),
             end,
         })
     }
