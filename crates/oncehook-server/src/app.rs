@@ -49,12 +49,29 @@ const FORGET_BATCH: usize = 500;
 /// How often the journal's health is looked at.
 const HEALTH_EVERY: Duration = Duration::from_millis(250);
 
+/// Which parts of the work a gateway does. Others do the rest on the same journal. Health and metrics are always served.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Roles {
+    /// Accepts webhooks.
+    pub ingest: bool,
+    /// Runs what is due.
+    pub worker: bool,
+    /// Serves the API.
+    pub admin: bool,
+}
+
+impl Roles {
+    /// A gateway that does everything.
+    pub const ALL: Self = Self { ingest: true, worker: true, admin: true };
+}
+
 /// A gateway that is built but not running.
 pub struct App {
     gate: Arc<Gate>,
     admin: Arc<Admin>,
     journal: Arc<dyn Journal>,
     retention: Retention,
+    roles: Roles,
     lease: Option<Duration>,
     patience: Patience,
     clock: Clock,
@@ -93,7 +110,15 @@ impl App {
             limits,
             self_test: watch::Sender::new(Ok(())),
         });
-        Self { gate, admin, journal: writer, retention, lease: None, patience: USUAL_PATIENCE, clock }
+        let (roles, lease, patience) = (Roles::ALL, None, USUAL_PATIENCE);
+        Self { gate, admin, journal: writer, retention, roles, lease, patience, clock }
+    }
+
+    /// With some of the work only.
+    #[must_use]
+    pub fn with_roles(mut self, roles: Roles) -> Self {
+        self.roles = roles;
+        self
     }
 
     /// With leases of another length than the usual one. For tests: see [`Worker::start_with_lease`].
@@ -104,17 +129,24 @@ impl App {
     }
 
     /// Serves until `shutdown` is done; then refuses new connections, lets open requests and attempts finish, gives leases
-    /// back, and closes the journal.
-    pub async fn run(self, ingress: TcpListener, admin: TcpListener, shutdown: impl Future<Output = ()>) {
+    /// back, and closes the journal. A gateway that accepts nothing needs no listener for it.
+    pub async fn run(
+        self,
+        ingress: impl Into<Option<TcpListener>>,
+        admin: TcpListener,
+        shutdown: impl Future<Output = ()>,
+    ) {
         let (end, ended) = watch::channel(false);
-        let worker = self.start_worker();
+        let worker = self.roles.worker.then(|| self.start_worker());
         self.gate.set_open(true);
         let admin_parts = Arc::clone(&self.admin);
         tokio::spawn(async move { backlog::warn_of_left_behind(&admin_parts).await });
         let watching = tokio::spawn(watch_journal(Arc::clone(&self.admin), ended.clone()));
-        let ingress = tokio::spawn(listener::serve_ingress(ingress, Arc::clone(&self.gate), ended.clone()));
+        let serve = |listener| listener::serve_ingress(listener, Arc::clone(&self.gate), ended.clone());
+        let ingress =
+            ingress.into().filter(|_| self.roles.ingest).map(|listener| tokio::spawn(serve(listener)));
         let admin_end = watch::Sender::new(false);
-        let router = admin::router(Arc::clone(&self.admin));
+        let router = admin::router(Arc::clone(&self.admin), self.roles.admin);
         let limits = self.admin.limits.clone();
         let admin = tokio::spawn(listener::serve_admin(admin, router, limits, admin_end.subscribe()));
 
@@ -123,9 +155,13 @@ impl App {
         // A receiver may be gone if its task has ended early.
         let _ = end.send(true);
         // A panic in one of these has been reported by its task; the journal is closed all the same.
-        let _ = ingress.await;
+        if let Some(ingress) = ingress {
+            let _ = ingress.await;
+        }
         self.admin.replays.cancel_all();
-        if tokio::time::timeout(self.patience.worker, worker.stop()).await.is_err() {
+        if let Some(worker) = worker
+            && tokio::time::timeout(self.patience.worker, worker.stop()).await.is_err()
+        {
             // Their leases run out, or are void at the next start.
             tracing::error!("the worker did not stop in time; the journal did not take back what it held");
         }

@@ -91,9 +91,10 @@ impl Gateway {
                 reading.join().unwrap();
             }
             let text = log.lock().unwrap().join("\n");
-            if let (Some(ingress), Some(admin)) = (address(&text, "webhooks"), address(&text, "admin"))
-                && text.contains("Send a signed webhook")
-            {
+            // One that accepts nothing says so, and has no address for it.
+            let welcomed = text.contains("Send a signed webhook") || text.contains("  roles ");
+            if let Some(admin) = address(&text, "admin").filter(|_| welcomed) {
+                let ingress = address(&text, "webhooks").unwrap_or_else(|| ([0, 0, 0, 0], 0).into());
                 return Ok(Self { child, log, ingress, admin });
             }
             if ended || Instant::now() > deadline {

@@ -55,6 +55,15 @@ impl Clock {
         }
     }
 
+    /// The time of a manual clock; nothing if this is the machine's.
+    #[cfg(feature = "postgres")]
+    pub(crate) fn given(&self) -> Option<UnixMicros> {
+        match &self.0 {
+            Source::System { .. } => None,
+            Source::Manual(micros) => Some(UnixMicros(micros.load(Ordering::Relaxed))),
+        }
+    }
+
     /// Moves a manual clock, backwards too. Does nothing to the system clock.
     pub fn set(&self, now: UnixMicros) {
         if let Source::Manual(micros) = &self.0 {

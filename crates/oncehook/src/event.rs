@@ -34,7 +34,7 @@ impl SourceName {
     }
 
     /// The source of the self-test's probes. Not a valid name, so it can never meet a real source.
-    #[cfg(feature = "sqlite")]
+    #[cfg(any(feature = "sqlite", feature = "postgres"))]
     pub(crate) fn probe() -> Self {
         Self(crate::journal::PROBE_SOURCE.into())
     }

@@ -11,7 +11,7 @@ use oncehook::route::Route;
 
 use super::rehearsal::{self, Finding};
 use super::{Shared, print, say, text};
-use crate::config::{Config, Problems};
+use crate::config::{Config, JournalConfig, Problems};
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Check {
@@ -33,11 +33,13 @@ impl Check {
 }
 
 fn look_into_database(config: &Config) -> anyhow::Result<Vec<Finding>> {
-    let path = config.journal.path.display();
-    if !config.journal.path.exists() {
-        bail!("{path} is not there yet; `oncehook migrate` makes it, and your own tables are yours to make");
+    let place = config.journal.shown();
+    if let JournalConfig::Sqlite(path) = &config.journal
+        && !path.exists()
+    {
+        bail!("{place} is not there yet; `oncehook migrate` makes it, and your own tables are yours to make");
     }
-    rehearsal::findings(config).with_context(|| format!("look into {path}"))
+    rehearsal::findings(config).with_context(|| format!("look into {place}"))
 }
 
 fn report(

@@ -3,13 +3,18 @@
 use std::process::ExitCode;
 
 use oncehook::clock::Clock;
+use oncehook::journal::postgres::PostgresJournal;
 use oncehook::journal::sqlite::SqliteJournal;
 
-use super::{Shared, print, say};
+use super::{Shared, print, say, wait};
+use crate::config::JournalConfig;
 
 pub(super) fn run(shared: &Shared) -> anyhow::Result<ExitCode> {
     let config = shared.load()?;
-    let applied = SqliteJournal::migrate(&config.journal.path, &Clock::system())?;
+    let applied = match &config.journal {
+        JournalConfig::Sqlite(path) => SqliteJournal::migrate(path, &Clock::system())?,
+        JournalConfig::Postgres(url) => wait(PostgresJournal::migrate(url.reveal()))??,
+    };
     if shared.json {
         print(&serde_json::json!({ "applied": applied }).to_string());
     } else if applied.is_empty() {

@@ -27,6 +27,7 @@ mod verify;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use anyhow::Context as _;
 use clap::{Parser, Subcommand};
 
 use crate::config::{Config, Problems};
@@ -136,6 +137,12 @@ impl Shared {
     fn load(&self) -> anyhow::Result<Config> {
         Ok(Config::load(&self.config)?)
     }
+}
+
+/// Waits for one thing, where there is no runtime yet.
+fn wait<T>(work: impl Future<Output = T>) -> anyhow::Result<T> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    Ok(runtime.context("start the runtime")?.block_on(work))
 }
 
 /// Data, for the next program or a person's eyes. A closed pipe ends the output, not with a panic.

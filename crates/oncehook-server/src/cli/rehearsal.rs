@@ -5,11 +5,12 @@
 use std::sync::Arc;
 
 use oncehook::handler::{Handler, SqlHandler};
-use oncehook::journal::sqlite::{Misfit, SqliteJournal};
+use oncehook::journal::postgres::PostgresJournal;
+use oncehook::journal::sqlite::SqliteJournal;
 use oncehook::route::Route;
 use serde::Serialize;
 
-use crate::config::Config;
+use crate::config::{Config, JournalConfig};
 
 /// A statement that would fail now.
 #[derive(Debug, Serialize)]
@@ -20,29 +21,53 @@ pub(super) struct Finding {
     pub(super) problem: String,
 }
 
-/// Writes what does not fit into the log.
-pub(super) async fn warn(config: &Config, journal: &SqliteJournal) {
+/// Writes what does not fit a SQLite file into the log.
+pub(super) async fn warn_on_sqlite(config: &Config, journal: &SqliteJournal) {
     for (route, handler) in sql_routes(config) {
         match journal.rehearse(Arc::clone(handler)).await {
-            Ok(misfits) => misfits.iter().for_each(|misfit| {
-                tracing::warn!(
-                    route = route.name.as_str(),
-                    statement = misfit.statement,
-                    reason = misfit.reason,
-                    "a statement would fail as the tables are now; its deliveries are tried again until they are dead"
-                );
-            }),
+            Ok(misfits) => misfits.iter().for_each(|misfit| warn(route, misfit.statement, &misfit.reason)),
             Err(error) => tracing::warn!(%error, "the statements of the routes could not be tried out"),
         }
     }
+}
+
+/// Writes what does not fit a PostgreSQL database into the log.
+pub(super) async fn warn_on_postgres(config: &Config, journal: &PostgresJournal) {
+    for (route, handler) in sql_routes(config) {
+        match journal.rehearse(handler).await {
+            Ok(misfits) => misfits.iter().for_each(|misfit| warn(route, misfit.statement, &misfit.reason)),
+            Err(error) => tracing::warn!(%error, "the statements of the routes could not be tried out"),
+        }
+    }
+}
+
+fn warn(route: &Route, statement: usize, reason: &str) {
+    tracing::warn!(
+        route = route.name.as_str(),
+        statement,
+        reason,
+        "a statement would fail as the tables are now; its deliveries are tried again until they are dead"
+    );
 }
 
 /// What does not fit, in a journal that nobody needs to run.
 pub(super) fn findings(config: &Config) -> anyhow::Result<Vec<Finding>> {
     let mut findings = Vec::new();
     for (route, handler) in sql_routes(config) {
-        for Misfit { statement, reason } in SqliteJournal::rehearse_in(&config.journal.path, handler)? {
-            findings.push(Finding { route: route.name.to_string(), statement, problem: reason });
+        let misfits: Vec<(usize, String)> = match &config.journal {
+            JournalConfig::Sqlite(path) => SqliteJournal::rehearse_in(path, handler)?
+                .into_iter()
+                .map(|misfit| (misfit.statement, misfit.reason))
+                .collect(),
+            JournalConfig::Postgres(url) => {
+                super::wait(PostgresJournal::rehearse_in(url.reveal(), handler))??
+                    .into_iter()
+                    .map(|misfit| (misfit.statement, misfit.reason))
+                    .collect()
+            }
+        };
+        for (statement, problem) in misfits {
+            findings.push(Finding { route: route.name.to_string(), statement, problem });
         }
     }
     Ok(findings)

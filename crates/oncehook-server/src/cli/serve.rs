@@ -8,18 +8,19 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::Context as _;
+use anyhow::{Context as _, bail};
 use oncehook::clock::Clock;
-use oncehook::journal::Journal as _;
+use oncehook::journal::postgres::{PostgresJournal, PostgresOptions};
 use oncehook::journal::sqlite::{SqliteJournal, SqliteOptions};
+use oncehook::journal::{Deliveries, Journal, JournalReader, JournalState};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
 use super::{Shared, check, rehearsal, say};
-use crate::app::App;
-use crate::config::Config;
+use crate::app::{App, Roles};
+use crate::config::{Config, JournalConfig};
 use crate::telemetry;
 
 /// Signals that come so soon after the first mean the same: `timeout` and some supervisors tell the process and its group.
@@ -33,9 +34,33 @@ pub(super) struct Serve {
     /// Keys that gather in memory before they are merged into the journal's ledger. For tests.
     #[arg(long, hide = true)]
     ledger_generation: Option<usize>,
+    /// Do only this part of the work; may be repeated. Others do the rest on the same server database
+    #[arg(long, value_enum, value_name = "ROLE")]
+    role: Vec<Role>,
     /// How long a lease holds, in milliseconds. For tests that freeze the process for longer than that.
     #[arg(long, hide = true, value_name = "MILLISECONDS")]
     lease: Option<u64>,
+}
+
+/// A part of the work. Every role serves health and metrics.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum Role {
+    /// Accept webhooks
+    Ingest,
+    /// Run what is due
+    Worker,
+    /// Serve the API
+    Admin,
+}
+
+impl Role {
+    fn as_str(self) -> &'static str {
+        match self {
+            Self::Ingest => "ingest",
+            Self::Worker => "worker",
+            Self::Admin => "admin",
+        }
+    }
 }
 
 impl Serve {
@@ -53,21 +78,61 @@ impl Serve {
         // Before the journal is opened, so that a place on the way can be chosen too.
         let crash = arm();
         let clock = Clock::system();
-        let mut options = SqliteOptions { clock: clock.clone(), ..SqliteOptions::new(&config.journal.path) };
-        options.ledger_generation = self.ledger_generation.unwrap_or(options.ledger_generation);
         // The journal first: before it has proved itself there is no port to connect to.
-        let journal = SqliteJournal::open(&options).context("open the journal")?;
-        let ingress = listen(config.server.ingress, "server.ingress").await?;
+        match &config.journal {
+            JournalConfig::Sqlite(_) if !self.role.is_empty() => {
+                bail!("--role needs a journal on a server database: one process alone can use a SQLite file");
+            }
+            JournalConfig::Sqlite(path) => {
+                let mut options = SqliteOptions { clock: clock.clone(), ..SqliteOptions::new(path) };
+                options.ledger_generation = self.ledger_generation.unwrap_or(options.ledger_generation);
+                let journal = SqliteJournal::open(&options).context("open the journal")?;
+                rehearsal::warn_on_sqlite(&config, &journal).await;
+                self.serve_on(config, journal, clock, crash, shared).await
+            }
+            JournalConfig::Postgres(url) => {
+                let options = PostgresOptions { clock: clock.clone(), ..PostgresOptions::new(url.reveal()) };
+                let journal = PostgresJournal::open(&options).await.context("open the journal")?;
+                if self.roles().worker {
+                    rehearsal::warn_on_postgres(&config, &journal).await;
+                }
+                self.serve_on(config, journal, clock, crash, shared).await
+            }
+        }
+    }
+
+    fn roles(&self) -> Roles {
+        let has = |role: Role| self.role.is_empty() || self.role.contains(&role);
+        Roles { ingest: has(Role::Ingest), worker: has(Role::Worker), admin: has(Role::Admin) }
+    }
+
+    async fn serve_on<J: Journal + JournalReader + Deliveries>(
+        self,
+        config: Config,
+        journal: J,
+        clock: Clock,
+        crash: Option<String>,
+        shared: &Shared,
+    ) -> anyhow::Result<()> {
+        let roles = self.roles();
+        let ingress = match roles.ingest {
+            true => Some(listen(config.server.ingress, "server.ingress").await?),
+            false => None,
+        };
         let admin = listen(config.server.admin, "server.admin").await?;
         let told_to_stop = listen_for_signals()?;
-        rehearsal::warn(&config, &journal).await;
-        welcome(&config, &journal, ingress.local_addr()?, admin.local_addr()?, crash, shared);
+        let places = Places {
+            ingress: ingress.as_ref().map(TcpListener::local_addr).transpose()?,
+            admin: admin.local_addr()?,
+        };
+        welcome(&config, &journal.state(), &places, &self.role, crash, shared);
         let shutdown = async {
             // An error would mean that nobody listens for signals any more.
             let _ = told_to_stop.await;
         };
         let app =
             App::new(config, Arc::new(journal), clock).with_lease(self.lease.map(Duration::from_millis));
+        let app = app.with_roles(roles);
         app.run(ingress, admin, shutdown).await;
         Ok(())
     }
@@ -116,34 +181,43 @@ async fn listen(address: SocketAddr, key: &str) -> anyhow::Result<TcpListener> {
     TcpListener::bind(address).await.with_context(|| format!("listen on {address} ({key})"))
 }
 
+/// Where the gateway listens.
+struct Places {
+    ingress: Option<SocketAddr>,
+    admin: SocketAddr,
+}
+
 /// What a person needs to go on.
 fn welcome(
     config: &Config,
-    journal: &SqliteJournal,
-    ingress: SocketAddr,
-    admin: SocketAddr,
+    state: &JournalState,
+    places: &Places,
+    roles: &[Role],
     crash: Option<String>,
     shared: &Shared,
 ) {
-    let state = journal.state();
     let mut lines = vec![format!("oncehook {} is ready", env!("CARGO_PKG_VERSION"))];
-    for source in &config.sources {
+    for (source, ingress) in config.sources.iter().zip(places.ingress.iter().cycle()) {
         lines.push(format!("  webhooks  http://{ingress}/webhooks/{} ({})", source.name, source.provider));
     }
     for route in config.routes.iter() {
         lines.push(format!("  route     {}", check::line(route)));
     }
-    lines.push(format!("  admin     http://{admin}/api/events"));
+    lines.push(format!("  admin     http://{}/api/events", places.admin));
     lines.push(format!(
         "  journal   {} ({}, {})",
-        config.journal.path.display(),
+        config.journal.shown(),
         state.kind,
         state.durability.as_str()
     ));
     if let Some(plan) = crash {
         lines.push(format!("  crash     at {plan}: this build is for tests"));
     }
-    if let Some(source) = config.sources.first() {
+    if !roles.is_empty() {
+        let roles: Vec<&str> = roles.iter().map(|role| role.as_str()).collect();
+        lines.push(format!("  roles     {}", roles.join(", ")));
+    }
+    if let Some(source) = config.sources.first().filter(|_| places.ingress.is_some()) {
         lines.push("Send a signed webhook from another terminal:".to_owned());
         lines.push(format!("  {} send --source {}", this_program(shared), source.name));
     }

@@ -8,6 +8,8 @@ use std::time::Duration;
 
 use ipnet::IpNet;
 use oncehook::event::SourceName;
+use oncehook::handler::Dialect;
+use oncehook::journal::postgres;
 use oncehook::route::Routes;
 use oncehook_verify::{
     Ack, Handshakes, Identifier, Identify, MissingKey, Preset, Scheme, Secret, Settings, SetupError, Verifier,
@@ -77,10 +79,32 @@ pub struct Limits {
 }
 
 /// `[journal]`
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct JournalConfig {
+#[derive(Debug, Clone)]
+pub enum JournalConfig {
     /// The SQLite file.
-    pub path: PathBuf,
+    Sqlite(PathBuf),
+    /// The URL of a PostgreSQL database. It may hold a password.
+    Postgres(Secret),
+}
+
+impl JournalConfig {
+    /// How its engine writes parameters.
+    #[must_use]
+    pub fn dialect(&self) -> Dialect {
+        match self {
+            Self::Sqlite(_) => Dialect::Sqlite,
+            Self::Postgres(_) => Dialect::Postgres,
+        }
+    }
+
+    /// Where it is, for people: without what is secret.
+    #[must_use]
+    pub fn shown(&self) -> String {
+        match self {
+            Self::Sqlite(path) => path.display().to_string(),
+            Self::Postgres(url) => postgres::shown_url(url.reveal()),
+        }
+    }
 }
 
 /// `[[source]]`
@@ -215,7 +239,9 @@ fn read(file: &File<'_>) -> Option<Config> {
             None => complete = false,
         }
     }
-    let routes = read_routes(file, root.take_tables("route", "[[route]]"), &names);
+    // Without a journal its own problem has been noted; the statements are read as the usual one would.
+    let dialect = journal.as_ref().map_or(Dialect::Sqlite, JournalConfig::dialect);
+    let routes = read_routes(file, root.take_tables("route", "[[route]]"), &names, dialect);
     root.finish(&["machine"]);
     complete.then_some(())?;
     Some(Config {
@@ -286,18 +312,33 @@ fn read_limits(mut table: Table<'_, '_>) -> Limits {
 }
 
 fn read_journal(mut table: Table<'_, '_>) -> Option<JournalConfig> {
-    let url = table.take_parsed("url", |url| match url.strip_prefix("sqlite://") {
-        Some("") => {
-            Err("what follows sqlite:// is the path of the file, such as sqlite://oncehook.db".to_owned())
+    let url = table.take_parsed("url", |url| {
+        // It may hold a password, so it may stand elsewhere as a whole.
+        if url.starts_with("env:") || url.starts_with("file:") {
+            return secret_from_reference(url).and_then(|url| journal_from_url(url.reveal()));
         }
-        Some(path) => Ok(PathBuf::from(path)),
-        None if url.starts_with("postgres") || url.starts_with("mysql") => {
-            Err("server databases are not part of this version yet; use sqlite://PATH".to_owned())
-        }
-        None => Err(format!("{url:?} is not a journal; write sqlite://PATH")),
+        journal_from_url(url)
     });
     table.finish(&[]);
-    Some(JournalConfig { path: url.map_or_else(|| PathBuf::from("oncehook.db"), toml::Spanned::into_inner) })
+    Some(url.map_or_else(|| JournalConfig::Sqlite(PathBuf::from("oncehook.db")), toml::Spanned::into_inner))
+}
+
+/// The error does not repeat the URL of a server: it may hold a password.
+fn journal_from_url(url: &str) -> Result<JournalConfig, String> {
+    match url.split_once("://") {
+        Some(("sqlite", "")) => {
+            Err("what follows sqlite:// is the path of the file, such as sqlite://oncehook.db".to_owned())
+        }
+        Some(("sqlite", path)) => Ok(JournalConfig::Sqlite(PathBuf::from(path))),
+        Some(("postgres" | "postgresql", _)) => {
+            postgres::check_url(url)?;
+            Secret::new(url).map(JournalConfig::Postgres).map_err(|error| error.to_string())
+        }
+        Some(("mysql" | "mariadb", _)) => {
+            Err("MySQL is not part of this version yet; use sqlite://PATH or postgres://…".to_owned())
+        }
+        _ => Err("this is not a journal; write sqlite://PATH or postgres://USER@HOST/DATABASE".to_owned()),
+    }
 }
 
 fn read_networks(table: &mut Table<'_, '_>, key: &'static str) -> Vec<IpNet> {

@@ -42,12 +42,13 @@ pub(super) fn read_routes(
     file: &File<'_>,
     tables: Vec<Table<'_, '_>>,
     sources: &[SourceName],
+    dialect: Dialect,
 ) -> Option<Routes> {
     let mut declared = Vec::new();
     let mut placings = Vec::new();
     let mut complete = true;
     for mut table in tables {
-        let placing = read_route(&mut table, sources, &mut declared);
+        let placing = read_route(&mut table, sources, &mut declared, dialect);
         complete &= placing.is_some();
         placings.extend(placing);
         table.finish(LATER_KEYS);
@@ -84,6 +85,7 @@ fn read_route(
     table: &mut Table<'_, '_>,
     sources: &[SourceName],
     declared: &mut Vec<RouteName>,
+    dialect: Dialect,
 ) -> Option<Placing> {
     let span = table.span();
     let name = table.take_parsed("name", |name| RouteName::new(name).map_err(|error| error.to_string()));
@@ -106,7 +108,7 @@ fn read_route(
     let concurrency =
         table.take_number("concurrency", 1..=1_000).and_then(|number| usize::try_from(number).ok());
     let breaker = read_breaker(table.take_table("breaker", "[route.breaker]"));
-    let handler = read_handler(table, after.is_some());
+    let handler = read_handler(table, after.is_some(), dialect);
     let usual = match &handler {
         Some(Handler::Http(_)) => RetryPolicy::patient(),
         _ => RetryPolicy::default(),
@@ -251,7 +253,7 @@ fn read_breaker(mut table: Table<'_, '_>) -> BreakerPolicy {
 }
 
 /// Exactly one handler.
-fn read_handler(table: &mut Table<'_, '_>, follows: bool) -> Option<Handler> {
+fn read_handler(table: &mut Table<'_, '_>, follows: bool, dialect: Dialect) -> Option<Handler> {
     let sql = table.take_table_if_written("sql", "[route.sql]");
     let http = table.take_table_if_written("http", "[route.http]");
     if let (Some(_), Some(http)) = (&sql, &http) {
@@ -262,7 +264,7 @@ fn read_handler(table: &mut Table<'_, '_>, follows: bool) -> Option<Handler> {
         );
     }
     let several = sql.is_some() && http.is_some();
-    let sql = sql.map(|sql| read_sql(sql, follows));
+    let sql = sql.map(|sql| read_sql(sql, follows, dialect));
     let http = http.map(|http| read_http(http, follows));
     match (sql, http) {
         (None, None) => {
@@ -275,7 +277,7 @@ fn read_handler(table: &mut Table<'_, '_>, follows: bool) -> Option<Handler> {
 
 const NO_RESULT: &str = "`$result` is what the route before returned, and this route has no `after`";
 
-fn read_sql(mut table: Table<'_, '_>, follows: bool) -> Option<Handler> {
+fn read_sql(mut table: Table<'_, '_>, follows: bool, dialect: Dialect) -> Option<Handler> {
     let statement = table.take_one_or_many("statement");
     let bind = read_bindings(&mut table, follows);
     let handler = match (statement, bind) {
@@ -285,7 +287,9 @@ fn read_sql(mut table: Table<'_, '_>, follows: bool) -> Option<Handler> {
         }
         // A binding that could not be read would look like one that is missing.
         (Some(_), None) => None,
-        (Some(statement), Some(bind)) => match SqlHandler::new(statement.get_ref(), &bind, Dialect::Sqlite) {
+        (Some(statement), Some(bind)) => match SqlHandler::new(statement.get_ref(), &bind, dialect)
+            .and_then(|handler| allowed(handler, dialect))
+        {
             Ok(handler) => Some(Handler::Sql(Arc::new(handler))),
             Err(error) => {
                 table.problem(statement.span(), format!("`statement`: {error}"));
@@ -295,6 +299,14 @@ fn read_sql(mut table: Table<'_, '_>, follows: bool) -> Option<Handler> {
     };
     table.finish(&["database"]);
     handler
+}
+
+/// What the engine would refuse at every attempt is said at once.
+fn allowed(handler: SqlHandler, dialect: Dialect) -> Result<SqlHandler, String> {
+    match dialect {
+        Dialect::Postgres => oncehook::journal::postgres::forbidden(&handler).map_or(Ok(handler), Err),
+        Dialect::Sqlite | Dialect::Mysql => Ok(handler),
+    }
 }
 
 /// `None` if one of them cannot be read.

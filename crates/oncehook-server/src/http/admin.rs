@@ -89,12 +89,24 @@ impl Access {
     }
 }
 
-/// Every admin route.
-pub fn router(admin: Arc<Admin>) -> Router {
+/// Every admin route; without the API, those that every gateway serves.
+pub fn router(admin: Arc<Admin>, with_api: bool) -> Router {
     Router::new()
         .route("/healthz", get(api::health::healthz))
         .route("/readyz", get(api::health::readyz))
         .route("/metrics", get(api::health::metrics))
+        .merge(if with_api { api_routes() } else { Router::new() })
+        .fallback(|| async { HttpError::not_found() })
+        .method_not_allowed_fallback(|| async {
+            // The router adds the methods that it takes.
+            HttpError::new(StatusCode::METHOD_NOT_ALLOWED, "method", "this route does not take that method")
+        })
+        .layer(middleware::from_fn_with_state(Arc::clone(&admin), guard))
+        .with_state(admin)
+}
+
+fn api_routes() -> Router<Arc<Admin>> {
+    Router::new()
         .route("/api/events", get(api::events::list))
         .route("/api/events/{id}", get(api::events::show))
         .route("/api/events/{id}/body", get(api::events::body))
@@ -111,13 +123,6 @@ pub fn router(admin: Arc<Admin>) -> Router {
         .route("/api/sources/{name}/resume", post(api::routes::resume_source))
         .route("/api/stats", get(api::stats::stats))
         .route("/api/openapi.json", get(api::openapi::document))
-        .fallback(|| async { HttpError::not_found() })
-        .method_not_allowed_fallback(|| async {
-            // The router adds the methods that it takes.
-            HttpError::new(StatusCode::METHOD_NOT_ALLOWED, "method", "this route does not take that method")
-        })
-        .layer(middleware::from_fn_with_state(Arc::clone(&admin), guard))
-        .with_state(admin)
 }
 
 /// Checks who asks, and makes every answer harmless to a browser.

@@ -27,6 +27,8 @@ mod many;
 #[cfg(test)]
 mod operate;
 #[cfg(test)]
+mod postgres;
+#[cfg(test)]
 mod providers;
 #[cfg(test)]
 mod signature;

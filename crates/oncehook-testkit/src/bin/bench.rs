@@ -1,7 +1,8 @@
 //! `make bench`: how much of the ceiling durable accepts reach, in one run on one machine.
 //!
 //! Every row is a gateway of its own in a fresh directory, loaded by this process over loopback with signed requests made
-//! beforehand. The writer's CPU time per event is steadier than any rate on a shared machine. Rounds are interleaved and the median is reported, so a slow moment of the machine hits all rows alike.
+//! beforehand. `--journal postgres` measures on a PostgreSQL server that it starts itself, and how fast a backlog takes effect
+//! there. The writer's CPU time per event is steadier than any rate on a shared machine. Rounds are interleaved and the median is reported, so a slow moment of the machine hits all rows alike.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -12,6 +13,7 @@ use http::HeaderMap;
 use oncehook::clock::Clock;
 use oncehook::journal::sqlite::SqliteJournal;
 use oncehook_testkit::gateway::{CONFIG, Gateway, SECRET, now, prepare};
+use oncehook_testkit::postgres::{Database, Server};
 use oncehook_testkit::random::Random;
 use oncehook_testkit::sender::Provider;
 use oncehook_testkit::workload::{Pace, Report, run};
@@ -34,6 +36,8 @@ struct Plan {
     /// Open-loop measurements of each row.
     open_rounds: usize,
     directory: PathBuf,
+    /// Where the journal is, if it is not a file.
+    postgres: Option<&'static Server>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -55,6 +59,15 @@ const ROWS: [Row; 6] = [
     Row::OrderedKeysFull,
     Row::Duplicates,
 ];
+
+/// What is measured on a server: its tables are not filled beforehand.
+const SERVER_ROWS: [Row; 4] = [Row::Ceiling, Row::RandomKeys, Row::OrderedKeys, Row::Duplicates];
+
+impl Plan {
+    fn rows(&self) -> &'static [Row] {
+        if self.postgres.is_some() { &SERVER_ROWS } else { &ROWS }
+    }
+}
 
 struct Measured {
     rate: f64,
@@ -86,6 +99,7 @@ fn main() -> anyhow::Result<()> {
         ledger: number("--ledger", 1_000_000),
         open_rounds: number("--open-rounds", 1),
         directory: std::env::current_dir()?.join("target").join("bench"),
+        postgres: arguments.windows(2).any(|words| words == ["--journal", "postgres"]).then(Server::shared),
     };
     std::fs::create_dir_all(&plan.directory)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
@@ -123,9 +137,10 @@ async fn bench(plan: &Plan) -> anyhow::Result<()> {
         plan.connections, plan.body, plan.seconds, plan.rounds
     );
     println!("load generator on the same machine ({} cores)\n", std::thread::available_parallelism()?);
-    let mut results: Vec<Vec<Measured>> = ROWS.iter().map(|_| Vec::new()).collect();
+    let rows = plan.rows();
+    let mut results: Vec<Vec<Measured>> = rows.iter().map(|_| Vec::new()).collect();
     for round in 1..=plan.rounds {
-        for (row, results) in ROWS.iter().zip(&mut results) {
+        for (row, results) in rows.iter().zip(&mut results) {
             let measured = measure(plan, *row, Pace::Closed, plan.seconds).await?;
             eprintln!("round {round}: {row:?} {:.0}/s, p99 {:.1} ms", measured.rate, measured.p99);
             results.push(measured);
@@ -137,7 +152,7 @@ async fn bench(plan: &Plan) -> anyhow::Result<()> {
         "{:<28} {:>10} {:>8} {:>9} {:>9} {:>10} {:>10} {:>9}",
         "closed loop", "accepts/s", "ratio", "p50 ms", "p99 ms", "CPU µs/req", "writer µs", "RSS MB"
     );
-    for (row, measured) in ROWS.iter().zip(&medians) {
+    for (row, measured) in rows.iter().zip(&medians) {
         println!(
             "{:<28} {:>10.0} {:>8.2} {:>9.2} {:>9.2} {:>10.1} {:>10.1} {:>9.0}",
             name(*row),
@@ -155,7 +170,7 @@ async fn bench(plan: &Plan) -> anyhow::Result<()> {
         "\n{:<28} {:>10} {:>9} {:>9} {:>9} {:>9}",
         "open loop, a third of it", "offered/s", "p50 ms", "p99 ms", "max ms", "RSS MB"
     );
-    for (row, closed) in ROWS.iter().zip(&medians) {
+    for (row, closed) in rows.iter().zip(&medians) {
         let offered = closed.rate / 3.0;
         for _ in 0..plan.open_rounds {
             let measured = measure(plan, *row, Pace::Open(offered), plan.seconds).await?;
@@ -169,6 +184,9 @@ async fn bench(plan: &Plan) -> anyhow::Result<()> {
                 measured.memory as f64 / 1e6
             );
         }
+    }
+    if let Some(server) = plan.postgres {
+        effects_on_postgres(plan, server, ceiling).await?;
     }
     if plan.memory_seconds > 0 {
         let heavy = Plan { connections: 64, body: 5_120, directory: plan.directory.clone(), ..*plan };
@@ -184,9 +202,67 @@ async fn bench(plan: &Plan) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// How many effects are measured at once.
+const EFFECTS: usize = 60_000;
+
+/// A table of the user's, and what is done to it for each event.
+const ORDERS: &str =
+    "CREATE TABLE orders (id bigserial PRIMARY KEY, payment text NOT NULL UNIQUE, amount bigint NOT NULL)";
+const ROUTE: &str = r#"
+[[route]]
+name = "orders"
+source = "stripe"
+[route.sql]
+statement = "INSERT INTO orders (payment, amount) VALUES (:payment, :amount) ON CONFLICT (payment) DO NOTHING"
+bind = { payment = "/data/object/id", amount = "/data/object/amount" }
+"#;
+
+/// A backlog is accepted by one process and takes effect through another.
+async fn effects_on_postgres(plan: &Plan, server: &Server, ceiling: f64) -> anyhow::Result<()> {
+    let oncehook = std::env::current_exe()?.with_file_name("oncehook");
+    let mut rates = Vec::new();
+    for _ in 0..plan.rounds {
+        let database = server.database();
+        database.query(ORDERS);
+        let directory = tempfile::tempdir_in(&plan.directory)?;
+        let config = CONFIG.replace("sqlite://journal.db", &database.url()) + ROUTE;
+        prepare(directory.path(), &config);
+        let start = |role: &str| {
+            let mut command = Command::new(&oncehook);
+            command.args(["serve", "--role", role]);
+            Gateway::start_command(command, directory.path())
+        };
+        let mut door = start("ingest");
+        let provider = Provider::new("stripe", SECRET, "stripe");
+        let requests: Vec<_> =
+            (0..EFFECTS).map(|number| request(&provider, Row::RandomKeys, number, plan.body)).collect();
+        let wait = Duration::from_secs(120);
+        run(door.ingress, CONNECTIONS, Arc::new(requests), false, Pace::Closed, wait).await;
+        door.stop();
+        let backlog: usize = database.query("SELECT count(*) FROM oncehook.deliveries").parse()?;
+        let begun = std::time::Instant::now();
+        let worker = start("worker");
+        // Asking costs the machine something too, so it is not asked often.
+        while database.query("SELECT last_value FROM orders_id_seq").parse::<usize>()? < backlog {
+            tokio::time::sleep(Duration::from_millis(250)).await;
+        }
+        rates.push(backlog as f64 / begun.elapsed().as_secs_f64());
+        drop(worker);
+    }
+    rates.sort_by(f64::total_cmp);
+    let effects = rates[rates.len() / 2];
+    println!(
+        "\neffects on PostgreSQL: {effects:.0}/s ({:.2} of the ceiling), the start of the worker included",
+        effects / ceiling
+    );
+    Ok(())
+}
+
 async fn measure(plan: &Plan, row: Row, pace: Pace, seconds: u64) -> anyhow::Result<Measured> {
     let directory = tempfile::tempdir_in(&plan.directory)?;
-    prepare(directory.path(), CONFIG);
+    let database = plan.postgres.map(Server::database);
+    let url = database.as_ref().map_or_else(|| "sqlite://journal.db".to_owned(), Database::url);
+    prepare(directory.path(), &CONFIG.replace("sqlite://journal.db", &url));
     if matches!(row, Row::RandomKeysFull | Row::OrderedKeysFull) {
         fill_ledger(directory.path(), plan.ledger)?;
     }
@@ -318,10 +394,10 @@ fn median(row: &mut [Measured]) -> &Measured {
 fn name(row: Row) -> &'static str {
     match row {
         Row::Ceiling => "ceiling, no storage",
-        Row::RandomKeys => "SQLite, random keys",
-        Row::OrderedKeys => "SQLite, time-ordered keys",
+        Row::RandomKeys => "random keys",
+        Row::OrderedKeys => "time-ordered keys",
         Row::RandomKeysFull => "random keys, full ledger",
         Row::OrderedKeysFull => "time-ordered, full ledger",
-        Row::Duplicates => "SQLite, duplicates",
+        Row::Duplicates => "duplicates",
     }
 }

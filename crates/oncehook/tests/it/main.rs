@@ -11,6 +11,10 @@ mod memory;
 #[cfg(test)]
 mod outbound;
 #[cfg(test)]
+mod postgres;
+#[cfg(test)]
+mod postgres_effects;
+#[cfg(test)]
 mod sqlite;
 #[cfg(test)]
 mod tls;

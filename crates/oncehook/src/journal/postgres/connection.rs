@@ -1,0 +1,411 @@
+//! Connections: how they are opened, what is checked before one is used, and the small pools they wait in.
+//!
+//! Promises: every connection has proved, before its first use, that it talks to a primary that syncs its log; every wait
+//! has a deadline; a connection on which anything went wrong, or whose caller went away half-way, is closed and never
+//! lent again, so nobody inherits an open transaction.
+//!
+//! Does not: retry. What an error means is the caller's to say ([`EngineError`]).
+
+use std::collections::HashMap;
+use std::future::{Future, poll_fn};
+use std::ops::Deref;
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::{Semaphore, SemaphorePermit};
+use tokio_postgres::config::SslMode;
+use tokio_postgres::error::SqlState;
+use tokio_postgres::types::ToSql;
+use tokio_postgres::{AsyncMessage, Client, Config, NoTls, Row, Statement};
+
+use super::OpenError;
+
+/// The longest that the server may take to be reached, and to answer one of our own statements.
+pub(super) const CONNECT_WAIT: Duration = Duration::from_secs(5);
+pub(super) const ANSWER_WAIT: Duration = Duration::from_secs(10);
+
+/// How long a transaction may be idle before the server ends it: as long as a lease, because the locks of a worker that
+/// froze are its leases.
+const IDLE_IN_TRANSACTION: Duration = Duration::from_secs(15);
+
+/// Idle connections that a pool keeps.
+const IDLE_KEPT: usize = 8;
+
+/// What a connection is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Purpose {
+    /// Appends: short statements over big batches.
+    Append,
+    /// Deliveries, orders, forgetting; the user's statements run here.
+    Work,
+    /// What people ask. Cannot write.
+    Read,
+    /// Waits for notifications.
+    Listen,
+}
+
+impl Purpose {
+    /// The settings of the session. Plans for batches are made anew each time: a plan that was made when a table was empty
+    /// would read all of it when it is big.
+    fn settings(self, handler_time: Duration) -> String {
+        let millis = |time: Duration| time.as_millis().max(1);
+        let idle = millis(IDLE_IN_TRANSACTION);
+        let common = format!(
+            "SET application_name = 'oncehook'; SET idle_in_transaction_session_timeout = {idle};
+             SET plan_cache_mode = force_custom_plan;
+             SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') = 'off';"
+        );
+        let own = match self {
+            Self::Append => {
+                "SET statement_timeout = 5000; SET lock_timeout = 3000; SET jit = off; SET work_mem = '64MB'"
+                    .to_owned()
+            }
+            Self::Work => format!("SET statement_timeout = {}", millis(handler_time)),
+            Self::Read => {
+                "SET statement_timeout = 5000; SET jit = off; SET default_transaction_read_only = on"
+                    .to_owned()
+            }
+            Self::Listen => String::new(),
+        };
+        common + &own
+    }
+}
+
+/// What went wrong with a statement or a connection.
+#[derive(Debug, Clone)]
+pub(super) struct EngineError {
+    /// For people and logs. Holds no values of the journal's own statements.
+    pub(super) told: String,
+    code: Option<SqlState>,
+    /// The constraint that refused, if one did.
+    pub(super) constraint: Option<String>,
+}
+
+impl EngineError {
+    pub(super) fn other(told: impl Into<String>) -> Self {
+        Self { told: told.into(), code: None, constraint: None }
+    }
+
+    fn no_answer() -> Self {
+        Self::other(format!("the database did not answer within {} s", ANSWER_WAIT.as_secs()))
+    }
+
+    pub(super) fn code(&self) -> Option<&SqlState> {
+        self.code.as_ref()
+    }
+
+    fn class(&self) -> &str {
+        self.code.as_ref().and_then(|code| code.code().get(..2)).unwrap_or_default()
+    }
+
+    /// Two transactions stood in each other's way; the same again may work. Nobody's fault, nothing was stored.
+    pub(super) fn is_collision(&self) -> bool {
+        let codes = [SqlState::T_R_DEADLOCK_DETECTED, SqlState::T_R_SERIALIZATION_FAILURE];
+        self.code.as_ref().is_some_and(|code| codes.contains(code))
+    }
+
+    /// A row was refused (its data, a constraint, a limit of the program): the others are not to blame.
+    pub(super) fn blames_a_row(&self) -> bool {
+        matches!(self.class(), "22" | "23" | "54")
+    }
+
+    /// The statement itself took too long, or waited too long for a lock.
+    pub(super) fn is_too_slow(&self) -> bool {
+        let codes = [SqlState::QUERY_CANCELED, SqlState::LOCK_NOT_AVAILABLE];
+        self.code.as_ref().is_some_and(|code| codes.contains(code))
+    }
+
+    /// The server spoke, and about this statement: not a lost connection, a shutdown, a full disk, or a server that became
+    /// a replica.
+    pub(super) fn blames_the_statement(&self) -> bool {
+        let engine = ["08", "25", "53", "55", "57", "58", "F0", "XX"];
+        self.code.is_some() && (self.is_too_slow() || !engine.contains(&self.class()))
+    }
+}
+
+impl From<tokio_postgres::Error> for EngineError {
+    fn from(error: tokio_postgres::Error) -> Self {
+        match error.as_db_error() {
+            // The detail may quote a row, so it is left out.
+            Some(said) => Self {
+                told: format!("{} ({})", said.message(), said.code().code()),
+                code: Some(said.code().clone()),
+                constraint: said.constraint().map(str::to_owned),
+            },
+            None => {
+                let cause = std::error::Error::source(&error).map(ToString::to_string);
+                Self::other(cause.map_or_else(|| error.to_string(), |cause| format!("{error}: {cause}")))
+            }
+        }
+    }
+}
+
+impl std::fmt::Display for EngineError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.told)
+    }
+}
+
+/// Waits for an answer, but not for ever.
+pub(super) async fn in_time<T, E: Into<EngineError>>(
+    answer: impl Future<Output = Result<T, E>>,
+) -> Result<T, EngineError> {
+    match tokio::time::timeout(ANSWER_WAIT, answer).await {
+        Ok(answer) => answer.map_err(Into::into),
+        Err(_) => Err(EngineError::no_answer()),
+    }
+}
+
+/// How to reach the database.
+#[derive(Debug)]
+pub(super) struct Connector {
+    config: Config,
+    handler_time: Duration,
+}
+
+impl Connector {
+    /// Reads a URL. Several hosts may be named; the one that can be written to is taken.
+    pub(super) fn new(url: &str, handler_time: Duration) -> Result<Self, OpenError> {
+        let mut config: Config = url.parse().map_err(|error: tokio_postgres::Error| {
+            // The URL holds a password, so it is not repeated.
+            let cause = std::error::Error::source(&error).map(ToString::to_string).unwrap_or_default();
+            OpenError::Url(format!("{error} {cause}").trim().to_owned())
+        })?;
+        if config.get_ssl_mode() == SslMode::Require {
+            return Err(OpenError::Url("sslmode=require is not supported yet".to_owned()));
+        }
+        config
+            .connect_timeout(CONNECT_WAIT)
+            .keepalives_idle(Duration::from_secs(10))
+            .tcp_user_timeout(Duration::from_secs(15))
+            .target_session_attrs(tokio_postgres::config::TargetSessionAttrs::ReadWrite);
+        Ok(Self { config, handler_time })
+    }
+
+    /// Where it leads, without what is secret.
+    pub(super) fn shown(&self) -> String {
+        use tokio_postgres::config::Host;
+        let ports = self.config.get_ports();
+        let hosts = self.config.get_hosts().iter().enumerate().map(|(place, host)| {
+            let port = ports.get(place).or(ports.first()).copied().unwrap_or(5432);
+            match host {
+                Host::Tcp(name) => format!("{name}:{port}"),
+                Host::Unix(path) => path.display().to_string(),
+            }
+        });
+        let hosts: Vec<String> = hosts.collect();
+        format!("postgres://{}/{}", hosts.join(","), self.config.get_dbname().unwrap_or_default())
+    }
+
+    /// Opens a connection and checks the ground it stands on.
+    pub(super) async fn open(&self, purpose: Purpose) -> Result<Session, EngineError> {
+        self.open_hearing(purpose, |_| {}).await
+    }
+
+    /// The same, and hands the payload of every notification on.
+    pub(super) async fn open_hearing(
+        &self,
+        purpose: Purpose,
+        heard: impl Fn(&str) + Send + 'static,
+    ) -> Result<Session, EngineError> {
+        let (client, mut connection) =
+            match tokio::time::timeout(CONNECT_WAIT, self.config.connect(NoTls)).await {
+                Ok(connected) => connected?,
+                Err(_) => return Err(EngineError::other("the database could not be reached in time")),
+            };
+        tokio::spawn(async move {
+            // It ends with its session, or with an error that the session's next statement reports.
+            while let Some(Ok(message)) = poll_fn(|context| connection.poll_message(context)).await {
+                if let AsyncMessage::Notification(notification) = message {
+                    heard(notification.payload());
+                }
+            }
+        });
+        let session = Session { client, statements: Mutex::default() };
+        session.prepare_ground(purpose, self.handler_time).await?;
+        Ok(session)
+    }
+}
+
+/// One connection with its prepared statements.
+pub(super) struct Session {
+    client: Client,
+    statements: Mutex<HashMap<String, Statement>>,
+}
+
+impl Deref for Session {
+    type Target = Client;
+
+    fn deref(&self) -> &Client {
+        &self.client
+    }
+}
+
+impl Session {
+    async fn prepare_ground(&self, purpose: Purpose, handler_time: Duration) -> Result<(), EngineError> {
+        self.run(&purpose.settings(handler_time)).await?;
+        let ground = in_time(self.client.simple_query(
+            "SELECT current_setting('fsync'), current_setting('full_page_writes'), current_setting('synchronous_commit'),
+                    pg_is_in_recovery()::text",
+        ))
+        .await?;
+        let row = ground.iter().find_map(|message| match message {
+            tokio_postgres::SimpleQueryMessage::Row(row) => Some(row),
+            _ => None,
+        });
+        let wanted =
+            [("fsync", "on"), ("full_page_writes", "on"), ("synchronous_commit", ""), ("recovery", "false")];
+        for (column, (setting, want)) in wanted.into_iter().enumerate() {
+            let found = row.and_then(|row| row.try_get(column).ok().flatten()).unwrap_or("unknown");
+            let sound = if want.is_empty() { found != "off" && found != "unknown" } else { found == want };
+            if !sound {
+                let told = match setting {
+                    "recovery" => "the server is a replica, not a primary".to_owned(),
+                    _ => format!("{setting} is {found}, so an acknowledged event would not be durable"),
+                };
+                return Err(EngineError { told, code: None, constraint: Some(DURABILITY.to_owned()) });
+            }
+        }
+        Ok(())
+    }
+
+    /// Runs statements without parameters.
+    pub(super) async fn run(&self, sql: &str) -> Result<(), EngineError> {
+        in_time(self.client.batch_execute(sql)).await
+    }
+
+    /// The prepared form of a statement. Prepared once per connection.
+    pub(super) async fn prepared(&self, sql: &str) -> Result<Statement, EngineError> {
+        let known = self.statements().get(sql).cloned();
+        if let Some(statement) = known {
+            return Ok(statement);
+        }
+        let statement = in_time(self.client.prepare(sql)).await?;
+        let mut statements = self.statements();
+        // The journal's own are few, but a configuration may hold many of the user's.
+        if statements.len() >= STATEMENTS_KEPT {
+            statements.clear();
+        }
+        statements.insert(sql.to_owned(), statement.clone());
+        Ok(statement)
+    }
+
+    /// Forgets prepared statements: tables that they use have changed.
+    pub(super) fn forget_statements(&self) {
+        self.statements().clear();
+    }
+
+    fn statements(&self) -> std::sync::MutexGuard<'_, HashMap<String, Statement>> {
+        self.statements.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Runs one statement and returns its rows.
+    pub(super) async fn rows(
+        &self,
+        sql: &str,
+        parameters: &[&(dyn ToSql + Sync)],
+    ) -> Result<Vec<Row>, EngineError> {
+        let statement = self.prepared(sql).await?;
+        in_time(self.client.query(&statement, parameters)).await
+    }
+
+    /// Runs one statement and returns its first row.
+    pub(super) async fn row(
+        &self,
+        sql: &str,
+        parameters: &[&(dyn ToSql + Sync)],
+    ) -> Result<Option<Row>, EngineError> {
+        Ok(self.rows(sql, parameters).await?.into_iter().next())
+    }
+
+    /// Runs one statement and returns how many rows it changed.
+    pub(super) async fn change(
+        &self,
+        sql: &str,
+        parameters: &[&(dyn ToSql + Sync)],
+    ) -> Result<u64, EngineError> {
+        let statement = self.prepared(sql).await?;
+        in_time(self.client.execute(&statement, parameters)).await
+    }
+}
+
+/// Statements that a connection keeps prepared.
+const STATEMENTS_KEPT: usize = 512;
+
+/// Marks an error of the ground checks.
+pub(super) const DURABILITY: &str = "durability";
+
+/// Connections for one purpose, at most so many at once.
+pub(super) struct Pool {
+    connector: std::sync::Arc<Connector>,
+    purpose: Purpose,
+    idle: Mutex<Vec<Session>>,
+    permits: Semaphore,
+}
+
+impl Pool {
+    pub(super) fn new(connector: std::sync::Arc<Connector>, purpose: Purpose, at_once: usize) -> Self {
+        Self { connector, purpose, idle: Mutex::default(), permits: Semaphore::new(at_once) }
+    }
+
+    /// Lends a connection. It is closed when it is dropped, unless it is [kept](Lent::keep).
+    pub(super) async fn take(&self) -> Result<Lent<'_>, EngineError> {
+        let permit = match tokio::time::timeout(ANSWER_WAIT, self.permits.acquire()).await {
+            Ok(Ok(permit)) => permit,
+            Ok(Err(_)) => return Err(EngineError::other("the journal is closed")),
+            Err(_) => return Err(EngineError::other("no connection was free in time")),
+        };
+        loop {
+            let idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
+            let session = match idle {
+                Some(session) if session.is_closed() => continue,
+                Some(session) => session,
+                None => self.connector.open(self.purpose).await?,
+            };
+            return Ok(Lent { session, pool: self, _permit: permit });
+        }
+    }
+
+    /// Refuses to lend from now on and closes what is idle.
+    pub(super) fn close(&self) {
+        self.permits.close();
+        self.idle.lock().unwrap_or_else(PoisonError::into_inner).clear();
+    }
+}
+
+/// A connection on loan.
+pub(super) struct Lent<'p> {
+    session: Session,
+    pool: &'p Pool,
+    _permit: SemaphorePermit<'p>,
+}
+
+impl Deref for Lent<'_> {
+    type Target = Session;
+
+    fn deref(&self) -> &Session {
+        &self.session
+    }
+}
+
+impl Lent<'_> {
+    /// Gives the connection back for the next caller. Only for one that is in no transaction.
+    pub(super) fn keep(self) {
+        let mut idle = self.pool.idle.lock().unwrap_or_else(PoisonError::into_inner);
+        if idle.len() < IDLE_KEPT && !self.pool.permits.is_closed() {
+            idle.push(self.session);
+        }
+    }
+}
+
+/// Counts collisions: the first few are worth another try.
+#[derive(Default)]
+pub(super) struct Tries(u32);
+
+impl Tries {
+    /// Whether to do the same again after this error; the error if not.
+    pub(super) fn again(&mut self, error: EngineError) -> Result<(), EngineError> {
+        self.0 += 1;
+        if error.is_collision() && self.0 < 10 { Ok(()) } else { Err(error) }
+    }
+}

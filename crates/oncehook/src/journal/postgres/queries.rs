@@ -1,0 +1,295 @@
+//! The statements of an append, one named function each. What people ask is in `reader`, what workers do in `queue`.
+//!
+//! Where a statement needs the time, its first parameter is the time that a test gave, or null: then the database's own
+//! clock counts.
+
+use std::collections::{HashMap, HashSet};
+
+use oncehook_verify::UnixMicros;
+use serde::{Deserialize, Serialize};
+use std::net::IpAddr;
+use uuid::Uuid;
+
+use super::connection::{EngineError, Session};
+use crate::event::{EventId, NewEvent};
+use crate::journal::tally::{Pending, Tally};
+use crate::journal::{CONFLICTS_KEPT, DuplicateSeen};
+
+pub(super) fn uuid(id: EventId) -> Uuid {
+    Uuid::from_bytes(*id.as_bytes())
+}
+
+pub(super) fn event_id(uuid: Uuid) -> EventId {
+    EventId::from_bytes(*uuid.as_bytes())
+}
+
+/// An event with the id that it gets if it is new.
+pub(super) struct Candidate<'e> {
+    pub(super) id: EventId,
+    pub(super) event: &'e NewEvent,
+}
+
+/// Stores the candidates whose keys are new, all in one statement that is its own transaction, and returns their ids. The
+/// candidates have different keys.
+///
+/// - The unique key decides; its columns are named, so without a valid unique index on exactly these this is an error.
+/// - Sorted by key: two batches that share keys wait for each other in the same order instead of for ever.
+/// - The row of a concurrent winner is not visible to this statement; [`first_ids`] asks afterwards.
+pub(super) async fn append(
+    session: &Session,
+    given: Option<i64>,
+    shard: i16,
+    candidates: &mut [Candidate<'_>],
+) -> Result<HashSet<EventId>, EngineError> {
+    candidates.sort_unstable_by(|a, b| {
+        (a.event.source.as_str(), a.event.key.as_bytes())
+            .cmp(&(b.event.source.as_str(), b.event.key.as_bytes()))
+    });
+    let column = |of: fn(&NewEvent) -> &[u8]| -> Vec<&[u8]> {
+        candidates.iter().map(|candidate| of(candidate.event)).collect()
+    };
+    let ids: Vec<Uuid> = candidates.iter().map(|candidate| uuid(candidate.id)).collect();
+    let events = || candidates.iter().map(|candidate| candidate.event);
+    let sources: Vec<&str> = events().map(|event| event.source.as_str()).collect();
+    let keys = column(|event| event.key.as_bytes());
+    let signed: Vec<bool> = events().map(|event| event.key_signed).collect();
+    let types: Vec<Option<&str>> = events().map(|event| event.kind.as_deref()).collect();
+    let entities: Vec<Option<&str>> = events().map(|event| event.entity.as_deref()).collect();
+    let occurred: Vec<Option<i64>> = events().map(|event| event.occurred_at.map(|at| at.0)).collect();
+    let received: Vec<i64> = events().map(|event| event.received_at.0).collect();
+    let expires: Vec<i64> = events().map(|event| event.expires_at.0).collect();
+    let integrity: Vec<&str> = events().map(|event| event.integrity.as_str()).collect();
+    let digests = column(|event| &event.digest);
+    let headers = column(|event| &event.headers);
+    let bodies = column(|event| &event.body);
+    let held: Vec<Option<&str>> =
+        events().map(|event| event.quarantine.map(|reason| reason.as_str())).collect();
+    // Held events have no deliveries until they are released.
+    let wanted = candidates.iter().filter(|candidate| candidate.event.quarantine.is_none());
+    let (routed, routes): (Vec<Uuid>, Vec<&str>) = wanted
+        .flat_map(|candidate| candidate.event.routes.iter().map(|route| (uuid(candidate.id), route.as_str())))
+        .unzip();
+    let won = session
+        .rows(
+            "WITH input AS MATERIALIZED (
+               SELECT * FROM unnest($3::uuid[], $4::text[], $5::bytea[], $6::boolean[], $7::text[], $8::text[], $9::bigint[],
+                                    $10::bigint[], $11::bigint[], $12::text[], $13::bytea[], $14::bytea[], $15::bytea[],
+                                    $16::text[])
+                 AS t(id, source, key, key_signed, type, entity, occurred_at, received_at, expires_at, integrity, digest,
+                      headers, body, held)
+             ), won AS (
+               INSERT INTO oncehook.keys (source, key, event, digest, first_seen, expires_at)
+               SELECT source, key, id, digest, received_at, expires_at FROM input
+               ON CONFLICT (source, key) DO NOTHING
+               RETURNING event
+             ), stored AS (
+               INSERT INTO oncehook.events (id, source, key, key_signed, type, entity, occurred_at, received_at, integrity,
+                                            digest, headers, body)
+               SELECT id, source, key, key_signed, type, entity, occurred_at, received_at, integrity, digest, headers, body
+                 FROM input WHERE id IN (SELECT event FROM won)
+             ), delivered AS (
+               -- The event is new, so its deliveries are: a conflict here is a broken journal, and an error.
+               INSERT INTO oncehook.deliveries (event, route, state, run_at)
+               SELECT r.event, r.route, 'ready', coalesce($1::bigint, oncehook.micros())
+                 FROM unnest($17::uuid[], $18::text[]) AS r(event, route) WHERE r.event IN (SELECT event FROM won)
+             ), counted AS (
+               INSERT INTO oncehook.totals AS t (source, shard, events, quarantined)
+               SELECT source, $2, count(*), count(held) FROM input WHERE id IN (SELECT event FROM won)
+                GROUP BY source ORDER BY source
+               ON CONFLICT (source, shard) DO UPDATE
+                  SET events = t.events + excluded.events, quarantined = t.quarantined + excluded.quarantined
+             ), first_bodies AS (
+               -- The first event with a body owns the row; in the order of ids where one batch holds several.
+               INSERT INTO oncehook.bodies (source, digest, event)
+               SELECT source, digest, id FROM input WHERE NOT key_signed AND id IN (SELECT event FROM won)
+                ORDER BY source, digest, id
+               ON CONFLICT (source, digest) DO NOTHING
+               RETURNING event
+             ), flagged AS (
+               INSERT INTO oncehook.flags (event, flag, at, reason)
+               SELECT id, 'quarantined', received_at, held FROM input
+                WHERE held IS NOT NULL AND id IN (SELECT event FROM won)
+               UNION ALL
+               SELECT id, 'suspected_replay', received_at, NULL FROM input
+                WHERE NOT key_signed AND id IN (SELECT event FROM won)
+                  AND id NOT IN (SELECT event FROM first_bodies)
+             )
+             SELECT event FROM won",
+            &[
+                &given, &shard, &ids, &sources, &keys, &signed, &types, &entities, &occurred, &received, &expires,
+                &integrity, &digests, &headers, &bodies, &held, &routed, &routes,
+            ],
+        )
+        .await?;
+    Ok(won.iter().map(|row| event_id(row.get(0))).collect())
+}
+
+/// What the ledger knows of a key.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Known {
+    pub(super) event: EventId,
+    pub(super) digest: [u8; 32],
+    pub(super) expires_at: UnixMicros,
+}
+
+/// Which events hold these keys, by place. A key that is not there was forgotten a moment ago.
+pub(super) async fn first_ids(
+    session: &Session,
+    keys: &[(&str, &[u8])],
+) -> Result<HashMap<usize, Known>, EngineError> {
+    let sources: Vec<&str> = keys.iter().map(|(source, _)| *source).collect();
+    let keys: Vec<&[u8]> = keys.iter().map(|(_, key)| *key).collect();
+    // The limit keeps the planner from reading the whole ledger for many keys.
+    let rows = session
+        .rows(
+            "SELECT t.place, k.event, k.digest, k.expires_at
+               FROM unnest($1::text[], $2::bytea[]) WITH ORDINALITY AS t(source, key, place)
+              CROSS JOIN LATERAL (SELECT event, digest, expires_at FROM oncehook.keys k
+                                   WHERE k.source = t.source AND k.key = t.key LIMIT 1) k",
+            &[&sources, &keys],
+        )
+        .await?;
+    rows.iter()
+        .map(|row| {
+            let place = usize::try_from(row.get::<_, i64>(0) - 1).unwrap_or(usize::MAX);
+            Ok((
+                place,
+                Known {
+                    event: event_id(row.get(1)),
+                    digest: digest(row.get(2))?,
+                    expires_at: UnixMicros(row.get(3)),
+                },
+            ))
+        })
+        .collect()
+}
+
+pub(super) fn digest(bytes: &[u8]) -> Result<[u8; 32], EngineError> {
+    bytes.try_into().map_err(|_| EngineError::other("a digest in the journal is damaged"))
+}
+
+/// Keeps other bodies under known keys, in one transaction: one row per digest, at most [`CONFLICTS_KEPT`] of them per
+/// event, the rest counted in a row with an empty digest. The counts hold even if the event is forgotten already.
+pub(super) async fn keep_conflicts(
+    session: &Session,
+    shard: i16,
+    conflicts: &mut [(EventId, &NewEvent)],
+) -> Result<(), EngineError> {
+    let kept_at_most = i64::try_from(CONFLICTS_KEPT).unwrap_or(i64::MAX);
+    // Sorted, so that two nodes wait for each other in the same order; those of one event stay in the order they came in.
+    conflicts.sort_by_key(|(event, _)| *event);
+    session.run("BEGIN").await?;
+    for (first, event) in conflicts.iter() {
+        session
+            .change(
+                "INSERT INTO oncehook.conflicts AS c (event, digest, count, first_at, last_at, headers, body)
+                 SELECT $1, CASE WHEN keep THEN $2 ELSE ''::bytea END, 1, $3, $3, CASE WHEN keep THEN $4 ELSE ''::bytea END,
+                        CASE WHEN keep THEN $5 ELSE ''::bytea END
+                   FROM (SELECT coalesce(bool_or(digest = $2), false)
+                                OR count(*) FILTER (WHERE digest <> ''::bytea) < $6 AS keep
+                           FROM oncehook.conflicts WHERE event = $1) kept
+                  WHERE EXISTS (SELECT 1 FROM oncehook.events WHERE id = $1)
+                 ON CONFLICT (event, digest) DO UPDATE SET count = c.count + 1, last_at = excluded.last_at",
+                &[
+                    &uuid(*first),
+                    &&event.digest[..],
+                    &event.received_at.0,
+                    &&event.headers[..],
+                    &&event.body[..],
+                    &kept_at_most,
+                ],
+            )
+            .await?;
+        session
+            .change(
+                "INSERT INTO oncehook.flags (event, flag, at)
+                 SELECT $1, 'conflict', $2 WHERE EXISTS (SELECT 1 FROM oncehook.events WHERE id = $1)
+                 ON CONFLICT (event, flag) DO NOTHING",
+                &[&uuid(*first), &event.received_at.0],
+            )
+            .await?;
+    }
+    let sources: Vec<&str> = conflicts.iter().map(|(_, event)| event.source.as_str()).collect();
+    session
+        .change(
+            "INSERT INTO oncehook.totals AS t (source, shard, conflicts)
+             SELECT source, $1, count(*) FROM unnest($2::text[]) AS s(source) GROUP BY source ORDER BY source
+             ON CONFLICT (source, shard) DO UPDATE SET conflicts = t.conflicts + excluded.conflicts",
+            &[&shard, &sources],
+        )
+        .await?;
+    session.run("COMMIT").await
+}
+
+/// One remembered duplicate as it stands in `duplicates.latest`: `[time, "peer"]`.
+#[derive(Serialize, Deserialize)]
+struct LatestRow(i64, IpAddr);
+
+/// The remembered duplicates of an event, oldest first. Text that is not ours gives none.
+pub(super) fn parse_latest(text: &str) -> Vec<DuplicateSeen> {
+    let rows: Vec<LatestRow> = serde_json::from_str(text).unwrap_or_default();
+    let seen = |LatestRow(at, peer)| DuplicateSeen { at: UnixMicros(at), peer };
+    rows.into_iter().map(seen).collect()
+}
+
+/// Adds counted duplicates to what is stored, in one transaction. Other nodes may do the same with the same events.
+pub(super) async fn store_duplicates(
+    session: &Session,
+    shard: i16,
+    tally: &Tally,
+) -> Result<(), EngineError> {
+    let mut pending: Vec<_> = tally.iter().collect();
+    pending.sort_unstable_by_key(|(event, _)| **event);
+    let events: Vec<Uuid> = pending.iter().map(|(event, _)| uuid(**event)).collect();
+    let column = |of: fn(&Pending) -> u64| -> Vec<i64> {
+        pending.iter().map(|(_, pending)| of(pending).cast_signed()).collect()
+    };
+    let (journal, memory, counts) =
+        (column(|pending| pending.journal), column(|pending| pending.memory), column(Pending::count));
+    let first: Vec<i64> = pending.iter().map(|(_, pending)| pending.first_at.0).collect();
+    let last: Vec<i64> = pending.iter().map(|(_, pending)| pending.last_at.0).collect();
+    let latest = pending.iter().map(|(_, pending)| {
+        let rows: Vec<LatestRow> =
+            pending.latest.iter().map(|seen| LatestRow(seen.at.0, seen.peer)).collect();
+        serde_json::to_string(&rows).unwrap_or_else(|_| "[]".to_owned())
+    });
+    let latest: Vec<String> = latest.collect();
+    let sources: Vec<&str> = pending.iter().map(|(_, pending)| pending.source.as_str()).collect();
+    session.run("BEGIN").await?;
+    session
+        .change(
+            "INSERT INTO oncehook.duplicates AS d (event, journal, memory, first_at, last_at, latest)
+             SELECT t.event, t.journal, t.memory, t.first_at, t.last_at, t.latest::jsonb
+               FROM unnest($1::uuid[], $2::bigint[], $3::bigint[], $4::bigint[], $5::bigint[], $6::text[])
+                 AS t(event, journal, memory, first_at, last_at, latest)
+              WHERE EXISTS (SELECT 1 FROM oncehook.events e WHERE e.id = t.event)
+             ON CONFLICT (event) DO UPDATE
+                SET journal = d.journal + excluded.journal,
+                    memory  = d.memory + excluded.memory,
+                    last_at = greatest(d.last_at, excluded.last_at),
+                    -- The latest eight of both.
+                    latest  = (SELECT jsonb_agg(seen ORDER BY place)
+                                 FROM (SELECT seen, place
+                                         FROM jsonb_array_elements(d.latest || excluded.latest) WITH ORDINALITY AS j(seen, place)
+                                        ORDER BY place DESC LIMIT 8) latest)",
+            &[&events, &journal, &memory, &first, &last, &latest],
+        )
+        .await?;
+    session
+        .change(
+            "INSERT INTO oncehook.totals AS t (source, shard, duplicates)
+             SELECT source, $1, sum(count)::bigint FROM unnest($2::text[], $3::bigint[]) AS s(source, count)
+              GROUP BY source ORDER BY source
+             ON CONFLICT (source, shard) DO UPDATE SET duplicates = t.duplicates + excluded.duplicates",
+            &[&shard, &sources, &counts],
+        )
+        .await?;
+    session.run("COMMIT").await
+}
+
+/// The highest id that is stored, so that new ids stay above it. (If there are no events left, nothing is in the order
+/// that they could disturb.)
+pub(super) async fn last_id(session: &Session) -> Result<Option<EventId>, EngineError> {
+    let row = session.row("SELECT id FROM oncehook.events ORDER BY id DESC LIMIT 1", &[]).await?;
+    Ok(row.map(|row| event_id(row.get(0))))
+}

@@ -1,0 +1,357 @@
+//! What people ask: lists, one event's story, counts. On connections that cannot write, time-boxed.
+//!
+//! Each answer is one snapshot, with the counts that are still in this node's memory added. Those in the memory of other
+//! nodes show half a second later.
+//!
+//! Does not: keep a search index for filters yet. A list walks the events from the newest on, so a rare value in a long
+//! history may take longer than a read may.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+
+use bytes::Bytes;
+use oncehook_verify::{EventKey, UnixMicros};
+use tokio_postgres::Row;
+use tokio_postgres::types::ToSql;
+use uuid::Uuid;
+
+use super::Shared;
+use super::connection::{EngineError, Pool, Session};
+use super::queries::{digest, event_id, parse_latest, uuid};
+use super::queue::number;
+use crate::event::EventId;
+use crate::journal::tally::remember;
+use crate::journal::{
+    Attempt, AuditEntry, Backlog, Conflict, Delivery, EventDetail, EventPage, EventQuery, EventStatus,
+    EventSummary, Flag, ReadError, SourceCounts, Stats, StoredBody,
+};
+
+/// One snapshot for all queries of an answer.
+const BEGIN: &str = "BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY";
+
+pub(super) struct Readers {
+    pool: Pool,
+    shared: Arc<Shared>,
+}
+
+/// Reads in one snapshot, while nothing moves from memory into the tables.
+macro_rules! read {
+    ($readers:expr, |$session:ident| $read:expr) => {{
+        let _still = $readers.shared.moving.read().await;
+        let $session = $readers.pool.take().await.map_err(read_error)?;
+        $session.run(BEGIN).await.map_err(read_error)?;
+        let answer = $read.await.map_err(read_error)?;
+        $session.run("COMMIT").await.map_err(read_error)?;
+        $session.keep();
+        Ok(answer)
+    }};
+}
+
+fn read_error(error: EngineError) -> ReadError {
+    if error.is_too_slow() { ReadError::TooSlow } else { ReadError::Engine(error.told) }
+}
+
+impl Readers {
+    pub(super) fn new(pool: Pool, shared: Arc<Shared>) -> Self {
+        Self { pool, shared }
+    }
+
+    pub(super) async fn list(&self, query: &EventQuery) -> Result<EventPage, ReadError> {
+        // No text of ours has a zero character, and the database takes none.
+        let names = [&query.source, &query.kind, &query.entity];
+        if names.into_iter().flatten().any(|name| name.contains('\0')) {
+            return Ok(EventPage::default());
+        }
+        read!(self, |session| self.page(&session, query))
+    }
+
+    async fn page(&self, session: &Session, query: &EventQuery) -> Result<EventPage, EngineError> {
+        let mut events = find(session, query).await?;
+        let more = events.len() > query.limit;
+        events.truncate(query.limit);
+        self.complete(session, &mut events).await?;
+        let next = events.last().filter(|_| more).map(|event| event.id);
+        Ok(EventPage { events, next })
+    }
+
+    pub(super) async fn show(&self, id: EventId) -> Result<Option<EventDetail>, ReadError> {
+        read!(self, |session| self.story(&session, id))
+    }
+
+    async fn story(&self, session: &Session, id: EventId) -> Result<Option<EventDetail>, EngineError> {
+        let sql = format!("{SUMMARY}, e.digest FROM oncehook.events e {BESIDE} WHERE e.id = $1");
+        let Some(row) = session.row(&sql, &[&uuid(id)]).await? else { return Ok(None) };
+        let mut events = vec![summary(&row)?];
+        self.complete(session, &mut events).await?;
+        let Some(mut event) = events.pop() else { return Ok(None) };
+        tell_attempts(session, &mut event).await?;
+        let sql = "SELECT first_at, last_at, latest::text FROM oncehook.duplicates WHERE event = $1";
+        let stored = session.row(sql, &[&uuid(id)]).await?;
+        let mut seen = stored.as_ref().map(|row| (UnixMicros(row.get(0)), UnixMicros(row.get(1))));
+        let mut latest: std::collections::VecDeque<_> =
+            stored.map(|row| parse_latest(row.get(2))).unwrap_or_default().into();
+        if let Some(pending) = self.shared.tally().get(id) {
+            seen = Some(seen.map_or((pending.first_at, pending.last_at), |(first, last)| {
+                (first, last.max(pending.last_at))
+            }));
+            pending.latest.iter().for_each(|duplicate| remember(&mut latest, *duplicate));
+        }
+        Ok(Some(EventDetail {
+            event,
+            digest: digest(row.get(12))?,
+            duplicates_seen: seen,
+            duplicates_latest: latest.into_iter().collect(),
+            conflicts: conflicts(session, id).await?,
+            audit: audit(session, id).await?,
+        }))
+    }
+
+    pub(super) async fn body(&self, id: EventId) -> Result<Option<StoredBody>, ReadError> {
+        read!(self, |session| body(&session, id))
+    }
+
+    pub(super) async fn stats(&self) -> Result<Stats, ReadError> {
+        read!(self, |session| self.counts(&session))
+    }
+
+    async fn counts(&self, session: &Session) -> Result<Stats, EngineError> {
+        let sql = "SELECT source, sum(events)::bigint, sum(duplicates)::bigint, sum(conflicts)::bigint, sum(quarantined)::bigint
+                     FROM oncehook.totals GROUP BY source ORDER BY source";
+        let rows = session.rows(sql, &[]).await?;
+        let mut sources: Vec<SourceCounts> = rows
+            .iter()
+            .map(|row| SourceCounts {
+                source: row.get(0),
+                events: count(row, 1),
+                duplicates: count(row, 2),
+                conflicts: count(row, 3),
+                quarantined: count(row, 4),
+            })
+            .collect();
+        for (_, pending) in self.shared.tally().iter() {
+            if let Some(counts) = sources.iter_mut().find(|counts| counts.source == pending.source.as_str()) {
+                counts.duplicates += pending.count();
+            }
+        }
+        Ok(Stats { sources })
+    }
+
+    /// What waits, per route.
+    pub(super) async fn backlog(&self) -> Result<Vec<Backlog>, ReadError> {
+        read!(self, |session| backlog(&session))
+    }
+
+    /// Adds what stands in other tables, or is still in memory.
+    async fn complete(&self, session: &Session, events: &mut [EventSummary]) -> Result<(), EngineError> {
+        let ids: Vec<Uuid> = events.iter().map(|event| uuid(event.id)).collect();
+        let mut deliveries = deliveries(session, &ids).await?;
+        let tally = self.shared.tally();
+        for event in events {
+            event.duplicates += tally.get(event.id).map_or(0, |pending| pending.count());
+            event.deliveries = deliveries.remove(&uuid(event.id)).unwrap_or_default();
+        }
+        Ok(())
+    }
+}
+
+/// The columns of a summary; the status is derived in [`BESIDE`].
+const SUMMARY: &str =
+    "SELECT e.id, e.source, e.key, e.type, e.entity, s.status, e.integrity, e.occurred_at, e.received_at,
+       octet_length(e.body)::bigint, coalesce(d.journal + d.memory + d.redis, 0),
+       (SELECT string_agg(f.flag, ',') FROM oncehook.flags f WHERE f.event = e.id)";
+
+const BESIDE: &str = "LEFT JOIN oncehook.duplicates d ON d.event = e.id
+ CROSS JOIN LATERAL (
+   SELECT CASE
+            WHEN EXISTS (SELECT 1 FROM oncehook.flags f WHERE f.event = e.id AND f.flag = 'quarantined') THEN 'quarantined'
+            ELSE coalesce((SELECT w.state FROM oncehook.deliveries w WHERE w.event = e.id
+                            ORDER BY CASE w.state WHEN 'dead' THEN 0 WHEN 'parked' THEN 1 WHEN 'retrying' THEN 2
+                                                  WHEN 'running' THEN 3 WHEN 'ready' THEN 4 WHEN 'superseded' THEN 5
+                                                  WHEN 'skipped' THEN 6 ELSE 7 END
+                            LIMIT 1), 'unrouted')
+          END AS status) s";
+
+/// The events that match, newest first; one more than the page holds. Only the conditions that were given are in the
+/// statement, so that each is planned for itself.
+async fn find(session: &Session, query: &EventQuery) -> Result<Vec<EventSummary>, EngineError> {
+    let limit = i64::try_from(query.limit).unwrap_or(i64::MAX).saturating_add(1);
+    let key = query.key.as_ref().map(|key| key.as_bytes().to_vec());
+    let status = query.status.map(EventStatus::as_str);
+    let (since, until) = (query.since.map(|at| at.0), query.until.map(|at| at.0));
+    let after = query.after.map(uuid);
+    // An id is never below the millisecond of receipt, so this bound loses nothing. There is no such bound for `until`:
+    // after the clock was set back, ids run ahead of it. A day of slack keeps old pages cheap.
+    let from = query.since.map(|since| first_of(since.0 / 1_000));
+    let to = query.until.map(|until| first_of(until.0 / 1_000 + 86_400_000));
+    let conditions: [(&str, Option<&(dyn ToSql + Sync)>); 10] = [
+        ("e.source = $", query.source.as_ref().map(|source| source as _)),
+        ("e.type = $", query.kind.as_ref().map(|kind| kind as _)),
+        ("e.entity = $", query.entity.as_ref().map(|entity| entity as _)),
+        ("s.status = $", status.as_ref().map(|status| status as _)),
+        ("e.received_at >= $", since.as_ref().map(|since| since as _)),
+        ("e.received_at < $", until.as_ref().map(|until| until as _)),
+        ("e.id < $", after.as_ref().map(|after| after as _)),
+        ("e.id >= $", from.as_ref().map(|from| from as _)),
+        ("e.id < $", to.as_ref().map(|to| to as _)),
+        // Asks the ledger. Keys are scoped to a source, so every source is asked.
+        (
+            "e.id IN (SELECT k.event FROM (SELECT DISTINCT source FROM oncehook.totals) t
+                        JOIN oncehook.keys k ON k.source = t.source AND k.key = $",
+            key.as_ref().map(|key| key as _),
+        ),
+    ];
+    let mut sql = format!("{SUMMARY} FROM oncehook.events e {BESIDE} WHERE true");
+    let mut parameters: Vec<&(dyn ToSql + Sync)> = Vec::new();
+    for (condition, parameter) in conditions {
+        if let Some(parameter) = parameter {
+            parameters.push(parameter);
+            sql.push_str(&format!(" AND {condition}{}", parameters.len()));
+            sql.push_str(if condition.contains('(') { ")" } else { "" });
+        }
+    }
+    parameters.push(&limit);
+    sql.push_str(&format!(" ORDER BY e.id DESC LIMIT ${}", parameters.len()));
+    session.rows(&sql, &parameters).await?.iter().map(summary).collect()
+}
+
+/// The first id of a millisecond.
+fn first_of(millis: i64) -> Uuid {
+    let millis = millis.clamp(0, (1 << 48) - 1).unsigned_abs();
+    Uuid::from_u64_pair(millis << 16, 0)
+}
+
+fn summary(row: &Row) -> Result<EventSummary, EngineError> {
+    let key = EventKey::from_bytes(row.get(2));
+    let flags: Option<&str> = row.get(11);
+    let mut flags: Vec<Flag> =
+        flags.iter().flat_map(|flags| flags.split(',')).filter_map(Flag::parse).collect();
+    flags.sort_unstable();
+    Ok(EventSummary {
+        id: event_id(row.get(0)),
+        source: row.get(1),
+        key: key.ok_or_else(|| EngineError::other("a key in the journal is damaged"))?,
+        kind: row.get(3),
+        entity: row.get(4),
+        status: EventStatus::parse(row.get(5)).unwrap_or(EventStatus::Unrouted),
+        flags,
+        integrity: row.get(6),
+        occurred_at: row.get::<_, Option<i64>>(7).map(UnixMicros),
+        received_at: UnixMicros(row.get(8)),
+        size: count(row, 9),
+        duplicates: count(row, 10),
+        deliveries: Vec::new(),
+    })
+}
+
+fn count(row: &Row, column: usize) -> u64 {
+    row.get::<_, i64>(column).unsigned_abs()
+}
+
+async fn deliveries(
+    session: &Session,
+    events: &Vec<Uuid>,
+) -> Result<HashMap<Uuid, Vec<Delivery>>, EngineError> {
+    let sql = "SELECT event, route, epoch, state, attempt, run_at, result, error, cause, settled_at
+                 FROM oncehook.deliveries WHERE event = ANY($1) ORDER BY event, route, epoch";
+    let mut found: HashMap<Uuid, Vec<Delivery>> = HashMap::new();
+    for row in session.rows(sql, &[events]).await? {
+        found.entry(row.get(0)).or_default().push(Delivery {
+            route: row.get(1),
+            epoch: number(row.get(2)),
+            state: row.get(3),
+            attempt: number(row.get(4)),
+            run_at: UnixMicros(row.get(5)),
+            result: row.get(6),
+            error: row.get(7),
+            cause: row.get(8),
+            settled_at: row.get::<_, Option<i64>>(9).map(UnixMicros),
+            attempts: Vec::new(),
+        });
+    }
+    Ok(found)
+}
+
+/// Adds every try to an event's deliveries. Lists do without.
+async fn tell_attempts(session: &Session, event: &mut EventSummary) -> Result<(), EngineError> {
+    let sql = "SELECT route, epoch, attempt, started_at, finished_at, outcome, error
+                 FROM oncehook.attempts WHERE event = $1 ORDER BY route, epoch, attempt";
+    for row in session.rows(sql, &[&uuid(event.id)]).await? {
+        let (route, epoch): (&str, u32) = (row.get(0), number(row.get(1)));
+        let of = |delivery: &&mut Delivery| delivery.route == route && delivery.epoch == epoch;
+        event.deliveries.iter_mut().filter(of).for_each(|delivery| {
+            delivery.attempts.push(Attempt {
+                number: number(row.get(2)),
+                started_at: UnixMicros(row.get(3)),
+                finished_at: row.get::<_, Option<i64>>(4).map(UnixMicros),
+                outcome: row.get(5),
+                error: row.get(6),
+            });
+        });
+    }
+    for delivery in &mut event.deliveries {
+        let unleased = delivery.unleased_success(delivery.attempts.last());
+        delivery.attempts.extend(unleased);
+    }
+    Ok(())
+}
+
+async fn audit(session: &Session, event: EventId) -> Result<Vec<AuditEntry>, EngineError> {
+    let sql = "SELECT at, who, action, reason, detail FROM oncehook.audit WHERE subject = $1 ORDER BY id";
+    let rows = session.rows(sql, &[&event.to_string()]).await?;
+    let entry = |row: &Row| AuditEntry {
+        at: UnixMicros(row.get(0)),
+        who: row.get(1),
+        action: row.get(2),
+        reason: row.get(3),
+        detail: row.get(4),
+    };
+    Ok(rows.iter().map(entry).collect())
+}
+
+async fn conflicts(session: &Session, event: EventId) -> Result<Vec<Conflict>, EngineError> {
+    let sql = "SELECT digest, count, first_at, last_at, octet_length(body)::bigint FROM oncehook.conflicts
+                WHERE event = $1 ORDER BY first_at, digest";
+    let rows = session.rows(sql, &[&uuid(event)]).await?;
+    let conflict = |row: &Row| Conflict {
+        digest: row.get::<_, &[u8]>(0).try_into().ok(),
+        count: count(row, 1),
+        first_at: UnixMicros(row.get(2)),
+        last_at: UnixMicros(row.get(3)),
+        size: count(row, 4),
+    };
+    Ok(rows.iter().map(conflict).collect())
+}
+
+async fn body(session: &Session, id: EventId) -> Result<Option<StoredBody>, EngineError> {
+    let row = session.row("SELECT headers, body FROM oncehook.events WHERE id = $1", &[&uuid(id)]).await?;
+    let bytes = |row: &Row, column: usize| Bytes::copy_from_slice(row.get(column));
+    Ok(row.map(|row| StoredBody { headers: bytes(&row, 0), body: bytes(&row, 1) }))
+}
+
+async fn backlog(session: &Session) -> Result<Vec<Backlog>, EngineError> {
+    let mut routes: BTreeMap<String, Backlog> = BTreeMap::new();
+    // Each part walks one of the partial indexes, so it costs what waits and not what was.
+    for (part, sql) in [
+        "SELECT route, count(*), min(run_at) FROM oncehook.deliveries WHERE state IN ('ready', 'retrying') GROUP BY route",
+        "SELECT route, count(*), NULL::bigint FROM oncehook.deliveries WHERE state = 'running' GROUP BY route",
+        "SELECT route, count(*), NULL::bigint FROM oncehook.deliveries WHERE state = 'dead' GROUP BY route",
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        for row in session.rows(sql, &[]).await? {
+            let route: String = row.get(0);
+            let empty = Backlog { route: route.clone(), waiting: 0, running: 0, dead: 0, oldest: None };
+            let backlog = routes.entry(route).or_insert(empty);
+            match part {
+                0 => {
+                    backlog.waiting = count(&row, 1);
+                    backlog.oldest = row.get::<_, Option<i64>>(2).map(UnixMicros);
+                }
+                1 => backlog.running = count(&row, 1),
+                _ => backlog.dead = count(&row, 1),
+            }
+        }
+    }
+    Ok(routes.into_values().collect())
+}

@@ -1,0 +1,442 @@
+//! The user's own statements, run on a worker's connection in the transaction that settles the delivery.
+//!
+//! Promises: values are bound, never written into the text; a statement is one of those that read or change rows, names
+//! nothing of schema `oncehook`, and ends after the time a handler has (`statement_timeout`). Tables are found by the
+//! search path of the user's role; ours is not in it.
+//!
+//! Does not: look into functions, views and triggers of the user's. Whoever lets a function end sessions, change settings
+//! or write into our schema by a detour can do harm; a role of its own for the journal's tables is the stronger fence.
+//! Does not settle anything either: what an error means for the delivery is the caller's to say.
+
+use std::borrow::Cow;
+use std::error::Error;
+use std::future::{Future, poll_fn};
+use std::pin::{Pin, pin};
+use std::task::Poll;
+
+use oncehook_verify::UnixMicros;
+use serde_json::{Map, Value};
+use tokio_postgres::types::private::BytesMut;
+use tokio_postgres::types::{Format, FromSql, IsNull, ToSql, Type, to_sql_checked};
+use tokio_postgres::{Row, Statement};
+
+use super::connection::{EngineError, Session, in_time};
+use crate::delivery::{Cause, Failure};
+use crate::handler::{Found, SqlHandler};
+
+/// A result beyond this many rows or bytes is an error: it would be kept for every event.
+const RESULT_ROWS: usize = 100;
+const RESULT_BYTES: usize = 64 << 10;
+
+/// Why the statements of a delivery did not come to an end.
+#[derive(Debug)]
+pub(super) enum Trouble {
+    /// They failed: an attempt of the delivery.
+    Failed(Failure),
+    /// Two transactions stood in each other's way: no attempt, and worth another try.
+    Collision,
+    /// The database failed: no attempt, nobody's fault but ours.
+    Engine(EngineError),
+}
+
+/// The statements of a handler, checked and prepared. Outside of a transaction: an error here must not end one.
+pub(super) async fn prepare(session: &Session, handler: &SqlHandler) -> Result<Vec<Statement>, Trouble> {
+    let mut prepared = Vec::with_capacity(handler.statements().len());
+    for statement in handler.statements() {
+        if let Some(refused) = refusal(statement.text()) {
+            return Err(Trouble::Failed(Failure::retry(Cause::Handler, refused)));
+        }
+        prepared.push(session.prepared(statement.text()).await.map_err(trouble)?);
+    }
+    Ok(prepared)
+}
+
+/// What a handler's statements are given: a text for each parameter, or null.
+pub(super) struct Bound(Vec<Vec<Parameter>>);
+
+/// The values of an event for each statement, as the types of its parameters ask.
+pub(super) fn bind(
+    handler: &SqlHandler,
+    prepared: &[Statement],
+    values: &[Found<'_>],
+) -> Result<Bound, Failure> {
+    let mut bound = Vec::with_capacity(prepared.len());
+    for (statement, prepared) in handler.statements().iter().zip(prepared) {
+        let parameters = statement.parameters().iter().zip(prepared.params()).map(|(place, kind)| {
+            values.get(*place).map_or(Ok(Parameter(None)), |value| Parameter::new(value, kind))
+        });
+        bound.push(parameters.collect::<Result<_, _>>()?);
+    }
+    Ok(Bound(bound))
+}
+
+/// Runs the statements of several deliveries, one after the other but without waiting in between: all are on their way
+/// before the first is answered. Returns an outcome for each; after the first failure the transaction is spoilt.
+pub(super) async fn run(
+    session: &Session,
+    prepared: &[Statement],
+    deliveries: &[Bound],
+) -> Vec<Result<Option<String>, Trouble>> {
+    let statements = deliveries.iter().flat_map(|bound| prepared.iter().zip(&bound.0));
+    let queries = statements.map(|(statement, parameters)| async move {
+        let parameters: Vec<&(dyn ToSql + Sync)> =
+            parameters.iter().map(|parameter| parameter as &(dyn ToSql + Sync)).collect();
+        session.query(statement, &parameters).await
+    });
+    let mut answers = in_order(queries.collect()).await.into_iter();
+    let one = |answers: &mut dyn Iterator<Item = Result<Vec<Row>, EngineError>>| {
+        let mut result = None;
+        let mut first_error = None;
+        for answer in answers.take(prepared.len()) {
+            match answer {
+                Ok(rows) => result = told(&rows).or(result),
+                Err(error) => first_error = first_error.or(Some(error)),
+            }
+        }
+        match (first_error, result) {
+            (Some(error), _) => Err(trouble(error)),
+            (None, Some(result)) if result.len() > RESULT_BYTES => {
+                let message = format!("the result has more than {RESULT_BYTES} bytes");
+                Err(Trouble::Failed(Failure::permanent(Cause::Handler, message)))
+            }
+            (None, result) => Ok(result),
+        }
+    };
+    deliveries.iter().map(|_| one(&mut answers)).collect()
+}
+
+/// Starts all of them in order, then waits for each. A connection answers in the order it was asked.
+async fn in_order<T>(
+    queries: Vec<impl Future<Output = Result<T, tokio_postgres::Error>>>,
+) -> Vec<Result<T, EngineError>> {
+    let mut running: Vec<Pin<Box<_>>> = queries.into_iter().map(Box::pin).collect();
+    let mut early: Vec<Option<Result<T, tokio_postgres::Error>>> = running.iter().map(|_| None).collect();
+    poll_fn(|context| {
+        for (query, early) in running.iter_mut().zip(&mut early) {
+            if let Poll::Ready(answer) = query.as_mut().poll(context) {
+                *early = Some(answer);
+            }
+        }
+        Poll::Ready(())
+    })
+    .await;
+    let mut answers = Vec::with_capacity(running.len());
+    for (query, early) in running.into_iter().zip(early) {
+        answers.push(match early {
+            Some(answer) => answer.map_err(EngineError::from),
+            None => in_time(pin!(query)).await,
+        });
+    }
+    answers
+}
+
+/// Whose fault an error is.
+pub(super) fn trouble(error: EngineError) -> Trouble {
+    if error.is_collision() {
+        Trouble::Collision
+    } else if error.is_too_slow() {
+        let message = format!("the statement took too long: {}", error.told);
+        Trouble::Failed(Failure::retry(Cause::Handler, message))
+    } else if error.blames_the_statement() {
+        Trouble::Failed(Failure::retry(Cause::Handler, error.told))
+    } else {
+        Trouble::Engine(error)
+    }
+}
+
+/// A value on its way to the server: in text form, which the server reads by the parameter's type.
+#[derive(Debug)]
+struct Parameter(Option<String>);
+
+impl Parameter {
+    fn new(found: &Found<'_>, kind: &Type) -> Result<Self, Failure> {
+        let text = match found {
+            Found::Null => None,
+            Found::Text(text) => Some(in_bytes(Cow::Borrowed(text), kind)),
+            Found::Bytes(bytes) if *kind == Type::BYTEA => Some(format!("\\x{}", hex::encode(bytes))),
+            Found::Bytes(_) => {
+                let message = format!("a value that is not UTF-8 cannot become {kind}");
+                return Err(Failure::permanent(Cause::Poison, message));
+            }
+            Found::Json(json) => json_text(json, kind),
+        };
+        Ok(Self(text))
+    }
+}
+
+/// Text for a column of bytes is the bytes of the text.
+fn in_bytes(text: Cow<'_, str>, kind: &Type) -> String {
+    if *kind == Type::BYTEA { format!("\\x{}", hex::encode(text.as_bytes())) } else { text.into_owned() }
+}
+
+/// A JSON value as a parameter of that type takes it. Nothing stands for null.
+fn json_text(json: &str, kind: &Type) -> Option<String> {
+    let json_column = *kind == Type::JSON || *kind == Type::JSONB;
+    let whole = [Type::INT2, Type::INT4, Type::INT8].contains(kind);
+    let numeric = whole || [Type::NUMERIC, Type::FLOAT4, Type::FLOAT8].contains(kind);
+    match json.as_bytes().first() {
+        Some(b'n') => None,
+        _ if json_column => Some(json.to_owned()),
+        Some(b'"') => {
+            let inner = json.get(1..json.len().saturating_sub(1)).unwrap_or_default();
+            let text = if inner.contains('\\') {
+                Cow::Owned(serde_json::from_str::<String>(json).unwrap_or_else(|_| inner.to_owned()))
+            } else {
+                Cow::Borrowed(inner)
+            };
+            Some(in_bytes(text, kind))
+        }
+        Some(b't') if numeric => Some("1".to_owned()),
+        Some(b'f') if numeric => Some("0".to_owned()),
+        // 1e3 and 1.0 are whole numbers too.
+        Some(b'-' | b'0'..=b'9') if whole && json.contains(['.', 'e', 'E']) => {
+            let real = json.parse::<f64>().ok().filter(|real| real.fract() == 0.0 && real.abs() < 9e15);
+            Some(real.map_or_else(|| json.to_owned(), |real| format!("{real:.0}")))
+        }
+        _ => Some(in_bytes(Cow::Borrowed(json), kind)),
+    }
+}
+
+impl ToSql for Parameter {
+    fn to_sql(&self, _: &Type, out: &mut BytesMut) -> Result<IsNull, Box<dyn Error + Sync + Send>> {
+        match &self.0 {
+            None => Ok(IsNull::Yes),
+            Some(text) => {
+                out.extend_from_slice(text.as_bytes());
+                Ok(IsNull::No)
+            }
+        }
+    }
+
+    fn accepts(_: &Type) -> bool {
+        true
+    }
+
+    fn encode_format(&self, _: &Type) -> Format {
+        Format::Text
+    }
+
+    to_sql_checked!();
+}
+
+/// The rows of a statement as JSON: an object for one row, a list for more, nothing for none.
+fn told(rows: &[Row]) -> Option<String> {
+    let mut found: Vec<Value> = rows.iter().take(RESULT_ROWS).map(object).collect();
+    match found.len() {
+        0 => None,
+        1 => found.pop().map(|one| one.to_string()),
+        _ => Some(Value::Array(found).to_string()),
+    }
+}
+
+fn object(row: &Row) -> Value {
+    let mut object = Map::new();
+    for (place, column) in row.columns().iter().enumerate() {
+        let value = match row.try_get::<_, Option<Raw<'_>>>(place) {
+            Ok(Some(Raw(bytes))) => value(bytes, column.type_()),
+            Ok(None) | Err(_) => Value::Null,
+        };
+        object.insert(column.name().to_owned(), value);
+    }
+    Value::Object(object)
+}
+
+/// A column's bytes, whatever its type.
+struct Raw<'r>(&'r [u8]);
+
+impl<'r> FromSql<'r> for Raw<'r> {
+    fn from_sql(_: &Type, raw: &'r [u8]) -> Result<Self, Box<dyn Error + Sync + Send>> {
+        Ok(Self(raw))
+    }
+
+    fn accepts(_: &Type) -> bool {
+        true
+    }
+}
+
+/// A column's value. Numbers that JSON readers would round (`numeric`) are text with all their digits.
+fn value(bytes: &[u8], kind: &Type) -> Value {
+    let number = |width: usize| -> Option<i64> {
+        let bytes: &[u8] = bytes.get(..width).filter(|_| bytes.len() == width)?;
+        let sign = if bytes.first()? & 0x80 == 0 { 0_i64 } else { -1 };
+        Some(bytes.iter().fold(sign, |whole, byte| (whole << 8) | i64::from(*byte)))
+    };
+    // Both count from the year 2000.
+    const EPOCH: i64 = 946_684_800_000_000;
+    const DAY: i64 = 86_400_000_000;
+    let at = |micros: Option<i64>| micros.map(|micros| UnixMicros(micros.saturating_add(EPOCH)).to_rfc3339());
+    let read = match *kind {
+        Type::BOOL => bytes.first().map(|byte| Value::from(*byte != 0)),
+        Type::INT2 => number(2).map(Value::from),
+        Type::INT4 => number(4).map(Value::from),
+        Type::INT8 => number(8).map(Value::from),
+        Type::OID => number(4).map(|oid| Value::from(oid & 0xffff_ffff)),
+        Type::FLOAT4 => bytes.try_into().ok().map(|bytes| Value::from(f32::from_be_bytes(bytes))),
+        Type::FLOAT8 => bytes.try_into().ok().map(|bytes| Value::from(f64::from_be_bytes(bytes))),
+        Type::NUMERIC => numeric(bytes).map(Value::from),
+        Type::UUID => {
+            bytes.try_into().ok().map(|bytes| Value::from(uuid::Uuid::from_bytes(bytes).to_string()))
+        }
+        Type::JSON => serde_json::from_slice(bytes).ok(),
+        // The first byte is the version.
+        Type::JSONB => bytes.get(1..).and_then(|json| serde_json::from_slice(json).ok()),
+        Type::TIMESTAMPTZ => at(number(8)).map(Value::from),
+        Type::TIMESTAMP => at(number(8)).map(|text| Value::from(text.trim_end_matches('Z'))),
+        Type::DATE => at(number(4).map(|days| days.saturating_mul(DAY)))
+            .and_then(|text| text.get(..10).map(Value::from)),
+        Type::BYTEA => Some(Value::from(hex::encode(bytes))),
+        _ => std::str::from_utf8(bytes).ok().map(Value::from),
+    };
+    // A type whose form is not known to us: its bytes, so that nothing is lost.
+    read.unwrap_or_else(|| Value::from(hex::encode(bytes)))
+}
+
+/// The digits of a `numeric`: groups of four, the first one worth 10000 to the power of its weight.
+fn numeric(bytes: &[u8]) -> Option<String> {
+    let word = |place: usize| -> Option<i16> {
+        Some(i16::from_be_bytes(bytes.get(place * 2..place * 2 + 2)?.try_into().ok()?))
+    };
+    let (groups, weight, sign, scale) = (word(0)?, word(1)?, word(2)?.cast_unsigned(), word(3)?);
+    match sign {
+        0xc000 => return Some("NaN".to_owned()),
+        0xd000 => return Some("Infinity".to_owned()),
+        0xf000 => return Some("-Infinity".to_owned()),
+        _ => {}
+    }
+    let group = |weight_of: i16| -> i16 {
+        let place = weight - weight_of;
+        if (0..groups).contains(&place) { word(4 + place.unsigned_abs() as usize).unwrap_or(0) } else { 0 }
+    };
+    let mut text = if sign == 0x4000 { "-".to_owned() } else { String::new() };
+    if weight < 0 {
+        text.push('0');
+    }
+    for weight_of in (0..=weight).rev() {
+        let digits = group(weight_of).to_string();
+        text.push_str(&if weight_of == weight { digits } else { format!("{digits:0>4}") });
+    }
+    if scale > 0 {
+        text.push('.');
+        let whole = text.len();
+        let mut weight_of = -1;
+        while text.len() - whole < usize::from(scale.unsigned_abs()) {
+            text.push_str(&format!("{:0>4}", group(weight_of)));
+            weight_of -= 1;
+        }
+        text.truncate(whole + usize::from(scale.unsigned_abs()));
+    }
+    Some(text)
+}
+
+/// Statements that read or change rows, and nothing else.
+const ALLOWED: [&str; 8] = ["select", "insert", "update", "delete", "merge", "with", "values", "call"];
+
+/// Why a statement may not run, if it may not.
+pub(super) fn refusal(text: &str) -> Option<String> {
+    let words = words(text);
+    let first = words.first().map(String::as_str).unwrap_or_default();
+    if !ALLOWED.contains(&first) {
+        return Some(format!(
+            "a handler may read and change rows; it may not begin or end transactions, change settings or tables (`{first}`)"
+        ));
+    }
+    let ours = words.iter().any(|word| word == "oncehook");
+    ours.then(|| "a handler may not touch schema oncehook".to_owned())
+}
+
+/// The words of a statement outside of texts and comments: names in quotes as they are, all others in small letters.
+fn words(text: &str) -> Vec<String> {
+    let mut words = Vec::new();
+    let mut rest = text;
+    while let Some(first) = rest.chars().next() {
+        let length = if let Some(comment) = rest.strip_prefix("--") {
+            2 + comment.find('\n').unwrap_or(comment.len())
+        } else if let Some(comment) = rest.strip_prefix("/*") {
+            2 + comment.find("*/").map_or(comment.len(), |at| at + 2)
+        } else if first == '\'' {
+            1 + rest.get(1..).and_then(|text| text.find('\'')).map_or(rest.len(), |at| at + 1)
+        } else if let Some(name) = rest.strip_prefix('"') {
+            let end = name.find('"').unwrap_or(name.len());
+            words.push(name.get(..end).unwrap_or_default().to_owned());
+            end + 2
+        } else if first.is_alphanumeric() || first == '_' {
+            let end = rest.find(|c: char| !c.is_alphanumeric() && c != '_' && c != '$').unwrap_or(rest.len());
+            words.push(rest.get(..end).unwrap_or_default().to_lowercase());
+            end
+        } else {
+            first.len_utf8()
+        };
+        rest = rest.get(length..).unwrap_or_default();
+    }
+    words
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn r20_statements_that_are_not_about_rows_are_refused() {
+        for text in [
+            "COMMIT",
+            "begin",
+            " /* x */ RollBack",
+            "SAVEPOINT a",
+            "SET search_path = oncehook",
+            "DROP TABLE orders",
+            "DO $$ BEGIN COMMIT; END $$",
+            "INSERT INTO oncehook.keys VALUES (1)",
+            "DELETE FROM OnceHook.events",
+            "WITH a AS (SELECT 1) UPDATE \"oncehook\".deliveries SET state = 'ready'",
+            "LOCK TABLE orders",
+            "COPY orders TO PROGRAM 'true'",
+            "",
+        ] {
+            assert!(refusal(text).is_some(), "{text}");
+        }
+        for text in [
+            "INSERT INTO orders VALUES ($1, 'oncehook.keys') -- oncehook",
+            "-- first\nSELECT * FROM oncehook_shop",
+            "WITH a AS (SELECT 1) SELECT * FROM a",
+            "UPDATE orders SET note = 'it''s oncehook'",
+            "CALL book($1)",
+        ] {
+            assert_eq!(refusal(text), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn json_becomes_what_the_parameter_asks_for() {
+        let text = |json: &str, kind: Type| json_text(json, &kind);
+        let some = |text: &str| Some(text.to_owned());
+        assert_eq!(text("12.50", Type::NUMERIC), some("12.50"));
+        assert_eq!(text("1e3", Type::INT8), some("1000"));
+        assert_eq!(text("1.5", Type::INT4), some("1.5"));
+        assert_eq!(
+            text("123456789012345678901234567890", Type::NUMERIC),
+            some("123456789012345678901234567890")
+        );
+        assert_eq!(text("true", Type::INT4), some("1"));
+        assert_eq!(text("true", Type::BOOL), some("true"));
+        assert_eq!(text("null", Type::JSONB), None);
+        assert_eq!(text(r#""a\"b""#, Type::TEXT), some("a\"b"));
+        assert_eq!(text(r#""a\"b""#, Type::JSONB), some(r#""a\"b""#));
+        assert_eq!(text(r#""ab""#, Type::BYTEA), some("\\x6162"));
+        assert_eq!(text(r#"{"a":1}"#, Type::TEXT), some(r#"{"a":1}"#));
+    }
+
+    #[test]
+    fn numerics_keep_their_digits() {
+        let wire = |groups: &[i16], weight: i16, sign: u16, scale: i16| {
+            let head = [groups.len() as i16, weight, sign.cast_signed(), scale];
+            let bytes: Vec<u8> = head.iter().chain(groups).flat_map(|word| word.to_be_bytes()).collect();
+            numeric(&bytes).unwrap()
+        };
+        assert_eq!(wire(&[12, 5000], 0, 0, 2), "12.50");
+        assert_eq!(wire(&[1], 1, 0, 0), "10000");
+        assert_eq!(wire(&[1, 0, 7], 2, 0x4000, 0), "-100000007");
+        assert_eq!(wire(&[12], -2, 0, 8), "0.00000012");
+        assert_eq!(wire(&[], 0, 0, 0), "0");
+        assert_eq!(wire(&[], 0, 0xc000, 0), "NaN");
+    }
+}
