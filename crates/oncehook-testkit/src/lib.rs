@@ -10,6 +10,7 @@
 //! - [`inbox`]: a destination that applies each idempotency key once.
 //! - [`promises`]: every 2xx that a sender got, to be checked against what is stored.
 //! - [`receiver`]: a destination that a test controls, well-behaved or not.
+//! - [`redis`]: a real Redis, to stop, freeze and empty.
 //! - [`sender`]: signed requests and a small HTTP client that can misbehave.
 //! - [`shop`]: the gateway with a user's tables behind it, and the question whether each effect happened once.
 //! - [`workload`]: load with latency figures, shared by tests and benchmarks.
@@ -25,6 +26,7 @@ pub mod postgres;
 pub mod promises;
 pub mod random;
 pub mod receiver;
+pub mod redis;
 pub mod sender;
 pub mod shop;
 pub mod workload;

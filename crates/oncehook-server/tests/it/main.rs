@@ -31,6 +31,8 @@ mod postgres;
 #[cfg(test)]
 mod providers;
 #[cfg(test)]
+mod redis;
+#[cfg(test)]
 mod signature;
 #[cfg(test)]
 mod storm;
