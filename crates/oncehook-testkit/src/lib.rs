@@ -1,6 +1,7 @@
 //! Suites, fault tools and load for oncehook. Nothing here is part of a production build.
 //!
 //! - [`ceiling`]: the gateway without storage, for benchmarks.
+//! - [`chaos_proxy`]: a TCP proxy that cuts, stalls, delays and refuses when it is told to.
 //! - [`deliveries`]: what every journal promises workers and operators, with random histories of its own.
 //! - [`journal`]: the behaviour of every journal, one call per backend.
 //! - [`model`]: random histories against the reference journal, with a printed seed.
@@ -14,6 +15,7 @@
 //! - [`workload`]: load with latency figures, shared by tests and benchmarks.
 
 pub mod ceiling;
+pub mod chaos_proxy;
 pub mod deliveries;
 pub mod gateway;
 pub mod inbox;
