@@ -37,6 +37,8 @@ mod signature;
 #[cfg(test)]
 mod storm;
 #[cfg(test)]
+mod storm_command;
+#[cfg(test)]
 mod tail;
 #[cfg(test)]
 mod watch;
