@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 use oncehook::clock::Clock;
-use oncehook::journal::postgres::{PostgresJournal, PostgresOptions};
+use oncehook::journal::postgres::{OpenError, PostgresJournal, PostgresOptions};
 use oncehook::journal::sqlite::{SqliteJournal, SqliteOptions};
 use oncehook::journal::{Deliveries, Journal, JournalReader, JournalState};
 use tokio::net::TcpListener;
@@ -26,6 +26,9 @@ use crate::telemetry;
 /// Signals that come so soon after the first mean the same: `timeout` and some supervisors tell the process and its group.
 const SAID_TWICE: Duration = Duration::from_millis(500);
 
+/// How often a database that is not there is looked for at the start.
+const DATABASE_AGAIN: Duration = Duration::from_millis(500);
+
 #[derive(Debug, clap::Args)]
 pub(super) struct Serve {
     /// Log as JSON lines
@@ -37,6 +40,9 @@ pub(super) struct Serve {
     /// Do only this part of the work; may be repeated. Others do the rest on the same server database
     #[arg(long, value_enum, value_name = "ROLE")]
     role: Vec<Role>,
+    /// How many seconds to wait at the start for a server database that is not there yet
+    #[arg(long, value_name = "SECONDS", default_value_t = 60)]
+    database_wait: u64,
     /// How long a lease holds, in milliseconds. For tests that freeze the process for longer than that.
     #[arg(long, hide = true, value_name = "MILLISECONDS")]
     lease: Option<u64>,
@@ -92,7 +98,12 @@ impl Serve {
             }
             JournalConfig::Postgres(url) => {
                 let options = PostgresOptions { clock: clock.clone(), ..PostgresOptions::new(url.reveal()) };
-                let journal = PostgresJournal::open(&options).await.context("open the journal")?;
+                let opened =
+                    in_patience(self.database_wait, async || match PostgresJournal::open(&options).await {
+                        Err(OpenError::Away(reason)) => Opening::Away(OpenError::Away(reason)),
+                        opened => Opening::Done(opened),
+                    });
+                let journal = opened.await.context("open the journal")?;
                 if self.roles().worker {
                     rehearsal::warn_on_postgres(&config, &journal).await;
                 }
@@ -135,6 +146,38 @@ impl Serve {
         let app = app.with_roles(roles);
         app.run(ingress, admin, shutdown).await;
         Ok(())
+    }
+}
+
+/// One try to open a journal.
+enum Opening<J, E> {
+    /// It is open, or will not open however long one waits.
+    Done(Result<J, E>),
+    /// Its server is not there. It may come.
+    Away(E),
+}
+
+/// Opens a journal on a server. One that is not there is waited for, so that the database and the gateway may be started in
+/// any order; meanwhile no port is open. What waiting does not mend ends it at once.
+async fn in_patience<J, E: std::fmt::Display>(
+    seconds: u64,
+    open: impl AsyncFn() -> Opening<J, E>,
+) -> Result<J, E> {
+    let begun = Instant::now();
+    let mut told = None;
+    loop {
+        match open().await {
+            Opening::Done(opened) => return opened,
+            Opening::Away(error) if begun.elapsed() >= Duration::from_secs(seconds) => return Err(error),
+            Opening::Away(error) => {
+                let reason = error.to_string();
+                if told.as_ref() != Some(&reason) {
+                    tracing::warn!(reason, "waiting up to {seconds} s for the database; no port is open yet");
+                    told = Some(reason);
+                }
+                tokio::time::sleep(DATABASE_AGAIN).await;
+            }
+        }
     }
 }
 

@@ -6,7 +6,7 @@
 //! once, and is taken up again without a restart. Times that decide anything are of the database's clock.
 //!
 //! Does not: promise more than the server does. After a failover to a replica that misses the last commits, those are
-//! gone. Needs PostgreSQL 14 or later, and connections that keep their session (no pooler in transaction mode).
+//! gone. Needs PostgreSQL 14 or later, and connections that keep their session (`pooler` refuses others).
 //!
 //! The parts, in the order of an append: [`PostgresJournal::submit`] puts it on the bounded queue of a lane; `writer` takes
 //! what has gathered while the last statement ran, and stores it with one statement (`queries`); `follower` adds up
@@ -21,14 +21,18 @@ mod connection;
 mod deliveries;
 mod follower;
 mod forget;
+mod hosts;
 mod incarnation;
 mod orders;
+mod pooler;
 mod queries;
 mod queue;
 mod reader;
 mod rehearse;
 mod schema;
 mod self_test;
+mod silence;
+mod tls;
 mod user_sql;
 mod wake;
 mod writer;
@@ -56,6 +60,7 @@ use crate::retry::Chance;
 use connection::{Connector, EngineError, Pool, Purpose};
 use reader::Readers;
 pub use rehearse::{Misfit, check_url, forbidden, shown_url};
+use silence::Silence;
 use writer::{Command, Lane, Work};
 
 /// How the journal on PostgreSQL is set up.
@@ -112,7 +117,13 @@ pub enum OpenError {
     /// Keys are not remembered as they must be.
     #[error(transparent)]
     SelfTest(#[from] SelfTestError),
-    /// The server cannot be reached, or said no.
+    /// The server cannot be reached, or cannot serve yet. Later it may.
+    #[error("the database is not there: {0}")]
+    Away(String),
+    /// Connections do not keep their sessions.
+    #[error("{0}")]
+    Pooler(&'static str),
+    /// The server said no.
     #[error("PostgreSQL: {0}")]
     Engine(String),
 }
@@ -121,6 +132,8 @@ impl From<EngineError> for OpenError {
     fn from(error: EngineError) -> Self {
         if error.constraint.as_deref() == Some(connection::DURABILITY) {
             Self::Durability(error.told)
+        } else if error.is_away() {
+            Self::Away(error.told)
         } else {
             Self::Engine(error.told)
         }
@@ -165,6 +178,8 @@ struct Shared {
     moving: tokio::sync::RwLock<()>,
     /// Why a lane cannot store, by lane.
     failing: Mutex<Vec<Option<String>>>,
+    /// How long the database has owed a lane its answer.
+    silence: Silence,
     /// Bytes of bodies in the queues.
     queued_bytes: AtomicUsize,
     /// Which life of the database this is.
@@ -213,7 +228,7 @@ impl Shared {
 
     fn failing(&self) -> Option<String> {
         let failing = self.failing.lock().unwrap_or_else(PoisonError::into_inner);
-        failing.iter().flatten().next().cloned()
+        failing.iter().flatten().next().cloned().or_else(|| self.silence.told())
     }
 }
 
@@ -222,9 +237,12 @@ impl PostgresJournal {
     pub async fn open(options: &PostgresOptions) -> Result<Self, OpenError> {
         let connector = Arc::new(Connector::new(&options.url, options.handler_time)?);
         let first = connector.open(Purpose::Append).await?;
+        pooler::refuse(&connector, &first).await?;
         schema::migrate(&first).await?;
         schema::check(&first).await?;
-        self_test::run(&first).await?;
+        if let Err(error) = self_test::run(&first).await {
+            return Err(if first.is_closed() { OpenError::Away(error.0) } else { error.into() });
+        }
         let last = queries::last_id(&first).await?.map_or(0, |id| id.sequence());
 
         let lanes = options.lanes.max(1);
@@ -235,6 +253,7 @@ impl PostgresJournal {
             tally: Mutex::default(),
             moving: tokio::sync::RwLock::new(()),
             failing: Mutex::new(vec![None; lanes]),
+            silence: Silence::of(lanes),
             queued_bytes: AtomicUsize::new(0),
             incarnation: Incarnation::named(&incarnation::name(&first).await?),
             changes: watch::Sender::new(0),
@@ -287,6 +306,7 @@ impl PostgresJournal {
     pub async fn migrate(url: &str) -> Result<Vec<String>, OpenError> {
         let connector = Connector::new(url, Duration::from_secs(60))?;
         let session = connector.open(Purpose::Work).await?;
+        pooler::refuse(&connector, &session).await?;
         let applied = schema::migrate(&session).await?;
         schema::check(&session).await?;
         self_test::run(&session).await?;
@@ -325,6 +345,10 @@ impl Journal for PostgresJournal {
         let key = events.first().map(|event| (event.source.as_str(), event.key.as_bytes()));
         let lanes = u64::try_from(self.lanes.len()).unwrap_or(1).max(1);
         let lane = usize::try_from(self.hasher.hash_one(key) % lanes).unwrap_or(0);
+        if self.shared.silence.is_too_long() {
+            // Whoever waits in that queue would hear the same later.
+            return Err(AppendError::Unavailable("the database does not answer".to_owned()));
+        }
         let lane = self.lanes.get(lane).ok_or(AppendError::Closed)?;
         let (answer, ticket) = oneshot::channel();
         let work = Work { events, answer };

@@ -111,6 +111,7 @@ impl Lane {
         let Some(session) = &self.session else {
             return refuse(batch, "the database is not there");
         };
+        let asked = self.shared.silence.ask(self.number);
         let mut tries = super::connection::Tries::default();
         let stored = loop {
             match append(session, &self.shared, self.shard, batch).await {
@@ -122,6 +123,7 @@ impl Lane {
                 },
             }
         };
+        drop(asked);
         match stored {
             Ok(outcome) => {
                 let trouble = outcome.trouble.clone();
@@ -287,7 +289,7 @@ enum Fate {
     Unknown,
 }
 
-/// Stores a batch. An error means that nothing was stored.
+/// Stores a batch. An error means that nothing was stored, or that nobody can know.
 pub(super) async fn append(
     session: &Session,
     shared: &Shared,
@@ -308,6 +310,7 @@ pub(super) async fn append(
     let ids: Vec<EventId> = candidates.iter().map(|candidate| candidate.id).collect();
     let firsts: Vec<_> = candidates.iter().map(|candidate| candidate.event).collect();
     let won = queries::append(session, given, shard, &mut candidates).await?;
+    session.check_replicated()?;
     crate::crash::point("after_commit");
 
     let mut trouble = None;
@@ -327,7 +330,8 @@ pub(super) async fn append(
             .filter_map(|place| firsts.get(*place))
             .map(|event| (event.source.as_str(), event.key.as_bytes()))
             .collect();
-        match queries::first_ids(session, &keys).await {
+        let known = queries::first_ids(session, &keys).await;
+        match known.and_then(|known| session.check_replicated().map(|()| known)) {
             Ok(known) => {
                 for (place, known) in known {
                     if let Some(fate) = lost.get(place).and_then(|place| fates.get_mut(*place)) {
