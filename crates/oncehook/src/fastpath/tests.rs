@@ -10,12 +10,13 @@ use tokio::sync::oneshot;
 use super::*;
 use crate::event::{EventId, SourceName};
 use crate::journal::memory::MemoryJournal;
-use crate::journal::{BoxFuture, JournalReader, JournalState, SelfTestError, Ticket};
+use crate::journal::{Alias, BoxFuture, JournalReader, JournalState, SelfTestError, Ticket, WorkError};
 
 pub(super) const NOW: UnixMicros = UnixMicros(1_790_000_000_000_000);
 
 pub(super) fn event(key: &str, digest: u8) -> NewEvent {
     NewEvent {
+        id: None,
         source: SourceName::new("shop").unwrap(),
         key: EventKey::from_bytes(key.as_bytes()).unwrap(),
         key_signed: true,
@@ -77,6 +78,10 @@ impl Journal for SlowJournal {
     ) -> bool {
         let room = !self.no_room.load(std::sync::atomic::Ordering::Relaxed);
         room && self.inner.note_duplicate(event, source, at, peer, layer)
+    }
+
+    fn keep_aliases(&self, aliases: Vec<Alias>) -> BoxFuture<'_, Result<(), WorkError>> {
+        self.inner.keep_aliases(aliases)
     }
 
     fn state(&self) -> JournalState {

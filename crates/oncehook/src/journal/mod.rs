@@ -165,6 +165,15 @@ pub struct JournalState {
     pub wal_pages: u64,
 }
 
+/// An id that an intake before the journal has answered, and the event that it stands for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Alias {
+    /// What the sender was told.
+    pub alias: EventId,
+    /// What the event is called in the journal.
+    pub event: EventId,
+}
+
 /// Why the self-test failed: the memory of keys does not do what it must.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("dedup self-test failed: {0}")]
@@ -188,6 +197,9 @@ pub trait Journal: Send + Sync + 'static {
         layer: Layer,
     ) -> bool;
 
+    /// Remembers what else events are called, for as long as the events are kept. To say it again changes nothing.
+    fn keep_aliases(&self, aliases: Vec<Alias>) -> BoxFuture<'_, Result<(), WorkError>>;
+
     /// How the journal is doing.
     fn state(&self) -> JournalState;
 
@@ -209,6 +221,9 @@ pub trait JournalReader: Send + Sync + 'static {
 
     /// One event's body, with the headers that were kept.
     fn body(&self, id: EventId) -> BoxFuture<'_, Result<Option<StoredBody>, ReadError>>;
+
+    /// The event that an alias stands for; nothing if it is none.
+    fn resolve(&self, alias: EventId) -> BoxFuture<'_, Result<Option<EventId>, ReadError>>;
 
     /// Counts since the journal was made.
     fn stats(&self) -> BoxFuture<'_, Result<Stats, ReadError>>;
