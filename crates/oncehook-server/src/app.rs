@@ -163,6 +163,7 @@ impl App {
         tokio::spawn(async move { backlog::warn_of_left_behind(&admin_parts).await });
         let watching = tokio::spawn(watch_journal(Arc::clone(&self.admin), ended.clone()));
         let draining = spool::start(&self.admin);
+        let fast_path = self.roles.ingest.then(|| self.start_fast_path());
         let serve = |listener| listener::serve_ingress(listener, Arc::clone(&self.gate), ended.clone());
         let ingress =
             ingress.into().filter(|_| self.roles.ingest).map(|listener| tokio::spawn(serve(listener)));
@@ -179,6 +180,8 @@ impl App {
         if let Some(ingress) = ingress {
             let _ = ingress.await;
         }
+        // It only remembers; there is nothing to finish.
+        fast_path.iter().for_each(tokio::task::JoinHandle::abort);
         self.admin.replays.cancel_all();
         let left = match draining {
             Some(draining) => draining.finish(self.patience.spool).await,
@@ -199,6 +202,12 @@ impl App {
         self.gate.log_rejections();
         tracing::info!("stopped");
         left
+    }
+
+    fn start_fast_path(&self) -> tokio::task::JoinHandle<()> {
+        let (path, clock) = (self.gate.fast_path(), self.clock.clone());
+        let (journal, reader) = (Arc::clone(&self.journal), Arc::clone(&self.admin.reader));
+        tokio::spawn(async move { path.run(&*journal, &*reader, &clock).await })
     }
 
     fn start_worker(&self) -> Worker {
@@ -255,9 +264,9 @@ mod tests {
     use oncehook::event::{EventId, NewEvents, SourceName};
     use oncehook::journal::memory::MemoryJournal;
     use oncehook::journal::{
-        Alias, AppendError, Backlog, BoxFuture, EventDetail, EventPage, EventQuery, Forgotten, JournalState,
-        Layer, Order, OrderError, Ordered, Pausable, Pause, Progress, ReadError, Stats, StoredBody, Ticket,
-        Who, WorkError,
+        AppendError, Backlog, BoxFuture, EventDetail, EventPage, EventQuery, Forgotten, JournalState, Layer,
+        Order, OrderError, Ordered, Pausable, Pause, Progress, ReadError, Stats, StoredBody, Ticket, Who,
+        WorkError,
     };
     use oncehook::route::Route;
     use oncehook_verify::UnixMicros;
@@ -285,9 +294,6 @@ mod tests {
         fn note_duplicate(&self, _: EventId, _: &SourceName, _: UnixMicros, _: IpAddr, _: Layer) -> bool {
             true
         }
-        fn keep_aliases(&self, _: Vec<Alias>) -> BoxFuture<'_, Result<(), WorkError>> {
-            self.hang()
-        }
         fn state(&self) -> JournalState {
             self.inner.state()
         }
@@ -307,9 +313,6 @@ mod tests {
             self.hang()
         }
         fn body(&self, _: EventId) -> BoxFuture<'_, Result<Option<StoredBody>, ReadError>> {
-            self.hang()
-        }
-        fn resolve(&self, _: EventId) -> BoxFuture<'_, Result<Option<EventId>, ReadError>> {
             self.hang()
         }
         fn stats(&self) -> BoxFuture<'_, Result<Stats, ReadError>> {

@@ -472,10 +472,6 @@ mod tests {
             Box::pin(async { panic!("a fault of ours") })
         }
 
-        fn resolve(&self, _: EventId) -> BoxFuture<'_, Result<Option<EventId>, ReadError>> {
-            Box::pin(async { panic!("a fault of ours") })
-        }
-
         fn stats(&self) -> BoxFuture<'_, Result<Stats, ReadError>> {
             Box::pin(async { panic!("a fault of ours") })
         }

@@ -12,9 +12,9 @@ use oncehook::clock::Clock;
 use oncehook::delivery::{Claim, Fence, RouteName, Settled, Settlement};
 use oncehook::event::{EventId, EventIds, NewEvents, SourceName};
 use oncehook::journal::{
-    Alias, AppendError, Appended, Backlog, BoxFuture, Deliveries, Durability, EventDetail, EventPage,
-    EventQuery, Forgotten, Journal, JournalReader, JournalState, Layer, Order, OrderError, Ordered, Pausable,
-    Pause, Progress, ReadError, Receipt, Retention, SelfTestError, Stats, StoredBody, Ticket, Verdict, Who,
+    AppendError, Appended, Backlog, BoxFuture, Deliveries, Durability, EventDetail, EventPage, EventQuery,
+    Forgotten, Journal, JournalReader, JournalState, Layer, Order, OrderError, Ordered, Pausable, Pause,
+    Progress, ReadError, Receipt, Retention, SelfTestError, Stats, StoredBody, Ticket, Verdict, Who,
     WorkError,
 };
 use oncehook::route::Route;
@@ -48,11 +48,6 @@ impl Journal for NoJournal {
         false
     }
 
-    fn keep_aliases(&self, _: Vec<Alias>) -> BoxFuture<'_, Result<(), WorkError>> {
-        // Nothing was answered under another id.
-        nothing()
-    }
-
     fn state(&self) -> JournalState {
         JournalState {
             kind: "none",
@@ -84,10 +79,6 @@ impl JournalReader for NoJournal {
     }
 
     fn body(&self, _: EventId) -> BoxFuture<'_, Result<Option<StoredBody>, ReadError>> {
-        Box::pin(async { Ok(None) })
-    }
-
-    fn resolve(&self, _: EventId) -> BoxFuture<'_, Result<Option<EventId>, ReadError>> {
         Box::pin(async { Ok(None) })
     }
 

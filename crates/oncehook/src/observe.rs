@@ -18,6 +18,7 @@ use prometheus_client::registry::{Registry, Unit};
 
 use oncehook_verify::UnixMicros;
 
+use crate::fastpath::SharedState;
 use crate::journal::{Backlog, JournalState, Layer, Verdict};
 
 /// The spool's figures at one moment.
@@ -80,6 +81,12 @@ pub struct DrainLabel {
     outcome: &'static str,
 }
 
+/// Label: what is counted.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct CountLabel {
+    count: &'static str,
+}
+
 /// Label: the durability level in force.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct DurabilityLabel {
@@ -117,6 +124,7 @@ pub struct Metrics {
     /// The routes that have these three.
     shown: Mutex<BTreeSet<String>>,
     forgotten: Family<KindLabel, Counter>,
+    redis: Family<CountLabel, Gauge>,
     spooled: Family<SourceLabel, Counter>,
     drained: Family<DrainLabel, Counter>,
     spool: SpoolGauges,
@@ -139,6 +147,7 @@ pub struct SourceMetrics {
     accepted: Counter,
     duplicates: Counter,
     duplicates_in_memory: Counter,
+    duplicates_in_redis: Counter,
     duplicates_in_spool: Counter,
     spooled: Counter,
     conflicts: Counter,
@@ -182,6 +191,7 @@ impl Metrics {
             oldest: Family::default(),
             shown: Mutex::default(),
             forgotten: Family::default(),
+            redis: Family::default(),
             spooled: Family::default(),
             drained: Family::default(),
             spool: SpoolGauges::default(),
@@ -264,7 +274,29 @@ impl Metrics {
             "1 if somebody should look at the spool",
             metrics.spool.alarm.clone(),
         );
+        registry.register(
+            "redis",
+            "The shared cache of keys: 1 if it is up; hits, misses, unanswered, written and dropped since the start",
+            metrics.redis.clone(),
+        );
         metrics
+    }
+
+    /// Sets what is known of the cache that is shared with other nodes.
+    pub fn set_shared(&self, shared: &SharedState) {
+        let SharedState { problem, hits, misses, unanswered, written, dropped } = shared;
+        let counts = [
+            ("up", u64::from(problem.is_none())),
+            ("hits", *hits),
+            ("misses", *misses),
+            ("unanswered", *unanswered),
+            ("written", *written),
+            ("dropped", *dropped),
+        ];
+        for (count, value) in counts {
+            let gauge = self.redis.get_or_create_owned(&CountLabel { count });
+            gauge.set(i64::try_from(value).unwrap_or(i64::MAX));
+        }
     }
 
     /// The counters of a route.
@@ -338,6 +370,7 @@ impl Metrics {
             accepted: self.accepted.get_or_create_owned(&label),
             duplicates: duplicates(Layer::Journal),
             duplicates_in_memory: duplicates(Layer::Memory),
+            duplicates_in_redis: duplicates(Layer::Redis),
             duplicates_in_spool: duplicates_by("spool"),
             spooled: self.spooled.get_or_create_owned(&label),
             conflicts: self.conflicts.get_or_create_owned(&label),
@@ -436,6 +469,7 @@ impl SourceMetrics {
             Verdict::Duplicate => match layer {
                 Layer::Journal => self.duplicates.inc(),
                 Layer::Memory => self.duplicates_in_memory.inc(),
+                Layer::Redis => self.duplicates_in_redis.inc(),
             },
             Verdict::Conflict => self.conflicts.inc(),
         };
@@ -458,6 +492,16 @@ impl SourceMetrics {
     /// Counts a 503.
     pub fn count_unavailable(&self, reason: &'static str) {
         self.unavailable.get_or_create(&ReasonLabel { source: self.source.clone(), reason }).inc();
+    }
+
+    /// Duplicates since the start, by the layer that recognised them.
+    #[must_use]
+    pub fn duplicates(&self, layer: Layer) -> u64 {
+        match layer {
+            Layer::Journal => self.duplicates.get(),
+            Layer::Memory => self.duplicates_in_memory.get(),
+            Layer::Redis => self.duplicates_in_redis.get(),
+        }
     }
 
     /// Requests refused since the start, all reasons together.

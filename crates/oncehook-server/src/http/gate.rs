@@ -11,7 +11,7 @@ use oncehook::clock::Clock;
 use oncehook::event::SourceName;
 use oncehook::fastpath::FastPath;
 use oncehook::intake::Intake;
-use oncehook::journal::Journal;
+use oncehook::journal::{Journal, Layer};
 use oncehook::observe::{Metrics, SourceMetrics};
 use oncehook::route::Routes;
 use oncehook_verify::{Ack, Handshakes, Identifier, Integrity, UnixMicros, Verifier};
@@ -25,7 +25,7 @@ pub struct Gate {
     pub(super) sources: HashMap<String, Source>,
     pub(super) routes: Routes,
     pub(super) journal: Arc<dyn Journal>,
-    pub(super) fast_path: FastPath,
+    pub(super) fast_path: Arc<FastPath>,
     /// Where events wait while the journal is away. Set before the first request.
     intake: OnceLock<Arc<Intake>>,
     pub(super) clock: Clock,
@@ -90,7 +90,7 @@ impl Gate {
             sources,
             routes: config.routes,
             journal,
-            fast_path: FastPath::default(),
+            fast_path: Arc::new(config.dedup_redis.map_or_else(FastPath::default, FastPath::with_redis)),
             intake: OnceLock::new(),
             clock,
             limits: config.server.limits,
@@ -154,6 +154,18 @@ impl Gate {
     /// The names of the sources.
     pub fn source_names(&self) -> impl Iterator<Item = &str> {
         self.sources.keys().map(String::as_str)
+    }
+
+    /// What stands before the journal.
+    #[must_use]
+    pub fn fast_path(&self) -> Arc<FastPath> {
+        Arc::clone(&self.fast_path)
+    }
+
+    /// Duplicates since the start, all sources together, by the layer that recognised them.
+    #[must_use]
+    pub fn duplicates(&self, layer: Layer) -> u64 {
+        self.sources.values().map(|source| source.metrics.duplicates(layer)).sum()
     }
 
     /// Requests of a source that were refused for their signature since the start.

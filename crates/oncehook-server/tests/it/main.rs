@@ -31,9 +31,13 @@ mod postgres;
 #[cfg(test)]
 mod providers;
 #[cfg(test)]
+mod redis;
+#[cfg(test)]
 mod signature;
 #[cfg(test)]
 mod storm;
+#[cfg(test)]
+mod storm_command;
 #[cfg(test)]
 mod tail;
 #[cfg(test)]

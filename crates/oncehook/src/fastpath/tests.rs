@@ -10,7 +10,7 @@ use tokio::sync::oneshot;
 use super::*;
 use crate::event::{EventId, SourceName};
 use crate::journal::memory::MemoryJournal;
-use crate::journal::{Alias, BoxFuture, JournalReader, JournalState, SelfTestError, Ticket, WorkError};
+use crate::journal::{BoxFuture, JournalReader, JournalState, SelfTestError, Ticket};
 
 pub(super) const NOW: UnixMicros = UnixMicros(1_790_000_000_000_000);
 
@@ -33,6 +33,11 @@ pub(super) fn event(key: &str, digest: u8) -> NewEvent {
         routes: Default::default(),
         peer: [127, 0, 0, 1].into(),
     }
+}
+
+/// An id that no journal has given.
+pub(super) fn guessed_id() -> EventId {
+    crate::event::EventIds::above(0, 0).next(NOW)
 }
 
 type Waiting = (NewEvents, oneshot::Sender<Result<Receipt, AppendError>>);
@@ -80,10 +85,6 @@ impl Journal for SlowJournal {
         room && self.inner.note_duplicate(event, source, at, peer, layer)
     }
 
-    fn keep_aliases(&self, aliases: Vec<Alias>) -> BoxFuture<'_, Result<(), WorkError>> {
-        self.inner.keep_aliases(aliases)
-    }
-
     fn state(&self) -> JournalState {
         self.inner.state()
     }
@@ -126,7 +127,7 @@ impl Rig {
 }
 
 /// Lets every task run until it waits. (One thread, so this is exact.)
-async fn settle() {
+pub(super) async fn settle() {
     for _ in 0..20 {
         tokio::task::yield_now().await;
     }

@@ -37,6 +37,9 @@ pub(crate) struct Readiness {
     failing: Option<String>,
     /// What waits in this node's spool, if it has one
     spool: Option<SpoolJson>,
+    /// `ok`, or what is wrong with Redis; without it events are accepted all the same. Only where it is configured
+    #[serde(skip_serializing_if = "Option::is_none")]
+    redis: Option<String>,
 }
 
 #[utoipa::path(get, path = "/healthz", responses((status = 200, description = "The process answers", body = Health)))]
@@ -64,6 +67,10 @@ pub(crate) async fn readyz(State(admin): State<Arc<Admin>>) -> impl IntoResponse
         self_test: self_test.map_or_else(|error| error.to_string(), |()| "passed".to_owned()),
         failing: state.failing,
         spool: spool_json(&admin),
+        redis: admin.gate.fast_path().shared().map(|shared| match shared.problem {
+            None => "ok".to_owned(),
+            Some(problem) => format!("degraded: {problem}"),
+        }),
     };
     let status = if ready || degraded { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
     (status, Json(readiness))
@@ -74,6 +81,9 @@ pub(crate) async fn metrics(State(admin): State<Arc<Admin>>) -> impl IntoRespons
     backlog::measure(&admin).await;
     if let Some(intake) = admin.gate.intake() {
         admin.metrics.set_spool(figures(&intake.spool().state(), &admin));
+    }
+    if let Some(shared) = admin.gate.fast_path().shared() {
+        admin.metrics.set_shared(&shared);
     }
     let text = admin.metrics.render(&admin.journal.state(), admin.is_ready());
     ([(header::CONTENT_TYPE, "application/openmetrics-text; version=1.0.0; charset=utf-8")], text)
