@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 use oncehook::clock::Clock;
+use oncehook::intake::{Spool, SpoolOptions};
 use oncehook::journal::postgres::{OpenError, PostgresJournal, PostgresOptions};
 use oncehook::journal::sqlite::{SqliteJournal, SqliteOptions};
 use oncehook::journal::{Deliveries, Journal, JournalReader, JournalState};
@@ -20,7 +21,7 @@ use tokio::time::Instant;
 
 use super::{Shared, check, rehearsal, say};
 use crate::app::{App, Roles};
-use crate::config::{Config, JournalConfig};
+use crate::config::{Config, JournalConfig, OnOutage, SpoolConfig};
 use crate::telemetry;
 
 /// Signals that come so soon after the first mean the same: `timeout` and some supervisors tell the process and its group.
@@ -76,11 +77,13 @@ impl Serve {
         raise_file_limit();
         let runtime =
             tokio::runtime::Builder::new_multi_thread().enable_all().build().context("start the runtime")?;
-        runtime.block_on(self.serve(config, shared))?;
-        Ok(ExitCode::SUCCESS)
+        let left = runtime.block_on(self.serve(config, shared))?;
+        // Accepted, durable, and not in the journal: whoever takes the machine away must know.
+        Ok(if left == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
     }
 
-    async fn serve(self, config: Config, shared: &Shared) -> anyhow::Result<()> {
+    /// Returns how many events are left in the spool.
+    async fn serve(self, config: Config, shared: &Shared) -> anyhow::Result<u64> {
         // Before the journal is opened, so that a place on the way can be chosen too.
         let crash = arm();
         let clock = Clock::system();
@@ -124,8 +127,13 @@ impl Serve {
         clock: Clock,
         crash: Option<String>,
         shared: &Shared,
-    ) -> anyhow::Result<()> {
+    ) -> anyhow::Result<u64> {
         let roles = self.roles();
+        let spool = match roles.ingest && config.needs_spool() {
+            true => Some(open_spool(&config.spool)?),
+            false => None,
+        };
+        let after = config.spool.after;
         let ingress = match roles.ingest {
             true => Some(listen(config.server.ingress, "server.ingress").await?),
             false => None,
@@ -143,9 +151,11 @@ impl Serve {
         };
         let app =
             App::new(config, Arc::new(journal), clock).with_lease(self.lease.map(Duration::from_millis));
-        let app = app.with_roles(roles);
-        app.run(ingress, admin, shutdown).await;
-        Ok(())
+        let mut app = app.with_roles(roles);
+        if let Some(spool) = spool {
+            app = app.with_spool(spool, after);
+        }
+        Ok(app.run(ingress, admin, shutdown).await)
     }
 }
 
@@ -179,6 +189,15 @@ async fn in_patience<J, E: std::fmt::Display>(
             }
         }
     }
+}
+
+fn open_spool(config: &SpoolConfig) -> anyhow::Result<Spool> {
+    let options = SpoolOptions {
+        path: config.path.clone(),
+        max_events: config.max_events,
+        max_bytes: config.max_bytes,
+    };
+    Spool::open(&options).with_context(|| format!("open the spool {} (spool.path)", config.path.display()))
 }
 
 /// Listens for signals from now on. The first one is passed on; a second one ends the process.
@@ -253,6 +272,11 @@ fn welcome(
         state.kind,
         state.durability.as_str()
     ));
+    if places.ingress.is_some() && config.needs_spool() {
+        let spooled = config.sources.iter().filter(|source| source.on_outage == OnOutage::Spool);
+        let names: Vec<&str> = spooled.map(|source| source.name.as_str()).collect();
+        lines.push(format!("  spool     {} (for {})", config.spool.path.display(), names.join(", ")));
+    }
     if let Some(plan) = crash {
         lines.push(format!("  crash     at {plan}: this build is for tests"));
     }

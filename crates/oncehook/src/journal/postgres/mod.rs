@@ -16,6 +16,7 @@
 //! user's statements (`user_sql`) in the transaction that settles them, `orders` does what operators ask, `forget` removes
 //! what is old, `wake` tells other nodes.
 
+mod aliases;
 mod apply;
 mod connection;
 mod deliveries;
@@ -49,13 +50,13 @@ use tokio::sync::{Notify, mpsc, oneshot, watch};
 
 use super::tally::Tally;
 use super::{
-    AppendError, BoxFuture, Durability, EventDetail, EventPage, EventQuery, Incarnation, Journal,
+    Alias, AppendError, BoxFuture, Durability, EventDetail, EventPage, EventQuery, Incarnation, Journal,
     JournalReader, JournalState, Layer, ReadError, RecentKey, SelfTestError, Standing, Stats, StoredBody,
-    Ticket,
+    Ticket, WorkError,
 };
 use crate::clock::Clock;
 use crate::delivery::{DeliveryId, RouteName};
-use crate::event::{EventId, EventIds, NewEvents, SourceName};
+use crate::event::{EventId, EventIds, NewEvent, NewEvents, SourceName};
 use crate::retry::Chance;
 use connection::{Connector, EngineError, Pool, Purpose};
 use reader::Readers;
@@ -210,8 +211,16 @@ impl Shared {
         self.tally.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn next_id(&self, at: UnixMicros) -> EventId {
-        self.ids.lock().unwrap_or_else(PoisonError::into_inner).next(at)
+    /// The id that an event gets if it is new: its own, if it has one. Later ones are above it.
+    fn id_for(&self, event: &NewEvent) -> EventId {
+        let mut ids = self.ids.lock().unwrap_or_else(PoisonError::into_inner);
+        match event.id {
+            None => ids.next(event.received_at),
+            Some(id) => {
+                ids.stay_above(id.sequence());
+                id
+            }
+        }
     }
 
     /// The time that stands in for the database's, if one was given.
@@ -384,6 +393,10 @@ impl Journal for PostgresJournal {
         room
     }
 
+    fn keep_aliases(&self, kept: Vec<Alias>) -> BoxFuture<'_, Result<(), WorkError>> {
+        Box::pin(self.keep(kept))
+    }
+
     fn state(&self) -> JournalState {
         let queued = self.lanes.iter().map(|lane| lane.max_capacity() - lane.capacity()).sum();
         JournalState {
@@ -439,6 +452,10 @@ impl JournalReader for PostgresJournal {
 
     fn body(&self, id: EventId) -> BoxFuture<'_, Result<Option<StoredBody>, ReadError>> {
         Box::pin(self.readers.body(id))
+    }
+
+    fn resolve(&self, alias: EventId) -> BoxFuture<'_, Result<Option<EventId>, ReadError>> {
+        Box::pin(self.readers.resolve(alias))
     }
 
     fn stats(&self) -> BoxFuture<'_, Result<Stats, ReadError>> {

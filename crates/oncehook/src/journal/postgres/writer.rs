@@ -302,7 +302,8 @@ pub(super) async fn append(
     let mut candidates = Vec::new();
     for event in batch.iter().flat_map(|work| &work.events) {
         groups.entry((&event.source, event.key.as_bytes())).or_insert_with(|| {
-            candidates.push(Candidate { id: shared.next_id(event.received_at), event });
+            let id = shared.id_for(event);
+            candidates.push(Candidate { id, event });
             candidates.len() - 1
         });
     }
@@ -408,6 +409,11 @@ fn decide<'b>(
             let (known, verdict) = match fates.get(place) {
                 Some(Fate::Stored(known)) if first_here => {
                     outcome.routed |= event.quarantine.is_none() && !event.routes.is_empty();
+                    let held = event.quarantine.is_some();
+                    (known, if held { Verdict::Quarantined } else { Verdict::New })
+                }
+                // This very event was stored before, and whoever brought it did not hear of it.
+                Some(Fate::Held(known)) if event.id == Some(known.event) => {
                     let held = event.quarantine.is_some();
                     (known, if held { Verdict::Quarantined } else { Verdict::New })
                 }
