@@ -9,6 +9,7 @@
 //! - [`postgres`]: a real PostgreSQL server, one database per test.
 //! - [`inbox`]: a destination that applies each idempotency key once.
 //! - [`promises`]: every 2xx that a sender got, to be checked against what is stored.
+//! - [`prove`]: everything at once, for as long as one likes, with mistakes planted that must be found.
 //! - [`receiver`]: a destination that a test controls, well-behaved or not.
 //! - [`sender`]: signed requests and a small HTTP client that can misbehave.
 //! - [`shop`]: the gateway with a user's tables behind it, and the question whether each effect happened once.
@@ -23,6 +24,7 @@ pub mod journal;
 pub mod model;
 pub mod postgres;
 pub mod promises;
+pub mod prove;
 pub mod random;
 pub mod receiver;
 pub mod sender;

@@ -25,6 +25,7 @@ pub mod handler;
 pub mod journal;
 pub mod observe;
 pub mod outbound;
+pub mod planted;
 pub mod retry;
 pub mod route;
 pub mod worker;
