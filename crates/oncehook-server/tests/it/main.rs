@@ -39,4 +39,6 @@ mod storm;
 #[cfg(test)]
 mod tail;
 #[cfg(test)]
+mod waiting;
+#[cfg(test)]
 mod watch;
