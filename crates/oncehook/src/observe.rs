@@ -21,6 +21,21 @@ use oncehook_verify::UnixMicros;
 use crate::fastpath::SharedState;
 use crate::journal::{Backlog, JournalState, Layer, Verdict};
 
+/// The spool's figures at one moment.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct SpoolFigures {
+    /// Events that wait.
+    pub events: u64,
+    /// What they weigh.
+    pub bytes: u64,
+    /// For how many seconds the first of them waits.
+    pub age: u64,
+    /// Events that cannot be drained.
+    pub set_aside: u64,
+    /// Whether somebody should look.
+    pub alarm: bool,
+}
+
 /// Label: the source.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct SourceLabel {
@@ -58,6 +73,12 @@ pub struct OutcomeLabel {
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct KindLabel {
     kind: &'static str,
+}
+
+/// Label: what a drained event was to the journal.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct DrainLabel {
+    outcome: &'static str,
 }
 
 /// Label: what is counted.
@@ -104,6 +125,19 @@ pub struct Metrics {
     shown: Mutex<BTreeSet<String>>,
     forgotten: Family<KindLabel, Counter>,
     redis: Family<CountLabel, Gauge>,
+    spooled: Family<SourceLabel, Counter>,
+    drained: Family<DrainLabel, Counter>,
+    spool: SpoolGauges,
+}
+
+/// What the spool holds.
+#[derive(Debug, Default)]
+struct SpoolGauges {
+    events: Gauge,
+    bytes: Gauge,
+    age: Gauge,
+    set_aside: Gauge,
+    alarm: Gauge,
 }
 
 /// One source's counters, ready to be added to.
@@ -114,6 +148,8 @@ pub struct SourceMetrics {
     duplicates: Counter,
     duplicates_in_memory: Counter,
     duplicates_in_redis: Counter,
+    duplicates_in_spool: Counter,
+    spooled: Counter,
     conflicts: Counter,
     quarantined: Counter,
     rejected: Family<ReasonLabel, Counter>,
@@ -156,6 +192,9 @@ impl Metrics {
             shown: Mutex::default(),
             forgotten: Family::default(),
             redis: Family::default(),
+            spooled: Family::default(),
+            drained: Family::default(),
+            spool: SpoolGauges::default(),
         };
         let registry = &mut metrics.registry;
         registry.register("accepted", "Events stored for the first time", metrics.accepted.clone());
@@ -206,6 +245,35 @@ impl Metrics {
             metrics.oldest.clone(),
         );
         registry.register("forgotten", "Events and keys that were forgotten", metrics.forgotten.clone());
+        registry.register("spooled", "Events that the spool accepted", metrics.spooled.clone());
+        registry.register(
+            "spool_drained",
+            "Events that went from the spool into the journal, by what they were there: new, duplicate, conflict",
+            metrics.drained.clone(),
+        );
+        registry.register("spool_events", "Events that wait in the spool", metrics.spool.events.clone());
+        registry.register_with_unit(
+            "spool_size",
+            "What the events in the spool weigh",
+            Unit::Bytes,
+            metrics.spool.bytes.clone(),
+        );
+        registry.register_with_unit(
+            "spool_age",
+            "For how long the first event in the spool waits",
+            Unit::Seconds,
+            metrics.spool.age.clone(),
+        );
+        registry.register(
+            "spool_set_aside",
+            "Events in the spool that cannot be drained",
+            metrics.spool.set_aside.clone(),
+        );
+        registry.register(
+            "spool_alarm",
+            "1 if somebody should look at the spool",
+            metrics.spool.alarm.clone(),
+        );
         registry.register(
             "redis",
             "The shared cache of keys: 1 if it is up; hits, misses, unanswered, written and dropped since the start",
@@ -235,6 +303,21 @@ impl Metrics {
     #[must_use]
     pub fn route(&self, route: &str) -> RouteMetrics<'_> {
         RouteMetrics { metrics: self, route: route.to_owned() }
+    }
+
+    /// Counts an event that went from the spool into the journal.
+    pub fn drained(&self, outcome: &'static str) {
+        self.drained.get_or_create(&DrainLabel { outcome }).inc();
+    }
+
+    /// Sets the spool's gauges.
+    pub fn set_spool(&self, figures: SpoolFigures) {
+        let gauge = |value: u64| i64::try_from(value).unwrap_or(i64::MAX);
+        self.spool.events.set(gauge(figures.events));
+        self.spool.bytes.set(gauge(figures.bytes));
+        self.spool.age.set(gauge(figures.age));
+        self.spool.set_aside.set(gauge(figures.set_aside));
+        self.spool.alarm.set(i64::from(figures.alarm));
     }
 
     /// Counts what the janitor removed.
@@ -278,16 +361,18 @@ impl Metrics {
     #[must_use]
     pub fn source(&self, source: &str) -> SourceMetrics {
         let label = SourceLabel { source: source.to_owned() };
-        let duplicates = |layer: Layer| {
-            let label = LayerLabel { source: source.to_owned(), layer: layer.as_str() };
-            self.duplicates.get_or_create_owned(&label)
+        let duplicates_by = |layer: &'static str| {
+            self.duplicates.get_or_create_owned(&LayerLabel { source: source.to_owned(), layer })
         };
+        let duplicates = |layer: Layer| duplicates_by(layer.as_str());
         SourceMetrics {
             source: source.to_owned(),
             accepted: self.accepted.get_or_create_owned(&label),
             duplicates: duplicates(Layer::Journal),
             duplicates_in_memory: duplicates(Layer::Memory),
             duplicates_in_redis: duplicates(Layer::Redis),
+            duplicates_in_spool: duplicates_by("spool"),
+            spooled: self.spooled.get_or_create_owned(&label),
             conflicts: self.conflicts.get_or_create_owned(&label),
             quarantined: self.quarantined.get_or_create_owned(&label),
             rejected: self.rejected.clone(),
@@ -387,6 +472,14 @@ impl SourceMetrics {
                 Layer::Redis => self.duplicates_in_redis.inc(),
             },
             Verdict::Conflict => self.conflicts.inc(),
+        };
+    }
+
+    /// Counts what the spool accepted. What it is to the journal shows when it is drained.
+    pub fn count_spooled(&self, verdict: Verdict) {
+        match verdict {
+            Verdict::Duplicate => self.duplicates_in_spool.inc(),
+            Verdict::New | Verdict::Quarantined | Verdict::Conflict => self.spooled.inc(),
         };
     }
 

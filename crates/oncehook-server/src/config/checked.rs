@@ -30,6 +30,8 @@ pub struct Config {
     pub server: ServerConfig,
     /// `[journal]`
     pub journal: JournalConfig,
+    /// `[spool]`
+    pub spool: SpoolConfig,
     /// `dedup.window`: how long a key is remembered, from its first receipt.
     pub dedup_window: Duration,
     /// `dedup.redis`: where nodes share what they know of keys. It may hold a password.
@@ -113,6 +115,30 @@ impl JournalConfig {
     }
 }
 
+/// `[spool]`: where events wait while the journal is away.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SpoolConfig {
+    /// The file.
+    pub path: PathBuf,
+    /// At most so many events; 503 beyond.
+    pub max_events: u64,
+    /// At most so many bytes of them; 503 beyond.
+    pub max_bytes: u64,
+    /// How long the journal may take before the spool takes over.
+    pub after: Duration,
+    /// Somebody should look if an event has waited for so long.
+    pub alarm: Duration,
+}
+
+/// `on_outage`: what becomes of an event while the journal is away.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OnOutage {
+    /// It is answered 503, and the provider sends it again.
+    Retry,
+    /// The spool takes it.
+    Spool,
+}
+
 /// `[[source]]`
 pub struct SourceConfig {
     /// Its name, also in its URL.
@@ -141,6 +167,8 @@ pub struct SourceConfig {
     pub wait: Option<WaitConfig>,
     /// Whether it is an ordinary endpoint that becomes idempotent (`provider = "idempotency-key"`).
     pub endpoint: bool,
+    /// What becomes of its events while the journal is away.
+    pub on_outage: OnOutage,
 }
 
 /// `wait` of a source.
@@ -187,7 +215,7 @@ impl std::fmt::Debug for SourceConfig {
 const DAY: u64 = 86_400;
 
 /// Keys of a source that a coming version knows.
-const LATER_SOURCE_KEYS: &[&str] = &["rate_limit", "on_outage"];
+const LATER_SOURCE_KEYS: &[&str] = &["rate_limit"];
 
 impl Default for Limits {
     fn default() -> Self {
@@ -222,6 +250,12 @@ impl Config {
         }
     }
 
+    /// Whether a source needs the spool.
+    #[must_use]
+    pub fn needs_spool(&self) -> bool {
+        self.sources.iter().any(|source| source.on_outage == OnOutage::Spool)
+    }
+
     /// The source of that name.
     #[must_use]
     pub fn source(&self, name: &str) -> Option<&SourceConfig> {
@@ -233,6 +267,7 @@ fn read(file: &File<'_>) -> Option<Config> {
     let mut root = file.root();
     let server = read_server(root.take_table("server", "[server]"));
     let journal = read_journal(root.take_table("journal", "[journal]"));
+    let spool = read_spool(root.take_table("spool", "[spool]"), journal.as_ref());
 
     let mut dedup = root.take_table("dedup", "[dedup]");
     let window = dedup.take_seconds("window");
@@ -309,6 +344,7 @@ fn read(file: &File<'_>) -> Option<Config> {
     Some(Config {
         server: server?,
         journal: journal?,
+        spool,
         dedup_window: Duration::from_secs(window),
         dedup_redis: redis.map(toml::Spanned::into_inner),
         retention_payload: Duration::from_secs(payload),
@@ -385,6 +421,33 @@ fn read_journal(mut table: Table<'_, '_>) -> Option<JournalConfig> {
     });
     table.finish(&[]);
     Some(url.map_or_else(|| JournalConfig::Sqlite(PathBuf::from("oncehook.db")), toml::Spanned::into_inner))
+}
+
+fn read_spool(mut table: Table<'_, '_>, journal: Option<&JournalConfig>) -> SpoolConfig {
+    let path = table.take_string("path");
+    let usual = match journal {
+        // Beside the journal's file: that directory is there, and is meant to last.
+        Some(JournalConfig::Sqlite(journal)) => {
+            let mut name = journal.file_stem().unwrap_or(journal.as_os_str()).to_os_string();
+            name.push("-spool.db");
+            journal.with_file_name(name)
+        }
+        Some(_) | None => PathBuf::from("oncehook-spool.db"),
+    };
+    if let (Some(path), Some(JournalConfig::Sqlite(journal))) = (&path, journal)
+        && Path::new(path.get_ref()) == journal
+    {
+        table.problem(path.span(), "the spool needs a file of its own, not the journal's");
+    }
+    let spool = SpoolConfig {
+        path: path.map_or(usual, |path| PathBuf::from(path.into_inner())),
+        max_events: table.take_number("max_events", 1..=1 << 32).unwrap_or(1_000_000),
+        max_bytes: table.take_number("max_bytes", 1 << 20..=1 << 40).unwrap_or(1 << 30),
+        after: table.take_duration("after").map_or(Duration::from_secs(2), toml::Spanned::into_inner),
+        alarm: table.take_duration("alarm").map_or(Duration::from_secs(300), toml::Spanned::into_inner),
+    };
+    table.finish(&[]);
+    spool
 }
 
 /// The error does not repeat the URL of a server: it may hold a password.
@@ -470,6 +533,15 @@ fn read_source_itself(
     let usual = if endpoint { MissingKey::Reject } else { MissingKey::default() };
     let missing_key = missing_key.map_or(usual, toml::Spanned::into_inner);
     let allow_ips = read_networks(&mut table, "allow_ips");
+    let on_outage = table.take_parsed("on_outage", |word| match word {
+        "retry" => Ok(OnOutage::Retry),
+        "spool" => Ok(OnOutage::Spool),
+        _ => Err("write \"retry\" or \"spool\"".to_owned()),
+    });
+    // Whoever never sends again must not be told to.
+    let retries = preset.is_none_or(|preset| preset.retries);
+    let usual = if retries { OnOutage::Retry } else { OnOutage::Spool };
+    let on_outage = on_outage.map_or(usual, toml::Spanned::into_inner);
     let verify = table.take_typed::<Scheme>("verify");
     let identify = table.take_typed::<Identify>("identify");
 
@@ -574,6 +646,7 @@ fn read_source_itself(
         allow_ips,
         wait: None,
         endpoint,
+        on_outage,
     })
 }
 

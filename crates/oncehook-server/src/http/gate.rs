@@ -2,14 +2,15 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use http::HeaderName;
 use ipnet::IpNet;
 use oncehook::clock::Clock;
 use oncehook::event::SourceName;
 use oncehook::fastpath::FastPath;
+use oncehook::intake::Intake;
 use oncehook::journal::{Journal, Layer};
 use oncehook::observe::{Metrics, SourceMetrics};
 use oncehook::route::Routes;
@@ -17,7 +18,7 @@ use oncehook_verify::{Ack, Handshakes, Identifier, Integrity, UnixMicros, Verifi
 
 use super::keys::{KeyRing, WebFetcher};
 use super::rejections::Rejections;
-use crate::config::{Config, Limits, WaitConfig};
+use crate::config::{Config, Limits, OnOutage, WaitConfig};
 use crate::waiting::Waiting;
 
 /// Everything that answering a webhook needs. Shared by all connections.
@@ -26,6 +27,8 @@ pub struct Gate {
     pub(super) routes: Routes,
     pub(super) journal: Arc<dyn Journal>,
     pub(super) fast_path: Arc<FastPath>,
+    /// Where events wait while the journal is away. Set before the first request.
+    intake: OnceLock<Arc<Intake>>,
     pub(super) clock: Clock,
     pub(super) limits: Limits,
     pub(super) trusted_proxies: Vec<IpNet>,
@@ -51,6 +54,7 @@ pub(super) struct Source {
     /// The provider's own answer, if it insists on one.
     pub(super) ack: Option<Ack>,
     pub(super) allow_ips: Vec<IpNet>,
+    pub(super) on_outage: OnOutage,
     /// What the source knows beside its secrets.
     pub(super) params: BTreeMap<String, String>,
     /// Where a handed-over secret waits, if the source takes one.
@@ -78,6 +82,7 @@ impl Gate {
                 handshakes: source.handshakes,
                 ack: (source.ack != Ack::default()).then_some(source.ack),
                 allow_ips: source.allow_ips,
+                on_outage: source.on_outage,
                 params: source.settings.params,
                 handover: source.handover,
                 wait: source.wait,
@@ -95,6 +100,7 @@ impl Gate {
             routes: config.routes,
             journal,
             fast_path: Arc::new(config.dedup_redis.map_or_else(FastPath::default, FastPath::with_redis)),
+            intake: OnceLock::new(),
             clock,
             waiting: Waiting::new(config.server.limits.waiting),
             limits: config.server.limits,
@@ -118,6 +124,29 @@ impl Gate {
     #[must_use]
     pub fn is_open(&self) -> bool {
         self.open.load(Ordering::Acquire)
+    }
+
+    /// Puts a spool beside the journal. A second one is not taken.
+    pub fn set_intake(&self, intake: Arc<Intake>) {
+        // Nobody sets it twice.
+        let _ = self.intake.set(intake);
+    }
+
+    /// The spool beside the journal, if there is one.
+    #[must_use]
+    pub fn intake(&self) -> Option<&Arc<Intake>> {
+        self.intake.get()
+    }
+
+    /// The spool for a source's events, if it has one.
+    pub(super) fn intake_of(&self, source: &Source) -> Option<&Intake> {
+        self.intake().filter(|_| source.on_outage == OnOutage::Spool).map(|intake| &**intake)
+    }
+
+    /// Whether the spool takes events while the journal is away.
+    #[must_use]
+    pub fn has_usable_spool(&self) -> bool {
+        self.intake().is_some_and(|intake| intake.spool().state().failing.is_none())
     }
 
     /// The time in which deliveries are due.

@@ -12,7 +12,7 @@
 //! | dead | 502, with the stored error | the same |
 //! | skipped or superseded | 200, with the state | the same |
 //!
-//! Does not: wait for batches, for events that are held, or for those that the route does not want.
+//! Does not: wait for what is in the spool (202), for batches, for events that are held, or for those that the route does not want.
 
 use bytes::Bytes;
 use http::{HeaderValue, Response, StatusCode, header};
@@ -83,14 +83,11 @@ pub(super) async fn answer(
             let error = HttpError::new(StatusCode::CONFLICT, "in_progress", message);
             return Err(HttpError { retry_after: Some(1), ..error });
         }
-        Word::Told(standing) => {
-            let state = standing.map_or(DeliveryState::Ready, |standing| standing.state);
-            return Ok(marked(told(StatusCode::ACCEPTED, awaited, appended, state, None), appended));
+        Word::Told(Some(standing)) => {
+            let answer = told(StatusCode::ACCEPTED, awaited, appended, standing.state, None);
+            return Ok(marked(answer, appended));
         }
-        Word::Unknown => {
-            let state = DeliveryState::Ready;
-            return Ok(marked(told(StatusCode::ACCEPTED, awaited, appended, state, None), appended));
-        }
+        Word::Told(None) | Word::Unknown => return Ok(pending(awaited, appended)),
     };
     let answer = match standing.state {
         DeliveryState::Succeeded if source.endpoint => {
@@ -102,6 +99,11 @@ pub(super) async fn answer(
         state => told(StatusCode::OK, awaited, appended, state, Some(&standing)),
     };
     Ok(marked(answer, appended))
+}
+
+/// The answer while nothing is known of the delivery; also for an event that waits in the spool.
+pub(super) fn pending(awaited: &Awaited<'_>, appended: Appended) -> Answer {
+    marked(told(StatusCode::ACCEPTED, awaited, appended, DeliveryState::Ready, None), appended)
 }
 
 fn is_http(gate: &Gate, wait: &WaitConfig) -> bool {

@@ -29,6 +29,12 @@ mod operate;
 #[cfg(test)]
 mod postgres;
 #[cfg(test)]
+mod postgres_failover;
+#[cfg(test)]
+mod postgres_faults;
+#[cfg(test)]
+mod postgres_ground;
+#[cfg(test)]
 mod providers;
 #[cfg(test)]
 mod redis;
@@ -36,6 +42,8 @@ mod redis;
 mod signature;
 #[cfg(test)]
 mod storm;
+#[cfg(test)]
+mod storm_command;
 #[cfg(test)]
 mod tail;
 #[cfg(test)]

@@ -16,6 +16,7 @@ pub(super) const NOW: UnixMicros = UnixMicros(1_790_000_000_000_000);
 
 pub(super) fn event(key: &str, digest: u8) -> NewEvent {
     NewEvent {
+        id: None,
         source: SourceName::new("shop").unwrap(),
         key: EventKey::from_bytes(key.as_bytes()).unwrap(),
         key_signed: true,

@@ -171,6 +171,15 @@ pub struct JournalState {
     pub wal_pages: u64,
 }
 
+/// An id that an intake before the journal has answered, and the event that it stands for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Alias {
+    /// What the sender was told.
+    pub alias: EventId,
+    /// What the event is called in the journal.
+    pub event: EventId,
+}
+
 /// Why the self-test failed: the memory of keys does not do what it must.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("dedup self-test failed: {0}")]
@@ -193,6 +202,13 @@ pub trait Journal: Send + Sync + 'static {
         peer: IpAddr,
         layer: Layer,
     ) -> bool;
+
+    /// Remembers what else events are called, for as long as the events are kept. To say it again changes nothing. A journal
+    /// that cannot, as here, must not stand behind a spool; the suite asks it of every backend.
+    fn keep_aliases(&self, _aliases: Vec<Alias>) -> BoxFuture<'_, Result<(), WorkError>> {
+        let reason = "this journal has no other names for events";
+        Box::pin(async move { Err(WorkError::Unsupported(reason.to_owned())) })
+    }
 
     /// How the journal is doing.
     fn state(&self) -> JournalState;
@@ -223,6 +239,11 @@ pub trait JournalReader: Send + Sync + 'static {
 
     /// One event's body, with the headers that were kept.
     fn body(&self, id: EventId) -> BoxFuture<'_, Result<Option<StoredBody>, ReadError>>;
+
+    /// The event that an alias stands for; nothing if it is none, as here, where there are none.
+    fn resolve(&self, _alias: EventId) -> BoxFuture<'_, Result<Option<EventId>, ReadError>> {
+        Box::pin(async { Ok(None) })
+    }
 
     /// Counts since the journal was made.
     fn stats(&self) -> BoxFuture<'_, Result<Stats, ReadError>>;

@@ -14,6 +14,7 @@ use super::routes::{BacklogJson, backlog_json};
 use crate::backlog::left_behind;
 use crate::http::admin::Admin;
 use crate::http::error::HttpError;
+use crate::spool::figures;
 
 /// Counts, all sources together and one by one. Forgetting events does not lower them.
 #[derive(Serialize, ToSchema)]
@@ -37,6 +38,39 @@ pub(crate) struct StatsJson {
     /// Every configured route, and every route that has left something behind
     routes: Vec<RouteJson>,
     journal: JournalJson,
+    /// What waits in the spool of the node that was asked, if it has one. Not among the counts above
+    spool: Option<SpoolJson>,
+}
+
+/// The spool of one node.
+#[derive(Serialize, ToSchema)]
+pub(crate) struct SpoolJson {
+    /// Events that wait for the journal
+    events: u64,
+    /// What they weigh
+    bytes: u64,
+    /// For how many seconds the first of them waits
+    oldest_seconds: u64,
+    /// Events that cannot be drained: damaged, or refused by a journal that is well
+    set_aside: u64,
+    /// Whether somebody should look
+    alarm: bool,
+    /// Why its file cannot be used, if it cannot
+    failing: Option<String>,
+}
+
+/// The spool of this node.
+pub(crate) fn spool_json(admin: &Admin) -> Option<SpoolJson> {
+    let state = admin.gate.intake()?.spool().state();
+    let figures = figures(&state, admin);
+    Some(SpoolJson {
+        events: figures.events,
+        bytes: figures.bytes,
+        oldest_seconds: figures.age,
+        set_aside: figures.set_aside,
+        alarm: figures.alarm,
+        failing: state.failing,
+    })
 }
 
 #[derive(Serialize, ToSchema)]
@@ -131,6 +165,7 @@ pub(crate) async fn stats(State(admin): State<Arc<Admin>>) -> Result<Json<StatsJ
             wal_pages: state.wal_pages,
             failing: state.failing,
         },
+        spool: spool_json(&admin),
     }))
 }
 

@@ -133,6 +133,10 @@ pub(super) struct Known {
 }
 
 /// Which events hold these keys, by place. A key that is not there was forgotten a moment ago.
+///
+/// With synchronous replicas, a row can be seen here that no replica has yet: its own commit was interrupted while it waited
+/// for them. Whoever is told of it is told that it is safe. So the statement leaves a mark in the log behind all rows that
+/// it has seen, and its commit waits until the replicas have that.
 pub(super) async fn first_ids(
     session: &Session,
     keys: &[(&str, &[u8])],
@@ -142,7 +146,9 @@ pub(super) async fn first_ids(
     // The limit keeps the planner from reading the whole ledger for many keys.
     let rows = session
         .rows(
-            "SELECT t.place, k.event, k.digest, k.expires_at
+            "SELECT t.place, k.event, k.digest, k.expires_at,
+                    (SELECT CASE WHEN current_setting('synchronous_standby_names') <> ''
+                                 THEN pg_logical_emit_message(true, 'oncehook', '') END)
                FROM unnest($1::text[], $2::bytea[]) WITH ORDINALITY AS t(source, key, place)
               CROSS JOIN LATERAL (SELECT event, digest, expires_at FROM oncehook.keys k
                                    WHERE k.source = t.source AND k.key = t.key LIMIT 1) k",

@@ -107,6 +107,10 @@ impl Readers {
         }))
     }
 
+    pub(super) async fn resolve(&self, alias: EventId) -> Result<Option<EventId>, ReadError> {
+        read!(self, |session| super::aliases::resolve(&session, alias))
+    }
+
     pub(super) async fn body(&self, id: EventId) -> Result<Option<StoredBody>, ReadError> {
         read!(self, |session| body(&session, id))
     }

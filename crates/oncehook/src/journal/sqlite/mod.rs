@@ -15,17 +15,18 @@
 //! user's statements (`user_sql`) in the transaction that settles them, `orders` does what operators ask, `forget` removes
 //! what is old. `rehearse` tells at the start which of the user's statements would fail.
 
+mod aliases;
 mod apply;
 mod bloom;
-mod checkpoint;
-mod connection;
+pub(crate) mod checkpoint;
+pub(crate) mod connection;
 mod database_file;
 mod deliveries;
 mod follower;
 mod forget;
 mod ledger;
 mod orders;
-mod place;
+pub(crate) mod place;
 mod queries;
 mod queue;
 mod reader;
@@ -34,7 +35,7 @@ mod schema;
 mod search;
 mod self_test;
 mod user_sql;
-mod writer;
+pub(crate) mod writer;
 
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
@@ -47,9 +48,9 @@ use tokio::sync::{Semaphore, oneshot, watch};
 
 use super::tally::Tally;
 use super::{
-    AppendError, BoxFuture, Durability, EventDetail, EventPage, EventQuery, Incarnation, Journal,
+    Alias, AppendError, BoxFuture, Durability, EventDetail, EventPage, EventQuery, Incarnation, Journal,
     JournalReader, JournalState, Layer, ReadError, RecentKey, SelfTestError, Standing, Stats, StoredBody,
-    Ticket,
+    Ticket, WorkError,
 };
 use crate::clock::Clock;
 use crate::delivery::DeliveryId;
@@ -347,6 +348,10 @@ impl Journal for SqliteJournal {
         room
     }
 
+    fn keep_aliases(&self, kept: Vec<Alias>) -> BoxFuture<'_, Result<(), WorkError>> {
+        self.work(move |connection, _| aliases::keep(connection, &kept))
+    }
+
     fn state(&self) -> JournalState {
         JournalState {
             kind: "sqlite",
@@ -402,6 +407,10 @@ impl JournalReader for SqliteJournal {
 
     fn body(&self, id: EventId) -> BoxFuture<'_, Result<Option<StoredBody>, ReadError>> {
         self.read(move |readers| readers.body(id))
+    }
+
+    fn resolve(&self, alias: EventId) -> BoxFuture<'_, Result<Option<EventId>, ReadError>> {
+        self.read(move |readers| readers.resolve(alias))
     }
 
     fn stats(&self) -> BoxFuture<'_, Result<Stats, ReadError>> {

@@ -113,6 +113,10 @@ impl Readers {
         })
     }
 
+    pub(super) fn resolve(&self, alias: EventId) -> Result<Option<EventId>, ReadError> {
+        self.read(|connection| super::aliases::resolve(connection, alias))
+    }
+
     pub(super) fn stats(&self) -> Result<Stats, ReadError> {
         self.read(|connection| {
             let mut sources: Vec<SourceCounts> = connection
