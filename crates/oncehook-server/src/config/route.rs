@@ -340,7 +340,8 @@ fn read_http(mut table: Table<'_, '_>, follows: bool) -> Option<Handler> {
     let on_4xx = table.take_parsed("on_4xx", |word| match word {
         "retry" => Ok(OnClientError::Retry),
         "dead" => Ok(OnClientError::GiveUp),
-        other => Err(format!("{other:?} is neither \"retry\" nor \"dead\"")),
+        "result" => Ok(OnClientError::Result),
+        other => Err(format!("{other:?} is not \"retry\", \"dead\" or \"result\"")),
     });
     if let Some(body) = body.as_ref().filter(|body| body.get_ref().needs_result() && !follows) {
         table.problem(body.span(), NO_RESULT);

@@ -47,4 +47,6 @@ mod storm_command;
 #[cfg(test)]
 mod tail;
 #[cfg(test)]
+mod waiting;
+#[cfg(test)]
 mod watch;
