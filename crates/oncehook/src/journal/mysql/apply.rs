@@ -35,7 +35,7 @@ pub(super) async fn sql(
     let Locked { due, count, now } = queue::due(session, given, route, limit, None).await?;
     if due.is_empty() {
         // Nothing of the user's is asked for while there is nothing to do.
-        session.run("COMMIT").await?;
+        session.run("ROLLBACK").await?;
         return Ok(Progress::default());
     }
     let prepared = match user_sql::prepare(session, handler).await {

@@ -10,6 +10,7 @@
 use std::collections::HashSet;
 use std::future::Future;
 use std::ops::{Deref, DerefMut};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -21,7 +22,7 @@ use super::OpenError;
 use super::ground;
 
 /// The longest that the server may take to be reached, and to answer one of our own statements.
-pub(super) const CONNECT_WAIT: Duration = Duration::from_secs(5);
+pub(super) const CONNECT_WAIT: Duration = Duration::from_secs(3);
 pub(super) const ANSWER_WAIT: Duration = Duration::from_secs(10);
 
 /// How long a session may be idle before the server ends it and what it has locked is free: as long as a lease, because
@@ -98,11 +99,13 @@ pub(super) struct EngineError {
     /// What the server is not set up for, if that is the trouble.
     pub(super) unsound: bool,
     too_big: bool,
+    /// The connection is gone or was never there.
+    silent: bool,
 }
 
 impl EngineError {
     pub(super) fn other(told: impl Into<String>) -> Self {
-        Self { told: told.into(), code: None, unsound: false, too_big: false }
+        Self { told: told.into(), code: None, unsound: false, too_big: false, silent: false }
     }
 
     pub(super) fn unsound(told: impl Into<String>) -> Self {
@@ -119,12 +122,22 @@ impl EngineError {
         Self { too_big: true, ..Self::other(told) }
     }
 
+    /// The database is not there.
+    pub(super) fn away(told: impl Into<String>) -> Self {
+        Self { silent: true, ..Self::other(told) }
+    }
+
     fn no_answer() -> Self {
-        Self::other(format!("the database did not answer within {} s", ANSWER_WAIT.as_secs()))
+        Self::away(format!("the database did not answer within {} s", ANSWER_WAIT.as_secs()))
     }
 
     pub(super) fn code(&self) -> Option<u16> {
         self.code
+    }
+
+    /// Nobody there, or somebody who cannot serve us now (starting, stopping, full) and may by and by.
+    pub(super) fn is_away(&self) -> bool {
+        self.silent || self.is_one_of(&[1040, 1053, 1077, 1927, 4031])
     }
 
     fn is_one_of(&self, codes: &[u16]) -> bool {
@@ -169,9 +182,17 @@ impl From<mysql_async::Error> for EngineError {
                 code: Some(said.code),
                 ..Self::other("")
             },
+            mysql_async::Error::Io(error) => Self::away(error.to_string()),
+            mysql_async::Error::Driver(error) if error_is_loss(&error) => Self::away(error.to_string()),
             other => Self::other(other.to_string()),
         }
     }
+}
+
+/// The connection was closed under the driver's hands.
+fn error_is_loss(error: &mysql_async::DriverError) -> bool {
+    use mysql_async::DriverError::{ConnectionClosed, PoolDisconnected, UnexpectedPacket};
+    matches!(error, ConnectionClosed | PoolDisconnected | UnexpectedPacket { .. })
 }
 
 /// The server quotes the value that did not fit, and says what for: the value is left out.
@@ -204,6 +225,8 @@ async fn in_time<T>(answer: impl Future<Output = Result<T, mysql_async::Error>>)
 pub(super) struct Connector {
     /// One for each host, in the order they were named.
     hosts: Vec<Opts>,
+    /// The one that let us in last.
+    good: AtomicUsize,
     handler_time: Duration,
 }
 
@@ -248,30 +271,33 @@ impl Connector {
                 .client_found_rows(false);
             opened.push(Opts::from(builder));
         }
-        Ok(Self { hosts: opened, handler_time })
+        Ok(Self { hosts: opened, good: AtomicUsize::new(0), handler_time })
     }
 
     /// Where it leads, without what is secret.
     pub(super) fn shown(&self) -> String {
-        let hosts = self.hosts.iter().map(|opts| match opts.socket() {
-            Some(socket) => socket.to_owned(),
-            None => format!("{}:{}", opts.ip_or_hostname(), opts.tcp_port()),
-        });
-        let hosts: Vec<String> = hosts.collect();
+        let hosts: Vec<String> = self.hosts.iter().map(host_name).collect();
         let database = self.hosts.first().and_then(|opts| opts.db_name()).unwrap_or_default();
         format!("mysql://{}/{database}", hosts.join(","))
     }
 
-    /// Opens a connection and checks the ground it stands on. All hosts are asked, in their order, until one is fit.
+    /// Opens a connection and checks the ground it stands on. The hosts are tried one after another, the last good one first, each
+    /// with a deadline of its own, until one is fit.
     pub(super) async fn open(&self, purpose: Purpose) -> Result<Session, EngineError> {
-        let mut first_error = None;
-        for opts in &self.hosts {
+        let good = self.good.load(Ordering::Relaxed);
+        let mut refusals: Vec<(String, EngineError)> = Vec::new();
+        for turn in 0..self.hosts.len() {
+            let place = (good + turn) % self.hosts.len();
+            let Some(opts) = self.hosts.get(place) else { continue };
             match self.open_at(opts, purpose).await {
-                Ok(session) => return Ok(session),
-                Err(error) => first_error = first_error.or(Some(error)),
+                Ok(session) => {
+                    self.good.store(place, Ordering::Relaxed);
+                    return Ok(session);
+                }
+                Err(error) => refusals.push((host_name(opts), error)),
             }
         }
-        Err(first_error.unwrap_or_else(|| EngineError::other("no host is named")))
+        Err(sum_up(refusals))
     }
 
     async fn open_at(&self, opts: &Opts, purpose: Purpose) -> Result<Session, EngineError> {
@@ -288,9 +314,30 @@ impl Connector {
         };
         match tokio::time::timeout(CONNECT_WAIT, opening).await {
             Ok(opened) => opened,
-            Err(_) => Err(EngineError::other("the database could not be reached in time")),
+            Err(_) => Err(EngineError::away("the database could not be reached in time")),
         }
     }
+}
+
+fn host_name(opts: &Opts) -> String {
+    match opts.socket() {
+        Some(socket) => socket.to_owned(),
+        None => format!("{}:{}", opts.ip_or_hostname(), opts.tcp_port()),
+    }
+}
+
+/// One error out of each host's. If one of them may come back by itself, so may the database; a single host's own is the most
+/// telling.
+fn sum_up(mut refusals: Vec<(String, EngineError)>) -> EngineError {
+    if refusals.len() == 1
+        && let Some((_, only)) = refusals.pop()
+    {
+        return only;
+    }
+    let told: Vec<String> = refusals.iter().map(|(name, error)| format!("{name}: {}", error.told)).collect();
+    let told = told.join("; ");
+    let away = refusals.iter().any(|(_, error)| error.is_away());
+    if away { EngineError::away(told) } else { EngineError::unsound(told) }
 }
 
 /// A statement that inserts many rows: `head VALUES row, row, … tail`.

@@ -11,11 +11,11 @@ use tokio::sync::watch;
 use super::connection::{EngineError, Session, Tries};
 use super::orders::{self, Refused};
 use super::queue::{self, Ended, Held};
-use super::{MysqlJournal, apply, forget};
+use super::{MysqlJournal, aliases, apply, forget};
 use crate::delivery::{Claim, Fence, RouteName, Settled, Settlement, Verdict};
 use crate::handler::{Handler, SqlHandler};
 use crate::journal::{
-    Backlog, BoxFuture, Deliveries, Forgotten, Order, OrderError, Ordered, Pausable, Pause, Progress,
+    Alias, Backlog, BoxFuture, Deliveries, Forgotten, Order, OrderError, Ordered, Pausable, Pause, Progress,
     Retention, Who, WorkError,
 };
 use crate::route::Route;
@@ -67,6 +67,10 @@ fn sum(mut one: Progress, other: Progress) -> Progress {
 }
 
 impl MysqlJournal {
+    pub(super) async fn keep(&self, kept: Vec<Alias>) -> Result<(), WorkError> {
+        work!(self, |session| aliases::keep(&mut session, &kept))
+    }
+
     async fn apply_batch(
         &self,
         route: &Route,

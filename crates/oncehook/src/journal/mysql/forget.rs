@@ -146,6 +146,7 @@ async fn delete(session: &mut Session, events: &[EventId]) -> Result<(), EngineE
         ("oncehook_conflicts", "event"),
         ("oncehook_duplicates", "event"),
         ("oncehook_flags", "event"),
+        ("oncehook_spool_aliases", "event"),
         ("oncehook_events", "id"),
     ] {
         let sql = format!("DELETE o FROM {IDS} STRAIGHT_JOIN {table} o ON o.{column} = UNHEX(t.id)");

@@ -16,12 +16,14 @@
 //! user's statements (`user_sql`) in the transaction that settles them, `orders` does what operators ask, `forget` removes
 //! what is old, `wake` looks for what other nodes did.
 
+mod aliases;
 mod apply;
 mod connection;
 mod deliveries;
 mod follower;
 mod forget;
 mod ground;
+mod incarnation;
 mod orders;
 mod queries;
 mod queue;
@@ -44,14 +46,16 @@ use std::time::Duration;
 use oncehook_verify::UnixMicros;
 use tokio::sync::{mpsc, oneshot, watch};
 
+use super::silence::Silence;
 use super::tally::Tally;
 use super::{
-    AppendError, BoxFuture, Durability, EventDetail, EventPage, EventQuery, Journal, JournalReader,
-    JournalState, Layer, ReadError, SelfTestError, Stats, StoredBody, Ticket,
+    Alias, AppendError, BoxFuture, Durability, EventDetail, EventPage, EventQuery, Incarnation, Journal,
+    JournalReader, JournalState, Layer, ReadError, RecentKey, SelfTestError, Standing, Stats, StoredBody,
+    Ticket, WorkError,
 };
 use crate::clock::Clock;
-use crate::delivery::RouteName;
-use crate::event::{EventId, EventIds, NewEvents, SourceName};
+use crate::delivery::{DeliveryId, RouteName};
+use crate::event::{EventId, EventIds, NewEvent, NewEvents, SourceName};
 use crate::retry::Chance;
 use connection::{Connector, EngineError, Pool, Purpose};
 use reader::Readers;
@@ -112,7 +116,10 @@ pub enum OpenError {
     /// Keys are not remembered as they must be.
     #[error(transparent)]
     SelfTest(#[from] SelfTestError),
-    /// The server cannot be reached, or said no.
+    /// The server cannot be reached, or cannot serve yet. Later it may.
+    #[error("the database is not there: {0}")]
+    Away(String),
+    /// The server said no.
     #[error("the database: {0}")]
     Engine(String),
 }
@@ -164,6 +171,10 @@ struct Shared {
     moving: tokio::sync::RwLock<()>,
     /// Why a lane cannot store, by lane.
     failing: Mutex<Vec<Option<String>>>,
+    /// How long the database has owed a lane its answer.
+    silence: Silence,
+    /// Which life of the database this is.
+    incarnation: Incarnation,
     /// Bytes of bodies in the queues.
     queued_bytes: AtomicUsize,
     /// Grows when deliveries may have become due.
@@ -182,8 +193,16 @@ impl Shared {
         self.tally.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn next_id(&self, at: UnixMicros) -> EventId {
-        self.ids.lock().unwrap_or_else(PoisonError::into_inner).next(at)
+    /// The id that an event gets if it is new: its own, if it has one. Later ones are above it.
+    fn id_for(&self, event: &NewEvent) -> EventId {
+        let mut ids = self.ids.lock().unwrap_or_else(PoisonError::into_inner);
+        match event.id {
+            None => ids.next(event.received_at),
+            Some(id) => {
+                ids.stay_above(id.sequence());
+                id
+            }
+        }
     }
 
     /// The time that stands in for the database's, if one was given.
@@ -200,7 +219,7 @@ impl Shared {
 
     fn failing(&self) -> Option<String> {
         let failing = self.failing.lock().unwrap_or_else(PoisonError::into_inner);
-        failing.iter().flatten().next().cloned()
+        failing.iter().flatten().next().cloned().or_else(|| self.silence.told())
     }
 }
 
@@ -222,6 +241,8 @@ impl MysqlJournal {
             tally: Mutex::default(),
             moving: tokio::sync::RwLock::new(()),
             failing: Mutex::new(vec![None; lanes]),
+            silence: Silence::of(lanes),
+            incarnation: Incarnation::named(&incarnation::name(&mut first).await?),
             queued_bytes: AtomicUsize::new(0),
             changes: watch::Sender::new(0),
             shard: random_shard(),
@@ -249,6 +270,7 @@ impl MysqlJournal {
         let workers = Arc::new(Pool::new(Arc::clone(&connector), Purpose::Work, options.workers.max(2)));
         let end = watch::Sender::new(false);
         tokio::spawn(follower::run(Arc::clone(&shared), Arc::clone(&workers), end.subscribe()));
+        tokio::spawn(incarnation::watch(Arc::clone(&shared), Arc::clone(&connector), end.subscribe()));
         tokio::spawn(wake::look(Arc::clone(&shared), Arc::clone(&workers), end.subscribe()));
         let readers = Readers::new(Pool::new(connector, Purpose::Read, READS_AT_ONCE), Arc::clone(&shared));
         Ok(Self {
@@ -307,6 +329,10 @@ impl Journal for MysqlJournal {
         let key = events.first().map(|event| (event.source.as_str(), event.key.as_bytes()));
         let lanes = u64::try_from(self.lanes.len()).unwrap_or(1).max(1);
         let lane = usize::try_from(self.hasher.hash_one(key) % lanes).unwrap_or(0);
+        if self.shared.silence.is_too_long() {
+            // Whoever waits in that queue would hear the same later.
+            return Err(AppendError::Unavailable("the database does not answer".to_owned()));
+        }
         let lane = self.lanes.get(lane).ok_or(AppendError::Closed)?;
         let (answer, ticket) = oneshot::channel();
         let work = Work { events, answer };
@@ -340,6 +366,14 @@ impl Journal for MysqlJournal {
             tally.add(event, source, at, peer, layer);
         }
         room
+    }
+
+    fn keep_aliases(&self, kept: Vec<Alias>) -> BoxFuture<'_, Result<(), WorkError>> {
+        Box::pin(self.keep(kept))
+    }
+
+    fn incarnation(&self) -> &Incarnation {
+        &self.shared.incarnation
     }
 
     fn state(&self) -> JournalState {
@@ -397,5 +431,19 @@ impl JournalReader for MysqlJournal {
 
     fn stats(&self) -> BoxFuture<'_, Result<Stats, ReadError>> {
         Box::pin(self.readers.stats())
+    }
+    fn resolve(&self, alias: EventId) -> BoxFuture<'_, Result<Option<EventId>, ReadError>> {
+        Box::pin(self.readers.resolve(alias))
+    }
+
+    fn standings(
+        &self,
+        deliveries: Vec<DeliveryId>,
+    ) -> BoxFuture<'_, Result<Vec<Option<Standing>>, ReadError>> {
+        Box::pin(async move { self.readers.standings(&deliveries).await })
+    }
+
+    fn recent_keys(&self, limit: usize) -> BoxFuture<'_, Result<Vec<RecentKey>, ReadError>> {
+        Box::pin(self.readers.recent_keys(limit))
     }
 }

@@ -223,7 +223,7 @@ pub(super) async fn set_paused(
 pub(super) async fn paused(session: &mut Session) -> Result<Vec<Pausable>, EngineError> {
     let sql = "SELECT kind, name FROM oncehook_pauses ORDER BY kind = 'source', name";
     let rows = session.rows(sql, Vec::new()).await?;
-    session.run("COMMIT").await?;
+    session.run("ROLLBACK").await?;
     let pausable = |row: &mysql_async::Row| {
         let name = text(row, 1)?;
         Ok(if text(row, 0)? == "source" { Pausable::Source(name) } else { Pausable::Route(name) })

@@ -31,6 +31,15 @@ pub(super) struct Known {
     pub(super) expires_at: UnixMicros,
 }
 
+/// What the ledger says of a candidate.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Ruling {
+    /// What it knows of the key now.
+    pub(super) known: Known,
+    /// Whether the candidate was stored just now.
+    pub(super) new: bool,
+}
+
 /// A key that this lane has stored before and that must be refused now: the proof that the ledger still refuses.
 #[derive(Debug, Clone)]
 pub(super) struct Witness {
@@ -94,7 +103,8 @@ pub(super) async fn append(
     given: Option<i64>,
     shard: u16,
     candidates: &[Candidate<'_>],
-) -> Result<Vec<Known>, EngineError> {
+) -> Result<Vec<Ruling>, EngineError> {
+    let before = held_before(session, candidates).await?;
     let mut sorted: Vec<&Candidate<'_>> = candidates.iter().collect();
     sorted
         .sort_unstable_by_key(|candidate| (candidate.event.source.as_str(), candidate.event.key.as_bytes()));
@@ -123,9 +133,13 @@ pub(super) async fn append(
         let known = (0..candidates.len()).map(|place| found.get(&place).copied());
         known.collect::<Option<_>>().ok_or_else(|| EngineError::other("a key was stored and is not there"))?
     };
-    let is_new = |(candidate, known): &(&Candidate<'_>, &Known)| candidate.id == known.event;
-    let new: Vec<&Candidate<'_>> =
-        candidates.iter().zip(&known).filter(is_new).map(|(candidate, _)| candidate).collect();
+    let is_new = |(candidate, known): (&Candidate<'_>, Known)| {
+        let new = candidate.id == known.event && !before.contains(&candidate.id);
+        Ruling { known, new }
+    };
+    let rulings: Vec<Ruling> = candidates.iter().zip(known).map(is_new).collect();
+    let stored = candidates.iter().zip(&rulings).filter(|(_, ruling)| ruling.new);
+    let new: Vec<&Candidate<'_>> = stored.map(|(candidate, _)| candidate).collect();
     if !new.is_empty() {
         store(session, given, &new).await?;
         let mut totals: BTreeMap<&str, Totals> = BTreeMap::new();
@@ -136,7 +150,26 @@ pub(super) async fn append(
         }
         add_up(session, shard, totals).await?;
     }
-    Ok(known)
+    Ok(rulings)
+}
+
+/// The candidates that have an id already and are stored under it: whoever brings them did not hear of it. (Should one be stored
+/// between this and the insert, by a transaction whose sender is gone, its event is there already, and its key refuses it.)
+async fn held_before(
+    session: &mut Session,
+    candidates: &[Candidate<'_>],
+) -> Result<HashSet<EventId>, EngineError> {
+    let named: Vec<&Candidate<'_>> = candidates.iter().filter(|one| one.event.id.is_some()).collect();
+    if named.is_empty() {
+        return Ok(HashSet::new());
+    }
+    let keys = named.iter().map(|one| (one.event.source.as_str(), one.event.key.as_bytes()));
+    let found = first_ids(session, keys).await?;
+    let held = named
+        .iter()
+        .enumerate()
+        .filter(|(place, one)| found.get(place).is_some_and(|known| known.event == one.id));
+    Ok(held.map(|(_, one)| one.id).collect())
 }
 
 /// Stores new events with all that belongs to them.
@@ -363,6 +396,7 @@ pub(super) async fn store_duplicates(
             id(**event),
             0.into(),
             0.into(),
+            0.into(),
             pending.first_at.0.into(),
             pending.last_at.0.into(),
             "[]".into(),
@@ -390,6 +424,7 @@ pub(super) async fn store_duplicates(
             id(**event),
             pending.journal.into(),
             pending.memory.into(),
+            pending.redis.into(),
             pending.first_at.0.into(),
             pending.last_at.0.into(),
             latest.into(),
@@ -406,9 +441,9 @@ pub(super) async fn store_duplicates(
 }
 
 const DUPLICATES: Insert = Insert {
-    head: "INSERT INTO oncehook_duplicates (event, journal, memory, first_at, last_at, latest)",
-    row: "(?, ?, ?, ?, ?, ?)",
-    tail: " ON DUPLICATE KEY UPDATE journal = journal + VALUES(journal), memory = memory + VALUES(memory),
+    head: "INSERT INTO oncehook_duplicates (event, journal, memory, redis, first_at, last_at, latest)",
+    row: "(?, ?, ?, ?, ?, ?, ?)",
+    tail: " ON DUPLICATE KEY UPDATE journal = journal + VALUES(journal), memory = memory + VALUES(memory), redis = redis + VALUES(redis),
             last_at = GREATEST(last_at, VALUES(last_at)), latest = VALUES(latest)",
 };
 
@@ -416,6 +451,6 @@ const DUPLICATES: Insert = Insert {
 /// that they could disturb.)
 pub(super) async fn last_id(session: &mut Session) -> Result<Option<EventId>, EngineError> {
     let row = session.row("SELECT id FROM oncehook_events ORDER BY id DESC LIMIT 1", Vec::new()).await?;
-    session.run("COMMIT").await?;
+    session.run("ROLLBACK").await?;
     row.map(|row| bytes(&row, 0).and_then(|_| event(&row, 0))).transpose()
 }

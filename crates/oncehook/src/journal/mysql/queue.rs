@@ -523,7 +523,7 @@ pub(super) async fn next_due(
     let sql =
         "SELECT place_at FROM oncehook_deliveries WHERE place = 0 AND route = ? ORDER BY place_at LIMIT 1";
     let row = session.row(sql, vec![route.as_str().into()]).await?;
-    session.run("COMMIT").await?;
+    session.run("ROLLBACK").await?;
     let at = row.map(|row| number(&row, 0)).transpose()?;
     Ok(at.map(|at| at.saturating_sub(now)))
 }

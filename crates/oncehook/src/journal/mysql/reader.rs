@@ -17,11 +17,12 @@ use super::Shared;
 use super::connection::{EngineError, Pool, Session};
 use super::queries::parse_latest;
 use super::row::{IDS, bytes, count, digest, event, id, ids, maybe_number, maybe_text, number, small, text};
+use crate::delivery::{DeliveryId, DeliveryState};
 use crate::event::EventId;
 use crate::journal::tally::remember;
 use crate::journal::{
     Attempt, AuditEntry, Backlog, Conflict, Delivery, EventDetail, EventPage, EventQuery, EventStatus,
-    EventSummary, Flag, ReadError, SourceCounts, Stats, StoredBody,
+    EventSummary, Flag, ReadError, RecentKey, SourceCounts, Standing, Stats, StoredBody,
 };
 
 /// One snapshot for all queries of an answer.
@@ -100,6 +101,23 @@ impl Readers {
         }))
     }
 
+    pub(super) async fn resolve(&self, alias: EventId) -> Result<Option<EventId>, ReadError> {
+        read!(self, |session| super::aliases::resolve(&mut session, alias))
+    }
+
+    /// How deliveries stand, all in one statement.
+    pub(super) async fn standings(
+        &self,
+        deliveries: &[DeliveryId],
+    ) -> Result<Vec<Option<Standing>>, ReadError> {
+        read!(self, |session| standings(&mut session, deliveries))
+    }
+
+    /// Keys of the latest events, as the ledger has them.
+    pub(super) async fn recent_keys(&self, limit: usize) -> Result<Vec<RecentKey>, ReadError> {
+        read!(self, |session| recent_keys(&mut session, limit))
+    }
+
     pub(super) async fn body(&self, id: EventId) -> Result<Option<StoredBody>, ReadError> {
         read!(self, |session| body(&mut session, id))
     }
@@ -146,6 +164,50 @@ impl Readers {
         }
         Ok(())
     }
+}
+
+async fn standings(
+    session: &mut Session,
+    deliveries: &[DeliveryId],
+) -> Result<Vec<Option<Standing>>, EngineError> {
+    let asked = deliveries
+        .iter()
+        .map(|id| serde_json::json!([super::row::hex(id.event), id.route.as_str(), id.epoch]));
+    let sql = "SELECT t.place, d.state, d.result, d.error, d.cause
+                 FROM JSON_TABLE(?, '$[*]' COLUMNS (place FOR ORDINALITY, event VARCHAR(32) PATH '$[0]', route VARCHAR(64) PATH '$[1]',
+                                                    epoch INT UNSIGNED PATH '$[2]')) t
+                 STRAIGHT_JOIN oncehook_deliveries d ON d.event = UNHEX(t.event) AND d.route = t.route AND d.epoch = t.epoch";
+    let mut standings = vec![None; deliveries.len()];
+    for row in session.rows(sql, vec![super::row::list(asked)]).await? {
+        let place = usize::try_from(number(&row, 0)? - 1).unwrap_or(usize::MAX);
+        if let (Some(standing), Some(state)) =
+            (standings.get_mut(place), DeliveryState::parse(&text(&row, 1)?))
+        {
+            let (result, error, cause) = (maybe_text(&row, 2)?, maybe_text(&row, 3)?, maybe_text(&row, 4)?);
+            *standing = Some(Standing { state, result, error, cause });
+        }
+    }
+    Ok(standings)
+}
+
+async fn recent_keys(session: &mut Session, limit: usize) -> Result<Vec<RecentKey>, EngineError> {
+    let sql = "SELECT k.source, k.`key`, k.event, k.digest, k.expires_at
+                 FROM (SELECT id, source, `key` FROM oncehook_events ORDER BY id DESC LIMIT ?) e
+                 STRAIGHT_JOIN oncehook_keys k ON k.source = e.source AND k.`key` = e.`key` AND k.event = e.id
+                ORDER BY k.event DESC";
+    let rows = session.rows(sql, vec![u64::try_from(limit).unwrap_or(u64::MAX).into()]).await?;
+    let mut keys = Vec::with_capacity(rows.len());
+    for row in &rows {
+        let Some(key) = EventKey::from_bytes(bytes(row, 1)?) else { continue };
+        keys.push(RecentKey {
+            source: text(row, 0)?,
+            key,
+            event: event(row, 2)?,
+            digest: digest(row, 3)?,
+            expires_at: UnixMicros(number(row, 4)?),
+        });
+    }
+    Ok(keys)
 }
 
 /// An event's status, derived: quarantined, else unrouted, else the worst of its deliveries.

@@ -121,8 +121,9 @@ pub(super) async fn check(session: &mut Session) -> Result<(), OpenError> {
 
 /// The tables and views that are ours. Others may have names like ours: effects of another journal are recorded in such.
 const OURS: &str = "('oncehook_attempts', 'oncehook_audit', 'oncehook_bodies', 'oncehook_conflicts', 'oncehook_deliveries',
-  'oncehook_duplicates', 'oncehook_entities', 'oncehook_event_status', 'oncehook_events', 'oncehook_flags', 'oncehook_keys',
-  'oncehook_migrations', 'oncehook_pauses', 'oncehook_processed_events', 'oncehook_retry_logs', 'oncehook_totals')";
+  'oncehook_duplicates', 'oncehook_entities', 'oncehook_event_status', 'oncehook_events', 'oncehook_flags', 'oncehook_keys', 'oncehook_life',
+  'oncehook_migrations', 'oncehook_pauses', 'oncehook_processed_events', 'oncehook_retry_logs',
+  'oncehook_spool_aliases', 'oncehook_totals')";
 
 /// Our part of the catalogue.
 pub(super) async fn shape(session: &mut Session) -> Result<Vec<String>, OpenError> {
@@ -177,7 +178,7 @@ pub(super) async fn shape(session: &mut Session) -> Result<Vec<String>, OpenErro
     for row in session.rows(&sql, Vec::new()).await? {
         lines.push(format!("trigger {} on {}", text(&row, 0)?, text(&row, 1)?));
     }
-    session.run("COMMIT").await?;
+    session.run("ROLLBACK").await?;
     lines.sort_unstable();
     Ok(lines)
 }

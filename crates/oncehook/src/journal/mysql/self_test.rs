@@ -46,12 +46,12 @@ async fn probe(session: &mut Session) -> Result<(), SelfTestError> {
 
     let one = [Candidate { id: first_id, event: &first }];
     let known = queries::append(session, Some(1), shard, &one).await.map_err(broken)?;
-    if known.first().map(|known| known.event) != Some(first_id) {
+    if known.first().map(|ruling| ruling.known.event) != Some(first_id) {
         return fail("a new key was not stored");
     }
     let two = [Candidate { id: again_id, event: &again }, Candidate { id: other_id, event: &other }];
     let known = queries::append(session, Some(1), shard, &two).await.map_err(broken)?;
-    let events: Vec<_> = known.iter().map(|known| known.event).collect();
+    let events: Vec<_> = known.iter().map(|ruling| ruling.known.event).collect();
     if events.first() == Some(&again_id) {
         return fail("a known key was stored a second time");
     }
@@ -83,6 +83,7 @@ async fn refuses_by_name(session: &mut Session, key: &EventKey) -> Result<(), Se
 
 fn event(key: &EventKey, digest: u8) -> NewEvent {
     NewEvent {
+        id: None,
         source: SourceName::probe(),
         key: key.clone(),
         key_signed: true,

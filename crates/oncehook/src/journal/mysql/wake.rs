@@ -51,7 +51,7 @@ async fn latest(pool: &Pool) -> Result<Seen, EngineError> {
     let sql = "SELECT (SELECT id FROM oncehook_events ORDER BY id DESC LIMIT 1), (SELECT MAX(id) FROM oncehook_audit)";
     let row = session.row(sql, Vec::new()).await?.ok_or_else(EngineError::damaged)?;
     let seen = (maybe_bytes(&row, 0)?.map(<[u8]>::to_vec), maybe_number(&row, 1)?);
-    session.run("COMMIT").await?;
+    session.run("ROLLBACK").await?;
     session.keep();
     Ok(seen)
 }

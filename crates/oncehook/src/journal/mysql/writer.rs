@@ -18,7 +18,7 @@ use oncehook_verify::UnixMicros;
 use tokio::sync::{mpsc, oneshot};
 
 use super::connection::{Connector, EngineError, Purpose, Session};
-use super::queries::{self, Candidate, Known, Witness};
+use super::queries::{self, Candidate, Ruling, Witness};
 use super::{Shared, self_test};
 use crate::event::{EventId, NewEvents, SourceName};
 use crate::journal::{AppendError, Appended, Layer, Receipt, Verdict};
@@ -125,6 +125,7 @@ impl Lane {
         let Some(session) = &mut self.session else {
             return refuse(batch, "the database is not there");
         };
+        let asked = self.shared.silence.ask(self.number);
         let now = self.shared.clock.steady();
         let mut witness =
             self.witness.as_ref().filter(|(_, until)| until.0 > now.0).map(|(witness, _)| witness.clone());
@@ -151,6 +152,7 @@ impl Lane {
                 }
             }
         };
+        drop(asked);
         match stored {
             Ok(outcome) => {
                 if outcome.witness.is_some() {
@@ -320,7 +322,7 @@ async fn append(
     let mut candidates = Vec::new();
     for event in batch.iter().flat_map(|work| &work.events) {
         groups.entry((&event.source, event.key.as_bytes())).or_insert_with(|| {
-            candidates.push(Candidate { id: shared.next_id(event.received_at), event });
+            candidates.push(Candidate { id: shared.id_for(event), event });
             candidates.len() - 1
         });
     }
@@ -329,16 +331,16 @@ async fn append(
     {
         return Ok(None);
     }
-    let known = queries::append(session, shared.given_time(), shard, &candidates).await?;
-    let Decided { mut outcome, conflicts } = decide(batch, &groups, &candidates, &known)?;
+    let rulings = queries::append(session, shared.given_time(), shard, &candidates).await?;
+    let Decided { mut outcome, conflicts } = decide(batch, &groups, &rulings)?;
     if !conflicts.is_empty() {
         let mut conflicts: Vec<_> = conflicts;
         queries::keep_conflicts(session, shard, &mut conflicts).await?;
     }
     session.run("COMMIT").await?;
     crate::crash::point("after_commit");
-    let stored = candidates.iter().zip(&known).rev().find(|(candidate, known)| candidate.id == known.event);
-    outcome.witness = stored.map(|(Candidate { event, .. }, known)| {
+    let stored = candidates.iter().zip(&rulings).rev().find(|(_, ruling)| ruling.new);
+    outcome.witness = stored.map(|(Candidate { event, .. }, Ruling { known, .. })| {
         let witness = Witness { source: event.source.clone(), key: event.key.clone() };
         (witness, UnixMicros(known.expires_at.0.saturating_sub(WITNESS_MARGIN)))
     });
@@ -355,8 +357,7 @@ struct Decided<'b> {
 fn decide<'b>(
     batch: &'b [Work],
     groups: &HashMap<(&SourceName, &[u8]), usize>,
-    candidates: &[Candidate<'_>],
-    known: &[Known],
+    rulings: &[Ruling],
 ) -> Result<Decided<'b>, EngineError> {
     let mut outcome = Outcome {
         receipts: Vec::with_capacity(batch.len()),
@@ -365,18 +366,19 @@ fn decide<'b>(
         witness: None,
     };
     let mut conflicts = Vec::new();
-    let mut announced = vec![false; known.len()];
+    let mut announced = vec![false; rulings.len()];
     for work in batch {
         let mut receipt = Receipt::with_capacity(work.events.len());
         for event in &work.events {
             let place = groups.get(&(&event.source, event.key.as_bytes())).copied().unwrap_or(usize::MAX);
-            let (Some(known), Some(candidate), Some(announced)) =
-                (known.get(place), candidates.get(place), announced.get_mut(place))
+            let (Some(Ruling { known, new }), Some(announced)) =
+                (rulings.get(place), announced.get_mut(place))
             else {
                 return Err(EngineError::other("an event of the batch was left out"));
             };
             let first_here = !std::mem::replace(announced, true);
-            let verdict = if first_here && candidate.id == known.event {
+            // The other case: this very event was stored before, and whoever brought it did not hear of it.
+            let verdict = if first_here && (*new || event.id == Some(known.event)) {
                 outcome.routed |= event.quarantine.is_none() && !event.routes.is_empty();
                 if event.quarantine.is_some() { Verdict::Quarantined } else { Verdict::New }
             } else if known.digest == event.digest {

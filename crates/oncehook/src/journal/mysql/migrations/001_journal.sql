@@ -162,6 +162,19 @@ CREATE TABLE IF NOT EXISTS oncehook_bodies (
   PRIMARY KEY (source, digest)
 ) ENGINE = InnoDB ROW_FORMAT = DYNAMIC DEFAULT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin;
 
+-- Ids that the spool of a node has answered for events that have another one here: another node was first with the key.
+CREATE TABLE IF NOT EXISTS oncehook_spool_aliases (
+  alias BINARY(16) NOT NULL PRIMARY KEY,
+  event BINARY(16) NOT NULL,
+  KEY oncehook_spool_aliases_event (event)
+) ENGINE = InnoDB ROW_FORMAT = DYNAMIC DEFAULT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin;
+
+-- A number for each life of the server: in memory, so every start empties it. Nothing but caches depends on it.
+CREATE TABLE IF NOT EXISTS oncehook_life (
+  one  TINYINT NOT NULL PRIMARY KEY,
+  life BIGINT  NOT NULL
+) ENGINE = MEMORY;
+
 -- An event's status, derived: quarantined, else unrouted, else the worst of its deliveries.
 CREATE OR REPLACE SQL SECURITY INVOKER VIEW oncehook_event_status AS
 SELECT e.id AS event,
