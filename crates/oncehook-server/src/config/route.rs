@@ -305,7 +305,8 @@ fn read_sql(mut table: Table<'_, '_>, follows: bool, dialect: Dialect) -> Option
 fn allowed(handler: SqlHandler, dialect: Dialect) -> Result<SqlHandler, String> {
     match dialect {
         Dialect::Postgres => oncehook::journal::postgres::forbidden(&handler).map_or(Ok(handler), Err),
-        Dialect::Sqlite | Dialect::Mysql => Ok(handler),
+        Dialect::Mysql => oncehook::journal::mysql::forbidden(&handler).map_or(Ok(handler), Err),
+        Dialect::Sqlite => Ok(handler),
     }
 }
 

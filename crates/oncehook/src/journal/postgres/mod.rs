@@ -32,7 +32,6 @@ mod reader;
 mod rehearse;
 mod schema;
 mod self_test;
-mod silence;
 mod tls;
 mod user_sql;
 mod wake;
@@ -48,6 +47,7 @@ use std::time::Duration;
 use oncehook_verify::UnixMicros;
 use tokio::sync::{Notify, mpsc, oneshot, watch};
 
+use super::silence::Silence;
 use super::tally::Tally;
 use super::{
     Alias, AppendError, BoxFuture, Durability, EventDetail, EventPage, EventQuery, Incarnation, Journal,
@@ -61,7 +61,6 @@ use crate::retry::Chance;
 use connection::{Connector, EngineError, Pool, Purpose};
 use reader::Readers;
 pub use rehearse::{Misfit, check_url, forbidden, shown_url};
-use silence::Silence;
 use writer::{Command, Lane, Work};
 
 /// How the journal on PostgreSQL is set up.
