@@ -1,5 +1,6 @@
 //! What the program uses: the configuration after all checks. A value of these types cannot be wrong in itself.
 
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::ops::Range;
@@ -19,7 +20,7 @@ use super::duration::parse_seconds;
 use super::file::{File, Table};
 use super::problem::Problems;
 use super::reference::secret_from_reference;
-use super::route::read_routes;
+use super::route::{Ground, read_routes};
 
 /// A whole, checked configuration.
 #[derive(Debug)]
@@ -94,6 +95,15 @@ impl JournalConfig {
         match self {
             Self::Sqlite(_) => Dialect::Sqlite,
             Self::Postgres(_) => Dialect::Postgres,
+        }
+    }
+
+    /// The URL of its server. It may hold a password.
+    #[must_use]
+    pub fn url(&self) -> Option<&str> {
+        match self {
+            Self::Sqlite(_) => None,
+            Self::Postgres(url) => Some(url.reveal()),
         }
     }
 
@@ -240,8 +250,14 @@ fn read(file: &File<'_>) -> Option<Config> {
         }
     }
     // Without a journal its own problem has been noted; the statements are read as the usual one would.
-    let dialect = journal.as_ref().map_or(Dialect::Sqlite, JournalConfig::dialect);
-    let routes = read_routes(file, root.take_tables("route", "[[route]]"), &names, dialect);
+    let ground = Ground {
+        sources: &names,
+        dialect: journal.as_ref().map_or(Dialect::Sqlite, JournalConfig::dialect),
+        journal_url: journal.as_ref().and_then(JournalConfig::url),
+        keep: Duration::from_secs(window.max(payload)),
+        databases: RefCell::default(),
+    };
+    let routes = read_routes(file, root.take_tables("route", "[[route]]"), &ground);
     root.finish(&["machine"]);
     complete.then_some(())?;
     Some(Config {
