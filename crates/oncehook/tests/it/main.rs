@@ -7,6 +7,8 @@ mod elsewhere;
 #[cfg(test)]
 mod http;
 #[cfg(test)]
+mod intake;
+#[cfg(test)]
 mod ledger;
 #[cfg(test)]
 mod memory;
