@@ -5,6 +5,7 @@
 use std::sync::Arc;
 
 use oncehook::handler::{Elsewhere, Handler, SqlHandler};
+use oncehook::journal::mysql::MysqlJournal;
 use oncehook::journal::postgres::PostgresJournal;
 use oncehook::journal::sqlite::SqliteJournal;
 use oncehook::route::{Route, Routes};
@@ -57,6 +58,16 @@ pub(super) async fn warn_on_others(routes: Routes) {
     }
 }
 
+/// Writes what does not fit a MariaDB or MySQL database into the log.
+pub(super) async fn warn_on_mysql(config: &Config, journal: &MysqlJournal) {
+    for (route, handler) in sql_routes(config) {
+        match journal.rehearse(handler).await {
+            Ok(misfits) => misfits.iter().for_each(|misfit| warn(route, misfit.statement, &misfit.reason)),
+            Err(error) => tracing::warn!(%error, "the statements of the routes could not be tried out"),
+        }
+    }
+}
+
 fn warn(route: &Route, statement: usize, reason: &str) {
     tracing::warn!(
         route = route.name.as_str(),
@@ -72,6 +83,10 @@ pub(super) fn findings(config: &Config) -> anyhow::Result<Vec<Finding>> {
     for (route, handler) in sql_routes(config) {
         let misfits: Vec<(usize, String)> = match &config.journal {
             JournalConfig::Sqlite(path) => SqliteJournal::rehearse_in(path, handler)?
+                .into_iter()
+                .map(|misfit| (misfit.statement, misfit.reason))
+                .collect(),
+            JournalConfig::Mysql(url) => super::wait(MysqlJournal::rehearse_in(url.reveal(), handler))??
                 .into_iter()
                 .map(|misfit| (misfit.statement, misfit.reason))
                 .collect(),

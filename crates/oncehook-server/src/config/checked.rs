@@ -11,7 +11,7 @@ use ipnet::IpNet;
 use oncehook::event::SourceName;
 use oncehook::fastpath::RedisAddress;
 use oncehook::handler::Dialect;
-use oncehook::journal::postgres;
+use oncehook::journal::{mysql, postgres};
 use oncehook::route::Routes;
 use oncehook_verify::{
     Ack, Handshakes, Identifier, Identify, MissingKey, Preset, Scheme, Secret, Settings, SetupError, Verifier,
@@ -91,6 +91,8 @@ pub enum JournalConfig {
     Sqlite(PathBuf),
     /// The URL of a PostgreSQL database. It may hold a password.
     Postgres(Secret),
+    /// The URL of a MariaDB or MySQL database. It may hold a password.
+    Mysql(Secret),
 }
 
 impl JournalConfig {
@@ -100,6 +102,7 @@ impl JournalConfig {
         match self {
             Self::Sqlite(_) => Dialect::Sqlite,
             Self::Postgres(_) => Dialect::Postgres,
+            Self::Mysql(_) => Dialect::Mysql,
         }
     }
 
@@ -118,6 +121,7 @@ impl JournalConfig {
         match self {
             Self::Sqlite(path) => path.display().to_string(),
             Self::Postgres(url) => postgres::shown_url(url.reveal()),
+            Self::Mysql(url) => mysql::shown_url(url.reveal()),
         }
     }
 }
@@ -424,9 +428,10 @@ fn journal_from_url(url: &str) -> Result<JournalConfig, String> {
             Secret::new(url).map(JournalConfig::Postgres).map_err(|error| error.to_string())
         }
         Some(("mysql" | "mariadb", _)) => {
-            Err("MySQL is not part of this version yet; use sqlite://PATH or postgres://…".to_owned())
+            mysql::check_url(url)?;
+            Secret::new(url).map(JournalConfig::Mysql).map_err(|error| error.to_string())
         }
-        _ => Err("this is not a journal; write sqlite://PATH or postgres://USER@HOST/DATABASE".to_owned()),
+        _ => Err("this is not a journal; write sqlite://PATH, postgres://USER@HOST/DATABASE or mysql://USER@HOST/DATABASE".to_owned()),
     }
 }
 

@@ -360,7 +360,8 @@ fn read_database(written: &str, ground: &Ground<'_>) -> Result<Option<(Arc<dyn G
 fn allowed(handler: SqlHandler, dialect: Dialect) -> Result<SqlHandler, String> {
     match dialect {
         Dialect::Postgres => oncehook::journal::postgres::forbidden(&handler).map_or(Ok(handler), Err),
-        Dialect::Sqlite | Dialect::Mysql => Ok(handler),
+        Dialect::Mysql => oncehook::journal::mysql::forbidden(&handler).map_or(Ok(handler), Err),
+        Dialect::Sqlite => Ok(handler),
     }
 }
 

@@ -27,6 +27,8 @@ mod kit;
 #[cfg(test)]
 mod many;
 #[cfg(test)]
+mod mysql;
+#[cfg(test)]
 mod operate;
 #[cfg(test)]
 mod postgres;

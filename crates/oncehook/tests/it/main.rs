@@ -13,6 +13,10 @@ mod ledger;
 #[cfg(test)]
 mod memory;
 #[cfg(test)]
+mod mysql;
+#[cfg(test)]
+mod mysql_effects;
+#[cfg(test)]
 mod outbound;
 #[cfg(test)]
 mod postgres;

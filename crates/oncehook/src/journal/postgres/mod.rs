@@ -33,7 +33,6 @@ mod reader;
 mod rehearse;
 mod schema;
 mod self_test;
-mod silence;
 mod tls;
 mod user_sql;
 mod wake;
@@ -49,6 +48,7 @@ use std::time::Duration;
 use oncehook_verify::UnixMicros;
 use tokio::sync::{Notify, mpsc, oneshot, watch};
 
+use super::silence::Silence;
 use super::tally::Tally;
 use super::{
     Alias, AppendError, BoxFuture, Durability, EventDetail, EventPage, EventQuery, Incarnation, Journal,
@@ -63,7 +63,6 @@ use connection::{Connector, EngineError, Pool, Purpose};
 pub use guard::PostgresElsewhere;
 use reader::Readers;
 pub use rehearse::{Misfit, check_url, forbidden, shown_url};
-use silence::Silence;
 use writer::{Command, Lane, Work};
 
 /// How the journal on PostgreSQL is set up.
