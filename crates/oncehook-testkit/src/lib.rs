@@ -10,6 +10,7 @@
 //! - [`mysql`]: a real MariaDB server, one database per test.
 //! - [`inbox`]: a destination that applies each idempotency key once.
 //! - [`promises`]: every 2xx that a sender got, to be checked against what is stored.
+//! - [`prove`]: everything at once, for as long as one likes, with mistakes planted that must be found.
 //! - [`receiver`]: a destination that a test controls, well-behaved or not.
 //! - [`redis`]: a real Redis, to stop, freeze and empty.
 //! - [`sender`]: signed requests and a small HTTP client that can misbehave.
@@ -26,6 +27,7 @@ pub mod model;
 pub mod mysql;
 pub mod postgres;
 pub mod promises;
+pub mod prove;
 pub mod random;
 pub mod receiver;
 pub mod redis;

@@ -28,6 +28,7 @@ pub mod intake;
 pub mod journal;
 pub mod observe;
 pub mod outbound;
+pub mod planted;
 pub mod retry;
 pub mod route;
 pub mod worker;

@@ -87,6 +87,7 @@ impl Serve {
     async fn serve(self, config: Config, shared: &Shared) -> anyhow::Result<u64> {
         // Before the journal is opened, so that a place on the way can be chosen too.
         let crash = arm();
+        plant()?;
         let clock = Clock::system();
         if self.roles().worker {
             tokio::spawn(rehearsal::warn_on_others(config.routes.clone()));
@@ -240,6 +241,22 @@ fn listen_for_signals() -> anyhow::Result<oneshot::Receiver<()>> {
         std::process::exit(1);
     });
     Ok(told)
+}
+
+/// Builds for proofs make the mistake that the environment names.
+#[cfg(feature = "planted")]
+fn plant() -> anyhow::Result<()> {
+    let Some(name) = crate::config::planted_bug() else { return Ok(()) };
+    let bug =
+        oncehook::planted::Bug::named(&name).with_context(|| format!("there is no mistake `{name}`"))?;
+    say(&format!("planted   {}", bug.name()));
+    if oncehook::planted::plant(Some(bug)) { Ok(()) } else { bail!("this build has no mistakes") }
+}
+
+/// Other builds make none on purpose.
+#[cfg(not(feature = "planted"))]
+fn plant() -> anyhow::Result<()> {
+    Ok(())
 }
 
 /// Builds for tests end at the place that the environment names. Returns its name.

@@ -37,6 +37,14 @@ pub fn operator() -> Option<String> {
     fit.then_some(name)
 }
 
+/// The mistake that a test wants to be made.
+#[must_use]
+#[cfg(feature = "planted")]
+#[expect(clippy::disallowed_methods, reason = "this is the door for the environment")]
+pub fn planted_bug() -> Option<String> {
+    std::env::var("ONCEHOOK_PLANTED").ok()
+}
+
 /// Where a test wants the process to end: `name` or `name:count`.
 #[must_use]
 #[cfg(feature = "crash-points")]

@@ -22,6 +22,7 @@ use tokio::time::timeout;
 use crate::clock::Clock;
 use crate::event::{NewEvent, NewEvents, SourceName};
 use crate::journal::{AppendError, Appended, Era, Journal, JournalReader, Layer, Receipt, Verdict};
+use crate::planted::{self, Bug};
 use flights::{Boarding, Flights, Landing, Leader};
 use memory::{Fact, KnownKeys, Name, NameOf};
 #[cfg(feature = "redis")]
@@ -107,6 +108,9 @@ impl FastPath {
     ///
     /// If the future is dropped half-way, an append that was submitted goes on in the journal; followers of it ask there.
     pub async fn append(&self, journal: &dyn Journal, events: NewEvents) -> Result<Settled, AppendError> {
+        if planted::has(Bug::SelectThenInsert) || planted::has(Bug::ShortMemory) {
+            return self.ask(journal, events).await;
+        }
         if let Some(receipt) = self.recall(journal, &events) {
             return Ok(Settled { receipt, layer: Layer::Memory });
         }

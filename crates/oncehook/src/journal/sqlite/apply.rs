@@ -21,6 +21,7 @@ use super::writer::{blames_a_row, is_busy};
 use crate::delivery::{Cause, Claim, Failure, Fence, Settled, Verdict};
 use crate::handler::{Function, SqlHandler};
 use crate::journal::Progress;
+use crate::planted::{self, Bug};
 use crate::retry::Chance;
 use crate::route::Route;
 
@@ -44,6 +45,9 @@ pub(super) fn sql(
     let (fresh, failed_before): (Vec<Due>, Vec<Due>) = due.into_iter().partition(|due| due.attempt == 0);
     let mut job =
         Job { route, handler, now, chance, progress: Progress::default(), until: Instant::now() + JOB_TIME };
+    if planted::has(Bug::MarkFirst) {
+        return job.mark_first(connection, &fresh);
+    }
     let left = job.in_company(connection, &fresh)? + job.one_by_one(connection, &failed_before)?;
     job.progress.more = full || left > 0;
     Ok(job.progress)
@@ -78,6 +82,22 @@ enum Halt {
 }
 
 impl Job<'_> {
+    /// The mistake [`Bug::MarkFirst`]: what is settled and committed is run afterwards.
+    fn mark_first(mut self, connection: &mut Connection, due: &[Due]) -> Result<Progress, rusqlite::Error> {
+        for delivery in due {
+            let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+            let mut progress = Progress::default();
+            self.settle(&transaction, delivery, Ok(Some("{\"id\":1}".to_owned())), &mut progress)?;
+            transaction.commit()?;
+            self.add(progress);
+            let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+            if self.run(&transaction, delivery, BUDGET_ALONE).is_ok() {
+                transaction.commit()?;
+            }
+        }
+        Ok(self.progress)
+    }
+
     /// Runs deliveries that never failed. Returns how many were left for the next time.
     fn in_company(&mut self, connection: &mut Connection, due: &[Due]) -> Result<usize, rusqlite::Error> {
         let mut rest = due;

@@ -6,6 +6,7 @@ use std::time::Duration;
 use rusqlite::{Connection, OpenFlags};
 
 use super::OpenError;
+use crate::planted::{self, Bug};
 
 /// The oldest SQLite without the WAL-reset bug, which can corrupt a database that one connection writes while another
 /// checkpoints: exactly our shape.
@@ -41,14 +42,15 @@ pub(crate) fn open_writer(path: &Path) -> Result<Connection, OpenError> {
     if !mode.eq_ignore_ascii_case("wal") {
         return Err(OpenError::Durability(format!("journal_mode is {mode}, not WAL")));
     }
-    connection.pragma_update(None, "synchronous", "FULL")?;
+    let (level, wanted) = if planted::has(Bug::NormalSync) { ("NORMAL", 1) } else { ("FULL", 2) };
+    connection.pragma_update(None, "synchronous", level)?;
     // The writer and its helper checkpoint; SQLite's own threshold would do it in the middle of a commit.
     connection.pragma_update(None, "wal_autocheckpoint", 0)?;
     connection.pragma_update(None, "cache_size", -32_768)?;
     connection.pragma_update(None, "temp_store", "MEMORY")?;
     connection.pragma_update(None, "foreign_keys", true)?;
     connection.pragma_update(None, "mmap_size", 0)?;
-    expect(&connection, "synchronous", 2)?;
+    expect(&connection, "synchronous", wanted)?;
     expect(&connection, "foreign_keys", 1)?;
     Ok(connection)
 }

@@ -9,6 +9,7 @@ use rusqlite::{Connection, Row, params};
 
 use crate::delivery::{DeliveryId, Failure, Fence, HandedEvent, RouteName, Verdict};
 use crate::event::{EventId, SourceName};
+use crate::planted::{self, Bug};
 use crate::retry::Chance;
 use crate::route::Route;
 
@@ -168,6 +169,12 @@ pub(super) fn settle(
     let final_at = run_at.is_none().then_some(now.0);
     // One statement for each way of holding it: the fence is part of both.
     let sql = match held {
+        Held::Lease if planted::has(Bug::NoFence) => {
+            "UPDATE oncehook_deliveries
+                SET state = ?5, run_at = coalesce(?6, run_at), lease_until = NULL, settled_at = ?7, result = ?8,
+                    error = ?9, cause = ?10
+              WHERE event = ?1 AND route = ?2 AND epoch = ?3 AND ?4 > 0"
+        }
         Held::Lease => {
             "UPDATE oncehook_deliveries
                 SET state = ?5, run_at = coalesce(?6, run_at), lease_until = NULL, settled_at = ?7, result = ?8,
