@@ -89,6 +89,9 @@ impl Serve {
         let crash = arm();
         plant()?;
         let clock = Clock::system();
+        if self.roles().worker {
+            tokio::spawn(rehearsal::warn_on_others(config.routes.clone()));
+        }
         // The journal first: before it has proved itself there is no port to connect to.
         match &config.journal {
             JournalConfig::Sqlite(_) if !self.role.is_empty() => {

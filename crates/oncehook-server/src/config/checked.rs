@@ -1,5 +1,6 @@
 //! What the program uses: the configuration after all checks. A value of these types cannot be wrong in itself.
 
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::ops::Range;
@@ -21,7 +22,7 @@ use super::duration::{parse_duration, parse_seconds};
 use super::file::{File, Table};
 use super::problem::Problems;
 use super::reference::secret_from_reference;
-use super::route::read_routes;
+use super::route::{Ground, read_routes};
 
 /// A whole, checked configuration.
 #[derive(Debug)]
@@ -105,6 +106,15 @@ impl JournalConfig {
             Self::Sqlite(_) => Dialect::Sqlite,
             Self::Postgres(_) => Dialect::Postgres,
             Self::Mysql(_) => Dialect::Mysql,
+        }
+    }
+
+    /// The URL of its server. It may hold a password.
+    #[must_use]
+    pub fn url(&self) -> Option<&str> {
+        match self {
+            Self::Sqlite(_) => None,
+            Self::Postgres(url) => Some(url.reveal()),
         }
     }
 
@@ -333,8 +343,14 @@ fn read(file: &File<'_>) -> Option<Config> {
         }
     }
     // Without a journal its own problem has been noted; the statements are read as the usual one would.
-    let dialect = journal.as_ref().map_or(Dialect::Sqlite, JournalConfig::dialect);
-    let routes = read_routes(file, root.take_tables("route", "[[route]]"), &names, dialect);
+    let ground = Ground {
+        sources: &names,
+        dialect: journal.as_ref().map_or(Dialect::Sqlite, JournalConfig::dialect),
+        journal_url: journal.as_ref().and_then(JournalConfig::url),
+        keep: Duration::from_secs(window.max(payload)),
+        databases: RefCell::default(),
+    };
+    let routes = read_routes(file, root.take_tables("route", "[[route]]"), &ground);
     for (place, wait) in waits {
         if let (Some(routes), Some(source)) = (&routes, sources.get_mut(place)) {
             match find_awaited(&source.name, &wait, routes) {

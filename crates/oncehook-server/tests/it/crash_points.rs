@@ -11,6 +11,7 @@ use oncehook_testkit::promises::{Answers, Senders};
 use oncehook_testkit::random::Random;
 use oncehook_testkit::shop::{self, ORDERS, SHIPMENTS, Shop};
 
+use crate::elsewhere;
 use crate::kit::BINARY;
 
 const KILLS: usize = 20;
@@ -94,4 +95,20 @@ async fn r25_fault_47_killed_between_the_destinations_answer_and_its_record_20_t
         left.lost
     );
     assert!(left.repeated >= 20, "what was answered and not recorded is sent again: {}", left.repeated);
+}
+
+/// Effects in another database: its transaction and the journal's are two, and the guard makes them one.
+#[tokio::test(flavor = "multi_thread")]
+async fn r20_killed_after_the_guard_and_before_the_effect_in_another_database() {
+    elsewhere::kill_at("guard_taken", 20, 10).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn r20_r25_killed_between_the_commits_of_the_other_database_and_the_journal() {
+    elsewhere::kill_at("between_commits", 20, 20).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn r27_killed_after_a_delivery_was_made_void_and_before_it_is_dead() {
+    elsewhere::kill_at("after_void", 20, 10).await;
 }

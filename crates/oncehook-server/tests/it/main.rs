@@ -17,6 +17,8 @@ mod disk;
 #[cfg(test)]
 mod effects;
 #[cfg(test)]
+mod elsewhere;
+#[cfg(test)]
 mod examples;
 #[cfg(test)]
 mod hostile;

@@ -3,6 +3,8 @@
 #[cfg(test)]
 mod effects;
 #[cfg(test)]
+mod elsewhere;
+#[cfg(test)]
 mod http;
 #[cfg(test)]
 mod intake;
