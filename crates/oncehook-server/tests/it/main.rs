@@ -45,6 +45,8 @@ mod redis;
 #[cfg(test)]
 mod signature;
 #[cfg(test)]
+mod spool;
+#[cfg(test)]
 mod storm;
 #[cfg(test)]
 mod storm_command;
