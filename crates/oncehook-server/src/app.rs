@@ -142,6 +142,7 @@ impl App {
         let admin_parts = Arc::clone(&self.admin);
         tokio::spawn(async move { backlog::warn_of_left_behind(&admin_parts).await });
         let watching = tokio::spawn(watch_journal(Arc::clone(&self.admin), ended.clone()));
+        let fast_path = self.roles.ingest.then(|| self.start_fast_path());
         let serve = |listener| listener::serve_ingress(listener, Arc::clone(&self.gate), ended.clone());
         let ingress =
             ingress.into().filter(|_| self.roles.ingest).map(|listener| tokio::spawn(serve(listener)));
@@ -158,6 +159,8 @@ impl App {
         if let Some(ingress) = ingress {
             let _ = ingress.await;
         }
+        // It only remembers; there is nothing to finish.
+        fast_path.iter().for_each(tokio::task::JoinHandle::abort);
         self.admin.replays.cancel_all();
         if let Some(worker) = worker
             && tokio::time::timeout(self.patience.worker, worker.stop()).await.is_err()
@@ -173,6 +176,12 @@ impl App {
         let _ = watching.await;
         self.gate.log_rejections();
         tracing::info!("stopped");
+    }
+
+    fn start_fast_path(&self) -> tokio::task::JoinHandle<()> {
+        let (path, clock) = (self.gate.fast_path(), self.clock.clone());
+        let (journal, reader) = (Arc::clone(&self.journal), Arc::clone(&self.admin.reader));
+        tokio::spawn(async move { path.run(&*journal, &*reader, &clock).await })
     }
 
     fn start_worker(&self) -> Worker {

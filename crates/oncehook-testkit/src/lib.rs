@@ -6,12 +6,15 @@
 //! - [`journal`]: the behaviour of every journal, one call per backend.
 //! - [`model`]: random histories against the reference journal, with a printed seed.
 //! - [`gateway`]: the real binary on free ports, to start, kill and ask.
+//! - [`nodes`]: many nodes on one server database, killed at random; the same for every engine.
 //! - [`postgres`]: a real PostgreSQL server, one database per test.
 //! - [`inbox`]: a destination that applies each idempotency key once.
 //! - [`promises`]: every 2xx that a sender got, to be checked against what is stored.
 //! - [`receiver`]: a destination that a test controls, well-behaved or not.
+//! - [`redis`]: a real Redis, to stop, freeze and empty.
 //! - [`sender`]: signed requests and a small HTTP client that can misbehave.
 //! - [`shop`]: the gateway with a user's tables behind it, and the question whether each effect happened once.
+//! - [`size`]: how big a test is.
 //! - [`workload`]: load with latency figures, shared by tests and benchmarks.
 
 pub mod ceiling;
@@ -21,10 +24,13 @@ pub mod gateway;
 pub mod inbox;
 pub mod journal;
 pub mod model;
+pub mod nodes;
 pub mod postgres;
 pub mod promises;
 pub mod random;
 pub mod receiver;
+pub mod redis;
 pub mod sender;
 pub mod shop;
+pub mod size;
 pub mod workload;

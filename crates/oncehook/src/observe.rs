@@ -18,6 +18,7 @@ use prometheus_client::registry::{Registry, Unit};
 
 use oncehook_verify::UnixMicros;
 
+use crate::fastpath::SharedState;
 use crate::journal::{Backlog, JournalState, Layer, Verdict};
 
 /// Label: the source.
@@ -59,6 +60,12 @@ pub struct KindLabel {
     kind: &'static str,
 }
 
+/// Label: what is counted.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct CountLabel {
+    count: &'static str,
+}
+
 /// Label: the durability level in force.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct DurabilityLabel {
@@ -96,6 +103,7 @@ pub struct Metrics {
     /// The routes that have these three.
     shown: Mutex<BTreeSet<String>>,
     forgotten: Family<KindLabel, Counter>,
+    redis: Family<CountLabel, Gauge>,
 }
 
 /// One source's counters, ready to be added to.
@@ -105,6 +113,7 @@ pub struct SourceMetrics {
     accepted: Counter,
     duplicates: Counter,
     duplicates_in_memory: Counter,
+    duplicates_in_redis: Counter,
     conflicts: Counter,
     quarantined: Counter,
     rejected: Family<ReasonLabel, Counter>,
@@ -146,6 +155,7 @@ impl Metrics {
             oldest: Family::default(),
             shown: Mutex::default(),
             forgotten: Family::default(),
+            redis: Family::default(),
         };
         let registry = &mut metrics.registry;
         registry.register("accepted", "Events stored for the first time", metrics.accepted.clone());
@@ -196,7 +206,29 @@ impl Metrics {
             metrics.oldest.clone(),
         );
         registry.register("forgotten", "Events and keys that were forgotten", metrics.forgotten.clone());
+        registry.register(
+            "redis",
+            "The shared cache of keys: 1 if it is up; hits, misses, unanswered, written and dropped since the start",
+            metrics.redis.clone(),
+        );
         metrics
+    }
+
+    /// Sets what is known of the cache that is shared with other nodes.
+    pub fn set_shared(&self, shared: &SharedState) {
+        let SharedState { problem, hits, misses, unanswered, written, dropped } = shared;
+        let counts = [
+            ("up", u64::from(problem.is_none())),
+            ("hits", *hits),
+            ("misses", *misses),
+            ("unanswered", *unanswered),
+            ("written", *written),
+            ("dropped", *dropped),
+        ];
+        for (count, value) in counts {
+            let gauge = self.redis.get_or_create_owned(&CountLabel { count });
+            gauge.set(i64::try_from(value).unwrap_or(i64::MAX));
+        }
     }
 
     /// The counters of a route.
@@ -255,6 +287,7 @@ impl Metrics {
             accepted: self.accepted.get_or_create_owned(&label),
             duplicates: duplicates(Layer::Journal),
             duplicates_in_memory: duplicates(Layer::Memory),
+            duplicates_in_redis: duplicates(Layer::Redis),
             conflicts: self.conflicts.get_or_create_owned(&label),
             quarantined: self.quarantined.get_or_create_owned(&label),
             rejected: self.rejected.clone(),
@@ -351,6 +384,7 @@ impl SourceMetrics {
             Verdict::Duplicate => match layer {
                 Layer::Journal => self.duplicates.inc(),
                 Layer::Memory => self.duplicates_in_memory.inc(),
+                Layer::Redis => self.duplicates_in_redis.inc(),
             },
             Verdict::Conflict => self.conflicts.inc(),
         };
@@ -365,6 +399,16 @@ impl SourceMetrics {
     /// Counts a 503.
     pub fn count_unavailable(&self, reason: &'static str) {
         self.unavailable.get_or_create(&ReasonLabel { source: self.source.clone(), reason }).inc();
+    }
+
+    /// Duplicates since the start, by the layer that recognised them.
+    #[must_use]
+    pub fn duplicates(&self, layer: Layer) -> u64 {
+        match layer {
+            Layer::Journal => self.duplicates.get(),
+            Layer::Memory => self.duplicates_in_memory.get(),
+            Layer::Redis => self.duplicates_in_redis.get(),
+        }
     }
 
     /// Requests refused since the start, all reasons together.

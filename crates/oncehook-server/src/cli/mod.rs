@@ -19,6 +19,7 @@ mod send;
 mod serve;
 mod show;
 mod source;
+mod storm;
 mod tail;
 mod tally;
 mod text;
@@ -68,6 +69,8 @@ enum Command {
     Migrate,
     /// Sign a webhook like a provider and send it, once or many times
     Send(send::Send),
+    /// Test any webhook endpoint: does each event take effect once, however it is delivered?
+    Storm(storm::Storm),
     /// Check a saved request and explain why its signature fails
     Verify(verify::Verify),
     /// List events of the running gateway
@@ -103,6 +106,7 @@ pub fn main() -> ExitCode {
         Command::Serve(command) => command.run(shared),
         Command::Migrate => migrate::run(shared),
         Command::Send(command) => command.run(shared),
+        Command::Storm(command) => command.run(shared),
         Command::Verify(command) => command.run(shared),
         Command::Events(command) => command.run(shared),
         Command::Show(command) => command.run(shared),

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use ipnet::IpNet;
 use oncehook::event::SourceName;
+use oncehook::fastpath::RedisAddress;
 use oncehook::handler::Dialect;
 use oncehook::journal::postgres;
 use oncehook::route::Routes;
@@ -30,6 +31,8 @@ pub struct Config {
     pub journal: JournalConfig,
     /// `dedup.window`: how long a key is remembered, from its first receipt.
     pub dedup_window: Duration,
+    /// `dedup.redis`: where nodes share what they know of keys. It may hold a password.
+    pub dedup_redis: Option<RedisAddress>,
     /// `retention.payload`: how long bodies are kept.
     pub retention_payload: Duration,
     /// `retention.dead`: how long dead letters are kept; `None` keeps them for ever.
@@ -195,7 +198,13 @@ fn read(file: &File<'_>) -> Option<Config> {
     let window = dedup.take_seconds("window");
     let window_span = window.as_ref().map_or(0..0, |window| window.span());
     let window = window.map_or(35 * DAY, toml::Spanned::into_inner);
-    dedup.finish(&["redis"]);
+    let redis = dedup.take_parsed("redis", |url| {
+        if url.starts_with("env:") || url.starts_with("file:") {
+            return secret_from_reference(url).and_then(|url| RedisAddress::parse(url.reveal()));
+        }
+        RedisAddress::parse(url)
+    });
+    dedup.finish(&[]);
     let mut retention = root.take_table("retention", "[retention]");
     let payload = retention.take_seconds("payload").map_or(30 * DAY, toml::Spanned::into_inner);
     let dead = retention.take_parsed("dead", |text| match text {
@@ -248,6 +257,7 @@ fn read(file: &File<'_>) -> Option<Config> {
         server: server?,
         journal: journal?,
         dedup_window: Duration::from_secs(window),
+        dedup_redis: redis.map(toml::Spanned::into_inner),
         retention_payload: Duration::from_secs(payload),
         retention_dead: dead.map(Duration::from_secs),
         retention_audit: Duration::from_secs(audit),

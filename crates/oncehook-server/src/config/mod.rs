@@ -13,6 +13,7 @@ mod reference;
 mod route;
 
 pub use checked::{Config, JournalConfig, Limits, ServerConfig, SourceConfig};
+pub(crate) use duration::parse_duration;
 pub use problem::{Problem, Problems};
 pub use reference::secret_from_reference;
 

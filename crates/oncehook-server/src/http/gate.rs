@@ -10,7 +10,7 @@ use ipnet::IpNet;
 use oncehook::clock::Clock;
 use oncehook::event::SourceName;
 use oncehook::fastpath::FastPath;
-use oncehook::journal::Journal;
+use oncehook::journal::{Journal, Layer};
 use oncehook::observe::{Metrics, SourceMetrics};
 use oncehook::route::Routes;
 use oncehook_verify::{Ack, Handshakes, Identifier, Integrity, UnixMicros, Verifier};
@@ -24,7 +24,7 @@ pub struct Gate {
     pub(super) sources: HashMap<String, Source>,
     pub(super) routes: Routes,
     pub(super) journal: Arc<dyn Journal>,
-    pub(super) fast_path: FastPath,
+    pub(super) fast_path: Arc<FastPath>,
     pub(super) clock: Clock,
     pub(super) limits: Limits,
     pub(super) trusted_proxies: Vec<IpNet>,
@@ -85,7 +85,7 @@ impl Gate {
             sources,
             routes: config.routes,
             journal,
-            fast_path: FastPath::default(),
+            fast_path: Arc::new(config.dedup_redis.map_or_else(FastPath::default, FastPath::with_redis)),
             clock,
             limits: config.server.limits,
             trusted_proxies: config.server.trusted_proxies,
@@ -125,6 +125,18 @@ impl Gate {
     /// The names of the sources.
     pub fn source_names(&self) -> impl Iterator<Item = &str> {
         self.sources.keys().map(String::as_str)
+    }
+
+    /// What stands before the journal.
+    #[must_use]
+    pub fn fast_path(&self) -> Arc<FastPath> {
+        Arc::clone(&self.fast_path)
+    }
+
+    /// Duplicates since the start, all sources together, by the layer that recognised them.
+    #[must_use]
+    pub fn duplicates(&self, layer: Layer) -> u64 {
+        self.sources.values().map(|source| source.metrics.duplicates(layer)).sum()
     }
 
     /// Requests of a source that were refused for their signature since the start.

@@ -232,7 +232,6 @@ fn what_cannot_be_read_is_said_with_its_place() {
 fn keys_of_later_versions_are_named_as_such() {
     for text in [
         "[server.tls]\ncert = \"x\"",
-        "[dedup]\nredis = \"redis://x\"",
         "[machine]\nname = \"x\"",
         "[[route]]\nnewer_only = true",
         "[[route]]\nrequires = \"x\"",

@@ -37,9 +37,13 @@ mod postgres_ground;
 #[cfg(test)]
 mod providers;
 #[cfg(test)]
+mod redis;
+#[cfg(test)]
 mod signature;
 #[cfg(test)]
 mod storm;
+#[cfg(test)]
+mod storm_command;
 #[cfg(test)]
 mod tail;
 #[cfg(test)]

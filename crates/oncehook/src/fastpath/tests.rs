@@ -34,6 +34,11 @@ pub(super) fn event(key: &str, digest: u8) -> NewEvent {
     }
 }
 
+/// An id that no journal has given.
+pub(super) fn guessed_id() -> EventId {
+    crate::event::EventIds::above(0, 0).next(NOW)
+}
+
 type Waiting = (NewEvents, oneshot::Sender<Result<Receipt, AppendError>>);
 
 /// The reference journal, but an append waits until the test lets it happen, or fail.
@@ -121,7 +126,7 @@ impl Rig {
 }
 
 /// Lets every task run until it waits. (One thread, so this is exact.)
-async fn settle() {
+pub(super) async fn settle() {
     for _ in 0..20 {
         tokio::task::yield_now().await;
     }

@@ -33,6 +33,9 @@ pub(crate) struct Readiness {
     self_test: String,
     /// Why the journal cannot store, if it cannot
     failing: Option<String>,
+    /// `ok`, or what is wrong with Redis; without it events are accepted all the same. Only where it is configured
+    #[serde(skip_serializing_if = "Option::is_none")]
+    redis: Option<String>,
 }
 
 #[utoipa::path(get, path = "/healthz", responses((status = 200, description = "The process answers", body = Health)))]
@@ -55,6 +58,10 @@ pub(crate) async fn readyz(State(admin): State<Arc<Admin>>) -> impl IntoResponse
         durability: state.durability.as_str(),
         self_test: self_test.map_or_else(|error| error.to_string(), |()| "passed".to_owned()),
         failing: state.failing,
+        redis: admin.gate.fast_path().shared().map(|shared| match shared.problem {
+            None => "ok".to_owned(),
+            Some(problem) => format!("degraded: {problem}"),
+        }),
     };
     let status = if ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
     (status, Json(readiness))
@@ -63,6 +70,9 @@ pub(crate) async fn readyz(State(admin): State<Arc<Admin>>) -> impl IntoResponse
 #[utoipa::path(get, path = "/metrics", responses((status = 200, description = "OpenMetrics text", body = String)))]
 pub(crate) async fn metrics(State(admin): State<Arc<Admin>>) -> impl IntoResponse {
     backlog::measure(&admin).await;
+    if let Some(shared) = admin.gate.fast_path().shared() {
+        admin.metrics.set_shared(&shared);
+    }
     let text = admin.metrics.render(&admin.journal.state(), admin.is_ready());
     ([(header::CONTENT_TYPE, "application/openmetrics-text; version=1.0.0; charset=utf-8")], text)
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use axum::Json;
 use axum::extract::State;
-use oncehook::journal::SourceCounts;
+use oncehook::journal::{Layer, SourceCounts};
 use serde::Serialize;
 use utoipa::ToSchema;
 
@@ -22,6 +22,8 @@ pub(crate) struct StatsJson {
     events: u64,
     /// Further deliveries of stored events
     duplicates: u64,
+    /// Duplicates since the start of this process, by the layer that recognised them
+    duplicates_by_layer: LayersJson,
     /// Deliveries of another body under a known key
     conflicts: u64,
     /// Events held at arrival
@@ -46,6 +48,16 @@ struct SourceJson {
     quarantined: u64,
     /// Requests refused since the start of this process
     rejected: u64,
+}
+
+#[derive(Serialize, ToSchema)]
+struct LayersJson {
+    /// In this process
+    memory: u64,
+    /// In Redis
+    redis: u64,
+    /// In the journal
+    journal: u64,
 }
 
 #[derive(Serialize, ToSchema)]
@@ -99,6 +111,11 @@ pub(crate) async fn stats(State(admin): State<Arc<Admin>>) -> Result<Json<StatsJ
     Ok(Json(StatsJson {
         events,
         duplicates,
+        duplicates_by_layer: LayersJson {
+            memory: admin.gate.duplicates(Layer::Memory),
+            redis: admin.gate.duplicates(Layer::Redis),
+            journal: admin.gate.duplicates(Layer::Journal),
+        },
         conflicts: sum(|s| s.conflicts),
         quarantined: sum(|s| s.quarantined),
         duplicate_rate: duplicates as f64 / (events + duplicates).max(1) as f64,

@@ -18,8 +18,8 @@ use super::tally::remember;
 use super::{
     AppendError, Appended, AuditEntry, BoxFuture, CONFLICTS_KEPT, Conflict, DuplicateSeen, Durability,
     EventDetail, EventPage, EventQuery, EventStatus, EventSummary, Flag, Journal, JournalReader,
-    JournalState, Layer, Pausable, ReadError, Receipt, SelfTestError, SourceCounts, Stats, StoredBody,
-    Ticket, Verdict,
+    JournalState, Layer, Pausable, ReadError, Receipt, RecentKey, SelfTestError, SourceCounts, Stats,
+    StoredBody, Ticket, Verdict,
 };
 use crate::clock::Clock;
 use crate::delivery::{DeliveryState, RouteName};
@@ -317,6 +317,21 @@ impl JournalReader for MemoryJournal {
             listed.for_each(|delivery| delivery.attempts.clear());
             let next = events.last().filter(|_| more).map(|event| event.id);
             Ok(EventPage { events, next })
+        })
+    }
+
+    fn recent_keys(&self, limit: usize) -> BoxFuture<'_, Result<Vec<RecentKey>, ReadError>> {
+        Box::pin(async move {
+            let state = self.lock();
+            let newest_first = state.events.iter().rev().take(limit);
+            let keys = newest_first.map(|(id, stored)| RecentKey {
+                source: stored.event.source.as_str().to_owned(),
+                key: stored.event.key.clone(),
+                event: *id,
+                digest: stored.event.digest,
+                expires_at: stored.event.expires_at,
+            });
+            Ok(keys.collect())
         })
     }
 

@@ -22,6 +22,7 @@ mod deliveries;
 mod follower;
 mod forget;
 mod hosts;
+mod incarnation;
 mod orders;
 mod pooler;
 mod queries;
@@ -48,11 +49,12 @@ use tokio::sync::{Notify, mpsc, oneshot, watch};
 
 use super::tally::Tally;
 use super::{
-    AppendError, BoxFuture, Durability, EventDetail, EventPage, EventQuery, Journal, JournalReader,
-    JournalState, Layer, ReadError, SelfTestError, Stats, StoredBody, Ticket,
+    AppendError, BoxFuture, Durability, EventDetail, EventPage, EventQuery, Incarnation, Journal,
+    JournalReader, JournalState, Layer, ReadError, RecentKey, SelfTestError, Standing, Stats, StoredBody,
+    Ticket,
 };
 use crate::clock::Clock;
-use crate::delivery::RouteName;
+use crate::delivery::{DeliveryId, RouteName};
 use crate::event::{EventId, EventIds, NewEvents, SourceName};
 use crate::retry::Chance;
 use connection::{Connector, EngineError, Pool, Purpose};
@@ -180,6 +182,8 @@ struct Shared {
     silence: Silence,
     /// Bytes of bodies in the queues.
     queued_bytes: AtomicUsize,
+    /// Which life of the database this is.
+    incarnation: Incarnation,
     /// Grows when deliveries may have become due.
     changes: watch::Sender<u64>,
     /// Other nodes should be told.
@@ -251,6 +255,7 @@ impl PostgresJournal {
             failing: Mutex::new(vec![None; lanes]),
             silence: Silence::of(lanes),
             queued_bytes: AtomicUsize::new(0),
+            incarnation: Incarnation::named(&incarnation::name(&first).await?),
             changes: watch::Sender::new(0),
             announce: Notify::new(),
             node: format!("{:016x}", random()),
@@ -279,6 +284,7 @@ impl PostgresJournal {
         let end = watch::Sender::new(false);
         tokio::spawn(follower::run(Arc::clone(&shared), Arc::clone(&workers), end.subscribe()));
         tokio::spawn(wake::announce(Arc::clone(&shared), Arc::clone(&workers), end.subscribe()));
+        tokio::spawn(incarnation::watch(Arc::clone(&shared), Arc::clone(&connector), end.subscribe()));
         let ear = wake::hear(&shared, &connector).await?;
         tokio::spawn(wake::listen(Arc::clone(&shared), Arc::clone(&connector), ear, end.subscribe()));
         let readers = Readers::new(Pool::new(connector, Purpose::Read, READS_AT_ONCE), Arc::clone(&shared));
@@ -391,6 +397,10 @@ impl Journal for PostgresJournal {
         }
     }
 
+    fn incarnation(&self) -> &Incarnation {
+        &self.shared.incarnation
+    }
+
     fn self_test(&self) -> BoxFuture<'_, Result<(), SelfTestError>> {
         Box::pin(async move {
             let session = self.workers.take().await.map_err(|error| SelfTestError(error.told))?;
@@ -433,5 +443,16 @@ impl JournalReader for PostgresJournal {
 
     fn stats(&self) -> BoxFuture<'_, Result<Stats, ReadError>> {
         Box::pin(self.readers.stats())
+    }
+
+    fn standings(
+        &self,
+        deliveries: Vec<DeliveryId>,
+    ) -> BoxFuture<'_, Result<Vec<Option<Standing>>, ReadError>> {
+        Box::pin(async move { self.readers.standings(&deliveries).await })
+    }
+
+    fn recent_keys(&self, limit: usize) -> BoxFuture<'_, Result<Vec<RecentKey>, ReadError>> {
+        Box::pin(self.readers.recent_keys(limit))
     }
 }

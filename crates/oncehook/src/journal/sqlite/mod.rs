@@ -47,10 +47,12 @@ use tokio::sync::{Semaphore, oneshot, watch};
 
 use super::tally::Tally;
 use super::{
-    AppendError, BoxFuture, Durability, EventDetail, EventPage, EventQuery, Journal, JournalReader,
-    JournalState, Layer, ReadError, SelfTestError, Stats, StoredBody, Ticket,
+    AppendError, BoxFuture, Durability, EventDetail, EventPage, EventQuery, Incarnation, Journal,
+    JournalReader, JournalState, Layer, ReadError, RecentKey, SelfTestError, Standing, Stats, StoredBody,
+    Ticket,
 };
 use crate::clock::Clock;
+use crate::delivery::DeliveryId;
 use crate::event::{EventId, NewEvents, SourceName};
 use crate::retry::Chance;
 use ledger::Recent;
@@ -147,6 +149,8 @@ pub struct SqliteJournal {
     /// Reads at once; further ones wait.
     reading: Semaphore,
     shared: Arc<Shared>,
+    /// Drawn at each start: whether the file was put back meanwhile, nothing in it could tell.
+    incarnation: Incarnation,
     /// Where forgetting has come to.
     round: Arc<Mutex<forget::Round>>,
     chance: Arc<Mutex<Chance>>,
@@ -258,6 +262,7 @@ impl SqliteJournal {
             readers,
             reading: Semaphore::new(READS_AT_ONCE),
             shared,
+            incarnation: drawn(),
             round: Arc::default(),
             chance: Arc::new(Mutex::new(Chance::random())),
         })
@@ -290,6 +295,15 @@ impl SqliteJournal {
                 Err(error) => Err(ReadError::Engine(error.to_string())),
             }
         })
+    }
+}
+
+/// A life that nobody has seen before. Without chance there is no name, and nothing is shared.
+fn drawn() -> Incarnation {
+    let mut name = [0; 16];
+    match aws_lc_rs::rand::fill(&mut name) {
+        Ok(()) => Incarnation::named(&hex::encode(name)),
+        Err(_) => Incarnation::nameless(),
     }
 }
 
@@ -345,6 +359,10 @@ impl Journal for SqliteJournal {
         }
     }
 
+    fn incarnation(&self) -> &Incarnation {
+        &self.incarnation
+    }
+
     fn self_test(&self) -> BoxFuture<'_, Result<(), SelfTestError>> {
         let queue = self.queue.clone();
         Box::pin(async move {
@@ -388,5 +406,16 @@ impl JournalReader for SqliteJournal {
 
     fn stats(&self) -> BoxFuture<'_, Result<Stats, ReadError>> {
         self.read(Readers::stats)
+    }
+
+    fn standings(
+        &self,
+        deliveries: Vec<DeliveryId>,
+    ) -> BoxFuture<'_, Result<Vec<Option<Standing>>, ReadError>> {
+        self.read(move |readers| readers.standings(&deliveries))
+    }
+
+    fn recent_keys(&self, limit: usize) -> BoxFuture<'_, Result<Vec<RecentKey>, ReadError>> {
+        self.read(move |readers| readers.recent_keys(limit))
     }
 }

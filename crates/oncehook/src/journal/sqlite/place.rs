@@ -61,7 +61,15 @@ impl Place {
 
 /// The lock that keeps a second process away. Held as long as the value lives; the kernel releases it at any death.
 pub(super) struct LockFile {
-    _file: File,
+    file: File,
+}
+
+impl Drop for LockFile {
+    fn drop(&mut self) {
+        // Closing alone leaves the lock to a child that this process is starting just now, until the child's exec. What
+        // cannot be unlocked is closed next anyway.
+        let _ = self.file.unlock();
+    }
 }
 
 impl LockFile {
@@ -75,7 +83,7 @@ impl LockFile {
                 place(format!("the lock file {} cannot be opened: {error}", lock.display()))
             })?;
         match file.try_lock() {
-            Ok(()) => Ok(Self { _file: file }),
+            Ok(()) => Ok(Self { file }),
             Err(TryLockError::WouldBlock) => Err(OpenError::InUse { path: path.to_path_buf(), lock }),
             Err(TryLockError::Error(error)) => {
                 Err(place(format!("locking {} failed: {error}", lock.display())))
