@@ -23,6 +23,8 @@ mod hostile;
 #[cfg(test)]
 mod kit;
 #[cfg(test)]
+mod limits;
+#[cfg(test)]
 mod many;
 #[cfg(test)]
 mod operate;
