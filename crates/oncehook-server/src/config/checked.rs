@@ -114,7 +114,7 @@ impl JournalConfig {
     pub fn url(&self) -> Option<&str> {
         match self {
             Self::Sqlite(_) => None,
-            Self::Postgres(url) => Some(url.reveal()),
+            Self::Postgres(url) | Self::Mysql(url) => Some(url.reveal()),
         }
     }
 
@@ -353,6 +353,11 @@ fn read(file: &File<'_>) -> Option<Config> {
     let routes = read_routes(file, root.take_tables("route", "[[route]]"), &ground);
     for (place, wait) in waits {
         if let (Some(routes), Some(source)) = (&routes, sources.get_mut(place)) {
+            let unrouted = !routes.iter().any(|route| route.source == source.name);
+            if unrouted && wait.get_ref().1.is_zero() {
+                // An endpoint whose requests nobody wants yet: they are kept, like all events without a route.
+                continue;
+            }
             match find_awaited(&source.name, &wait, routes) {
                 Ok(wait) => source.wait = Some(wait),
                 Err(problem) => root.problem(wait.span(), problem),
