@@ -370,6 +370,11 @@ fn read(file: &File<'_>) -> Option<Config> {
     let routes = read_routes(file, root.take_tables("route", "[[route]]"), &ground);
     for (place, wait) in waits {
         if let (Some(routes), Some(source)) = (&routes, sources.get_mut(place)) {
+            let unrouted = !routes.iter().any(|route| route.source == source.name);
+            if unrouted && wait.get_ref().1.is_zero() {
+                // An endpoint whose requests nobody wants yet: they are kept, like all events without a route.
+                continue;
+            }
             match find_awaited(&source.name, &wait, routes) {
                 Ok(wait) => source.wait = Some(wait),
                 Err(problem) => root.problem(wait.span(), problem),

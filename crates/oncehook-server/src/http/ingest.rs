@@ -18,7 +18,7 @@ use hyper::body::{Body, Incoming};
 use oncehook::event::{NewEvent, NewEvents};
 use oncehook::fastpath::Settled;
 use oncehook::intake::{Refused, SpoolError, Taken};
-use oncehook::journal::{AppendError, Layer, Receipt};
+use oncehook::journal::{AppendError, Layer, Receipt, Verdict};
 use oncehook_verify::{
     Ack, Action, FetchedKey, Identified, Item, KeyRequest, Rejection, Reply, Secret, UnixMicros,
 };
@@ -152,6 +152,9 @@ async fn receive(
             (receipt, true)
         }
     };
+    if source.endpoint && receipt.iter().any(|appended| appended.verdict == Verdict::Conflict) {
+        return Err(result::key_reused());
+    }
     if let (Some(awaited), [appended]) = (awaited, receipt.as_slice()) {
         gate.metrics.ack.observe(started.elapsed());
         // Whoever waits holds a place among those who wait, not one that an event needs.
