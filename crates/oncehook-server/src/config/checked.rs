@@ -114,7 +114,7 @@ impl JournalConfig {
     pub fn url(&self) -> Option<&str> {
         match self {
             Self::Sqlite(_) => None,
-            Self::Postgres(url) => Some(url.reveal()),
+            Self::Postgres(url) | Self::Mysql(url) => Some(url.reveal()),
         }
     }
 

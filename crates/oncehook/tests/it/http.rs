@@ -164,6 +164,7 @@ async fn r26_each_status_has_one_meaning() {
                 (408 | 425 | 429, _) | (300..=399 | 500..=599, _) => Some(Remedy::Retry(None)),
                 (_, OnClientError::Retry) => Some(Remedy::Retry(None)),
                 (_, OnClientError::GiveUp) => Some(Remedy::GiveUp),
+                (_, OnClientError::Result) => None,
             };
             assert_eq!(remedy, expected, "{status} {policy:?}");
             if let Err(failure) = outcome {
