@@ -221,7 +221,7 @@ pub(super) struct Leased {
 }
 
 /// A list of deliveries with their attempts, as the table that it becomes.
-const FENCES: &str = "JSON_TABLE(?, '$[*]' COLUMNS (place FOR ORDINALITY, event VARCHAR(32) PATH '$[0]', route VARCHAR(64) PATH '$[1]',
+const FENCES: &str = "JSON_TABLE(?, '$[*]' COLUMNS (place FOR ORDINALITY, event VARCHAR(32) PATH '$[0]', route VARCHAR(64) CHARACTER SET utf8mb4 PATH '$[1]',
                                               epoch INT UNSIGNED PATH '$[2]', attempt INT UNSIGNED PATH '$[3]')) t";
 
 fn fence_list<'f>(fences: impl IntoIterator<Item = &'f Fence>) -> Value {
@@ -390,7 +390,7 @@ pub(super) async fn settle(
 /// What a list of outcomes makes of their deliveries. The fence is added. Text is read as utf8mb4 whatever the database's
 /// character set.
 const SETTLE: &str = "
-UPDATE JSON_TABLE(?, '$[*]' COLUMNS (event VARCHAR(32) PATH '$[0]', route VARCHAR(64) PATH '$[1]', epoch INT UNSIGNED PATH '$[2]',
+UPDATE JSON_TABLE(?, '$[*]' COLUMNS (event VARCHAR(32) PATH '$[0]', route VARCHAR(64) CHARACTER SET utf8mb4 PATH '$[1]', epoch INT UNSIGNED PATH '$[2]',
                                      attempt INT UNSIGNED PATH '$[3]', state VARCHAR(16) PATH '$[4]', wait BIGINT PATH '$[5]',
                                      result MEDIUMTEXT CHARACTER SET utf8mb4 PATH '$[6]',
                                      error MEDIUMTEXT CHARACTER SET utf8mb4 PATH '$[7]', cause VARCHAR(16) PATH '$[8]')) t
@@ -434,7 +434,7 @@ async fn write_attempts(
             let DeliveryId { event, route, epoch } = &fence.delivery;
             json!([hex(*event), route.as_str(), epoch, fence.attempt, outcome, error])
         });
-        let sql = "UPDATE JSON_TABLE(?, '$[*]' COLUMNS (event VARCHAR(32) PATH '$[0]', route VARCHAR(64) PATH '$[1]',
+        let sql = "UPDATE JSON_TABLE(?, '$[*]' COLUMNS (event VARCHAR(32) PATH '$[0]', route VARCHAR(64) CHARACTER SET utf8mb4 PATH '$[1]',
                                        epoch INT UNSIGNED PATH '$[2]', attempt INT UNSIGNED PATH '$[3]',
                                        outcome VARCHAR(16) PATH '$[4]', error MEDIUMTEXT CHARACTER SET utf8mb4 PATH '$[5]')) t
                      STRAIGHT_JOIN oncehook_attempts a
