@@ -33,6 +33,9 @@ use super::reference::secret_from_reference;
 /// Keys of a route that a coming version knows.
 const LATER_KEYS: &[&str] = &["newer_only", "machine", "requires", "park_for", "fetch", "on_dead", "publish"];
 
+/// A database of the user's that is not the journal's, and how its engine writes parameters.
+type OtherDatabase = (Arc<dyn Guarded>, Dialect);
+
 /// What a route is read against.
 pub(super) struct Ground<'g> {
     /// The sources that are declared.
@@ -44,7 +47,7 @@ pub(super) struct Ground<'g> {
     /// How long guards in other databases are kept.
     pub(super) keep: Duration,
     /// Other databases, by URL: routes share their connections.
-    pub(super) databases: RefCell<HashMap<String, (Arc<dyn Guarded>, Dialect)>>,
+    pub(super) databases: RefCell<HashMap<String, OtherDatabase>>,
 }
 
 /// A route that was read, and where.

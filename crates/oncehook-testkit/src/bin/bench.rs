@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use http::HeaderMap;
+use mysql_async::params;
 use oncehook::clock::Clock;
 use oncehook::journal::sqlite::SqliteJournal;
 use oncehook_testkit::gateway::{CONFIG, Gateway, SECRET, now, prepare};
@@ -379,8 +380,7 @@ async fn bare_on_mysql(database: &mysql::Database<'static>, engine: Engine) -> a
             connection.query_drop("SET autocommit = 0").await?;
             for first in (number * EFFECTS / 2..(number + 1) * EFFECTS / 2).step_by(BATCH) {
                 for payment in first..(first + BATCH).min((number + 1) * EFFECTS / 2) {
-                    let values =
-                        mysql_async::params! { "payment" => format!("pi_{payment}"), "amount" => 1_999 };
+                    let values = params! { "payment" => format!("pi_{payment}"), "amount" => 1_999 };
                     connection.exec_drop(statement, values).await?;
                 }
                 connection.query_drop("COMMIT").await?;
