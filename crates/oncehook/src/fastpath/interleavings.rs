@@ -26,7 +26,7 @@ use crate::journal::{
 };
 
 const NODES: usize = 2;
-const STEPS: usize = 70;
+const STEPS: usize = 120;
 
 /// A committed event: its id and its digest.
 type Committed = HashMap<EventKey, (EventId, [u8; 32])>;
@@ -486,7 +486,7 @@ async fn r17_no_schedule_answers_for_an_event_that_is_not_durable() {
     println!("{} schedules: {seen:?}", schedules());
     // All of it was met, and often.
     for met in [journal, memory, redis, conflicts, errors, restores, crashes] {
-        assert!(met > 100, "{seen:?}");
+        assert!(met > 40, "{seen:?}");
     }
 }
 
