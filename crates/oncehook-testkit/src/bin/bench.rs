@@ -10,7 +10,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use http::HeaderMap;
-use mysql_async::params;
 use oncehook::clock::Clock;
 use oncehook::journal::sqlite::SqliteJournal;
 use oncehook_testkit::gateway::{CONFIG, Gateway, SECRET, now, prepare};
@@ -375,13 +374,13 @@ async fn bare_on_mysql(database: &mysql::Database<'static>, engine: Engine) -> a
     let begun = std::time::Instant::now();
     let connections = (0..2).map(|number| {
         let url = database.url() + "?prefer_socket=false";
+        let statement = statement.replace(":payment", "?").replace(":amount", "?");
         async move {
             let mut connection = mysql_async::Conn::from_url(url).await?;
             connection.query_drop("SET autocommit = 0").await?;
             for first in (number * EFFECTS / 2..(number + 1) * EFFECTS / 2).step_by(BATCH) {
                 for payment in first..(first + BATCH).min((number + 1) * EFFECTS / 2) {
-                    let values = params! { "payment" => format!("pi_{payment}"), "amount" => 1_999 };
-                    connection.exec_drop(statement, values).await?;
+                    connection.exec_drop(&statement, (format!("pi_{payment}"), 1_999)).await?;
                 }
                 connection.query_drop("COMMIT").await?;
             }
