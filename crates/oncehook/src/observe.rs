@@ -173,7 +173,7 @@ impl Metrics {
         );
         registry.register(
             "deliveries",
-            "Attempts by what came of them: succeeded, retrying, dead, settled (functions), lost",
+            "Attempts by what came of them: succeeded, retrying, parked, superseded, dead, settled (functions), lost",
             metrics.deliveries.clone(),
         );
         registry.register_with_unit(
@@ -310,6 +310,16 @@ impl RouteMetrics<'_> {
     /// Attempts that failed and will be made again.
     pub fn retrying(&self, count: usize) {
         self.add("retrying", count);
+    }
+
+    /// Deliveries that were put off until something else has come.
+    pub fn parked(&self, count: usize) {
+        self.add("parked", count);
+    }
+
+    /// Deliveries that came too late.
+    pub fn superseded(&self, count: usize) {
+        self.add("superseded", count);
     }
 
     /// A delivery that failed for good.

@@ -328,12 +328,14 @@ fn new_event(
 ) -> NewEvent {
     NewEvent {
         routes: gate.routes.wanting(&source.name, item.kind.as_deref()),
+        by_entity: gate.routes.look_at_entities(&source.name),
         source: source.name.clone(),
         key: item.key,
         key_signed: source.identifier.key_is_signed(),
         kind: item.kind,
         entity: item.entity,
         occurred_at: item.occurred_at,
+        version: item.version,
         received_at: now,
         expires_at: UnixMicros(now.0.saturating_add(gate.window_micros)),
         integrity: source.verifier.integrity(),

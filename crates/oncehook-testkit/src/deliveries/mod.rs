@@ -7,6 +7,7 @@ mod claims;
 mod forgetting;
 mod history;
 mod leases;
+mod ordering;
 mod orders;
 
 use std::sync::Arc;
@@ -39,6 +40,7 @@ pub async fn exercise_deliveries<J: WholeJournal>(subject: &Subject<J>) {
     leases::exercise(subject).await;
     orders::exercise(subject).await;
     forgetting::exercise(subject).await;
+    ordering::exercise(subject).await;
     run(subject, pauses_are_remembered_until_they_are_lifted).await;
     run(subject, the_backlog_adds_up).await;
     run(subject, changes_wake_and_looking_does_not).await;

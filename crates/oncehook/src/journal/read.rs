@@ -101,8 +101,12 @@ pub struct Delivery {
     pub state: String,
     /// Tries so far.
     pub attempt: u32,
-    /// When it is due.
+    /// When it is due. While it waits for its turn it has no such time; then this is when it began to wait.
     pub run_at: UnixMicros,
+    /// Since when it has waited for its turn among the events of its entity, or had to before its last look.
+    pub blocked_at: Option<UnixMicros>,
+    /// Since when it has waited for a prerequisite.
+    pub parked_at: Option<UnixMicros>,
     /// What the handler returned.
     pub result: Option<String>,
     /// Why the last try failed. A success clears it.

@@ -14,7 +14,7 @@ use super::{AFTER_TROUBLE, GRACE, Shared};
 use crate::delivery::{Cause, Claim, Failure, Fence, Settled, Settlement, Verdict};
 use crate::handler::HttpHandler;
 use crate::retry::Chance;
-use crate::route::Route;
+use crate::route::{Route, Tried};
 
 /// What an attempt came to, or that it panicked.
 type Ended = Result<(task::Id, Result<Option<String>, Failure>), JoinError>;
@@ -139,11 +139,13 @@ impl Lane {
                     _ if failure.answered => self.breaker.succeeded(),
                     Cause::Destination => self.breaker.failed(Instant::now()),
                     // The destination was never asked. If this was a probe, another one may go.
-                    Cause::Handler | Cause::Ours | Cause::Poison => self.breaker.unused(Instant::now()),
+                    Cause::Handler | Cause::Ours | Cause::Poison | Cause::Prerequisite => {
+                        self.breaker.unused(Instant::now())
+                    }
                 }
                 let (attempt, limit) = (claim.fence.attempt, claim.attempt_limit);
-                let now = self.shared.clock.steady();
-                self.route.retry.after_failure(failure, attempt, limit, now, self.chance.draw())
+                let tried = Tried { attempt, limit, parked_at: claim.parked_at };
+                self.route.after_failure(failure, tried, self.shared.clock.steady(), self.chance.draw())
             }
         };
         self.shared.note_breaker(&self.route, self.breaker.state());
@@ -184,6 +186,8 @@ impl Lane {
             }
             (Verdict::Succeeded(_), Settled::Done) => metrics.succeeded(1),
             (Verdict::RetryAt(..), Settled::Done) => metrics.retrying(1),
+            (Verdict::Parked(..), Settled::Done) => metrics.parked(1),
+            (Verdict::Superseded(_), Settled::Done) => metrics.superseded(1),
             (Verdict::Dead(failure), Settled::Done) => {
                 metrics.dead();
                 tracing::error!(%event, route, error = failure.message.as_str(), "a delivery is dead");

@@ -26,9 +26,12 @@ pub(crate) fn claim(attempt: u32) -> Claim {
         headers: Bytes::from_static(b"accept: */*\ncontent-type: application/json; charset=utf-8\nx-a: b\n"),
         body: Bytes::from_static(br#"{"id": "evt_1",  "amount": 1.50}"#),
         result: None,
+        version: None,
+        state: None,
+        current: None,
     };
     let delivery = DeliveryId { event: id, route: RouteName::new("mail").unwrap(), epoch: 0 };
-    Claim { fence: Fence { delivery, attempt }, attempt_limit: 8, event }
+    Claim { fence: Fence { delivery, attempt }, attempt_limit: 8, parked_at: None, event }
 }
 
 fn handler(options: HttpOptions) -> HttpHandler {

@@ -21,6 +21,7 @@ mod connection;
 mod deliveries;
 mod follower;
 mod forget;
+mod lines;
 mod orders;
 mod queries;
 mod queue;
@@ -28,6 +29,7 @@ mod reader;
 mod rehearse;
 mod schema;
 mod self_test;
+mod turn;
 mod user_sql;
 mod wake;
 mod writer;
@@ -51,6 +53,7 @@ use crate::clock::Clock;
 use crate::delivery::RouteName;
 use crate::event::{EventId, EventIds, NewEvents, SourceName};
 use crate::retry::Chance;
+use crate::route::KnownLines;
 use connection::{Connector, EngineError, Pool, Purpose};
 use reader::Readers;
 pub use rehearse::{Misfit, check_url, forbidden, shown_url};
@@ -145,6 +148,7 @@ pub struct PostgresJournal {
     /// Where forgetting has come to.
     round: Mutex<forget::Round>,
     chance: Mutex<Chance>,
+    lines: KnownLines,
     /// Routes whose last batch was full.
     busy: Mutex<HashSet<RouteName>>,
     /// Ends what runs behind the accepts, also by being dropped.
@@ -272,6 +276,7 @@ impl PostgresJournal {
             shared,
             round: Mutex::default(),
             chance: Mutex::new(Chance::random()),
+            lines: KnownLines::default(),
             busy: Mutex::default(),
             end,
         })

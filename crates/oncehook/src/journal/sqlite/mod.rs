@@ -24,6 +24,7 @@ mod deliveries;
 mod follower;
 mod forget;
 mod ledger;
+mod lines;
 mod orders;
 mod place;
 mod queries;
@@ -33,6 +34,7 @@ mod rehearse;
 mod schema;
 mod search;
 mod self_test;
+mod turn;
 mod user_sql;
 mod writer;
 
@@ -53,6 +55,7 @@ use super::{
 use crate::clock::Clock;
 use crate::event::{EventId, NewEvents, SourceName};
 use crate::retry::Chance;
+use crate::route::KnownLines;
 use ledger::Recent;
 use place::LockFile;
 use reader::Readers;
@@ -150,6 +153,7 @@ pub struct SqliteJournal {
     /// Where forgetting has come to.
     round: Arc<Mutex<forget::Round>>,
     chance: Arc<Mutex<Chance>>,
+    lines: Arc<KnownLines>,
 }
 
 /// What the writer thread and the rest look at together.
@@ -260,6 +264,7 @@ impl SqliteJournal {
             shared,
             round: Arc::default(),
             chance: Arc::new(Mutex::new(Chance::random())),
+            lines: Arc::default(),
         })
     }
 

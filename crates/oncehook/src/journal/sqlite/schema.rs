@@ -16,8 +16,10 @@ struct Migration {
     sql: &'static str,
 }
 
-const MIGRATIONS: &[Migration] =
-    &[Migration { name: "001_journal", sql: include_str!("migrations/001_journal.sql") }];
+const MIGRATIONS: &[Migration] = &[
+    Migration { name: "001_journal", sql: include_str!("migrations/001_journal.sql") },
+    Migration { name: "002_order", sql: include_str!("migrations/002_order.sql") },
+];
 
 const MIGRATIONS_TABLE: &str = "CREATE TABLE IF NOT EXISTS oncehook_migrations (
   name       TEXT PRIMARY KEY,

@@ -133,6 +133,7 @@ fn event(key: &EventKey, digest: u8, now: UnixMicros) -> NewEvent {
         kind: None,
         entity: None,
         occurred_at: None,
+        version: None,
         received_at: now,
         expires_at: now,
         integrity: Integrity::None,
@@ -141,6 +142,7 @@ fn event(key: &EventKey, digest: u8, now: UnixMicros) -> NewEvent {
         digest: [digest; 32],
         quarantine: None,
         routes: Default::default(),
+        by_entity: false,
         peer: std::net::Ipv4Addr::UNSPECIFIED.into(),
     }
 }
