@@ -1,6 +1,7 @@
 //! Suites, fault tools and load for oncehook. Nothing here is part of a production build.
 //!
 //! - [`ceiling`]: the gateway without storage, for benchmarks.
+//! - [`chaos_proxy`]: a TCP proxy that cuts, stalls, delays and refuses when it is told to.
 //! - [`deliveries`]: what every journal promises workers and operators, with random histories of its own.
 //! - [`journal`]: the behaviour of every journal, one call per backend.
 //! - [`model`]: random histories against the reference journal, with a printed seed.
@@ -8,12 +9,15 @@
 //! - [`postgres`]: a real PostgreSQL server, one database per test.
 //! - [`inbox`]: a destination that applies each idempotency key once.
 //! - [`promises`]: every 2xx that a sender got, to be checked against what is stored.
+//! - [`prove`]: everything at once, for as long as one likes, with mistakes planted that must be found.
 //! - [`receiver`]: a destination that a test controls, well-behaved or not.
+//! - [`redis`]: a real Redis, to stop, freeze and empty.
 //! - [`sender`]: signed requests and a small HTTP client that can misbehave.
 //! - [`shop`]: the gateway with a user's tables behind it, and the question whether each effect happened once.
 //! - [`workload`]: load with latency figures, shared by tests and benchmarks.
 
 pub mod ceiling;
+pub mod chaos_proxy;
 pub mod deliveries;
 pub mod gateway;
 pub mod inbox;
@@ -21,8 +25,10 @@ pub mod journal;
 pub mod model;
 pub mod postgres;
 pub mod promises;
+pub mod prove;
 pub mod random;
 pub mod receiver;
+pub mod redis;
 pub mod sender;
 pub mod shop;
 pub mod workload;

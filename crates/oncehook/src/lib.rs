@@ -11,6 +11,7 @@
 //! - [`handler`], [`route`]: what is done with an event, and which events go where.
 //! - [`journal`]: where an event becomes durable, where duplicates are decided and effects are recorded, with its backends.
 //! - [`fastpath`]: copies of what is known to be durable do not reach the journal.
+//! - [`intake`]: the journal, or a file of this node's own while the journal is away.
 //! - [`worker`]: takes what is due and sees that it takes effect.
 //!
 //! What this crate does not do: read configuration or the environment, listen on sockets, verify signatures (that is
@@ -23,11 +24,14 @@ pub mod event;
 pub mod fastpath;
 pub mod glob;
 pub mod handler;
+#[cfg(feature = "sqlite")]
+pub mod intake;
 pub mod journal;
 pub mod machine;
 pub mod observe;
 pub mod ordering;
 pub mod outbound;
+pub mod planted;
 pub mod retry;
 pub mod route;
 pub mod worker;

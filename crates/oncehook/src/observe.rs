@@ -18,7 +18,23 @@ use prometheus_client::registry::{Registry, Unit};
 
 use oncehook_verify::UnixMicros;
 
+use crate::fastpath::SharedState;
 use crate::journal::{Backlog, JournalState, Layer, Verdict};
+
+/// The spool's figures at one moment.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct SpoolFigures {
+    /// Events that wait.
+    pub events: u64,
+    /// What they weigh.
+    pub bytes: u64,
+    /// For how many seconds the first of them waits.
+    pub age: u64,
+    /// Events that cannot be drained.
+    pub set_aside: u64,
+    /// Whether somebody should look.
+    pub alarm: bool,
+}
 
 /// Label: the source.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -59,6 +75,18 @@ pub struct KindLabel {
     kind: &'static str,
 }
 
+/// Label: what a drained event was to the journal.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct DrainLabel {
+    outcome: &'static str,
+}
+
+/// Label: what is counted.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct CountLabel {
+    count: &'static str,
+}
+
 /// Label: the durability level in force.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct DurabilityLabel {
@@ -93,9 +121,25 @@ pub struct Metrics {
     waiting: Family<RouteLabel, Gauge>,
     dead: Family<RouteLabel, Gauge>,
     oldest: Family<RouteLabel, Gauge>,
+    blocked: Family<RouteLabel, Gauge>,
+    blocked_age: Family<RouteLabel, Gauge>,
     /// The routes that have these three.
     shown: Mutex<BTreeSet<String>>,
     forgotten: Family<KindLabel, Counter>,
+    redis: Family<CountLabel, Gauge>,
+    spooled: Family<SourceLabel, Counter>,
+    drained: Family<DrainLabel, Counter>,
+    spool: SpoolGauges,
+}
+
+/// What the spool holds.
+#[derive(Debug, Default)]
+struct SpoolGauges {
+    events: Gauge,
+    bytes: Gauge,
+    age: Gauge,
+    set_aside: Gauge,
+    alarm: Gauge,
 }
 
 /// One source's counters, ready to be added to.
@@ -105,6 +149,9 @@ pub struct SourceMetrics {
     accepted: Counter,
     duplicates: Counter,
     duplicates_in_memory: Counter,
+    duplicates_in_redis: Counter,
+    duplicates_in_spool: Counter,
+    spooled: Counter,
     conflicts: Counter,
     quarantined: Counter,
     rejected: Family<ReasonLabel, Counter>,
@@ -144,8 +191,14 @@ impl Metrics {
             waiting: Family::default(),
             dead: Family::default(),
             oldest: Family::default(),
+            blocked: Family::default(),
+            blocked_age: Family::default(),
             shown: Mutex::default(),
             forgotten: Family::default(),
+            redis: Family::default(),
+            spooled: Family::default(),
+            drained: Family::default(),
+            spool: SpoolGauges::default(),
         };
         let registry = &mut metrics.registry;
         registry.register("accepted", "Events stored for the first time", metrics.accepted.clone());
@@ -188,6 +241,17 @@ impl Metrics {
             metrics.breaker_open.clone(),
         );
         registry.register("backlog", "Deliveries that wait", metrics.waiting.clone());
+        registry.register(
+            "blocked",
+            "Deliveries that wait for an earlier event of their entity",
+            metrics.blocked.clone(),
+        );
+        registry.register_with_unit(
+            "blocked_age",
+            "How long the first of these has waited",
+            Unit::Seconds,
+            metrics.blocked_age.clone(),
+        );
         registry.register("dead_letters", "Deliveries that failed for good", metrics.dead.clone());
         registry.register_with_unit(
             "backlog_age",
@@ -196,13 +260,79 @@ impl Metrics {
             metrics.oldest.clone(),
         );
         registry.register("forgotten", "Events and keys that were forgotten", metrics.forgotten.clone());
+        registry.register("spooled", "Events that the spool accepted", metrics.spooled.clone());
+        registry.register(
+            "spool_drained",
+            "Events that went from the spool into the journal, by what they were there: new, duplicate, conflict",
+            metrics.drained.clone(),
+        );
+        registry.register("spool_events", "Events that wait in the spool", metrics.spool.events.clone());
+        registry.register_with_unit(
+            "spool_size",
+            "What the events in the spool weigh",
+            Unit::Bytes,
+            metrics.spool.bytes.clone(),
+        );
+        registry.register_with_unit(
+            "spool_age",
+            "For how long the first event in the spool waits",
+            Unit::Seconds,
+            metrics.spool.age.clone(),
+        );
+        registry.register(
+            "spool_set_aside",
+            "Events in the spool that cannot be drained",
+            metrics.spool.set_aside.clone(),
+        );
+        registry.register(
+            "spool_alarm",
+            "1 if somebody should look at the spool",
+            metrics.spool.alarm.clone(),
+        );
+        registry.register(
+            "redis",
+            "The shared cache of keys: 1 if it is up; hits, misses, unanswered, written and dropped since the start",
+            metrics.redis.clone(),
+        );
         metrics
+    }
+
+    /// Sets what is known of the cache that is shared with other nodes.
+    pub fn set_shared(&self, shared: &SharedState) {
+        let SharedState { problem, hits, misses, unanswered, written, dropped } = shared;
+        let counts = [
+            ("up", u64::from(problem.is_none())),
+            ("hits", *hits),
+            ("misses", *misses),
+            ("unanswered", *unanswered),
+            ("written", *written),
+            ("dropped", *dropped),
+        ];
+        for (count, value) in counts {
+            let gauge = self.redis.get_or_create_owned(&CountLabel { count });
+            gauge.set(i64::try_from(value).unwrap_or(i64::MAX));
+        }
     }
 
     /// The counters of a route.
     #[must_use]
     pub fn route(&self, route: &str) -> RouteMetrics<'_> {
         RouteMetrics { metrics: self, route: route.to_owned() }
+    }
+
+    /// Counts an event that went from the spool into the journal.
+    pub fn drained(&self, outcome: &'static str) {
+        self.drained.get_or_create(&DrainLabel { outcome }).inc();
+    }
+
+    /// Sets the spool's gauges.
+    pub fn set_spool(&self, figures: SpoolFigures) {
+        let gauge = |value: u64| i64::try_from(value).unwrap_or(i64::MAX);
+        self.spool.events.set(gauge(figures.events));
+        self.spool.bytes.set(gauge(figures.bytes));
+        self.spool.age.set(gauge(figures.age));
+        self.spool.set_aside.set(gauge(figures.set_aside));
+        self.spool.alarm.set(i64::from(figures.alarm));
     }
 
     /// Counts what the janitor removed.
@@ -227,7 +357,7 @@ impl Metrics {
         let mut shown = self.shown.lock().unwrap_or_else(PoisonError::into_inner);
         for route in shown.iter().filter(|route| !routes.contains_key(route.as_str())) {
             let label = RouteLabel { route: route.clone() };
-            for family in [&self.waiting, &self.dead, &self.oldest] {
+            for family in [&self.waiting, &self.dead, &self.oldest, &self.blocked, &self.blocked_age] {
                 family.remove(&label);
             }
         }
@@ -238,6 +368,9 @@ impl Metrics {
             self.waiting.get_or_create(&label).set(waiting.map_or(0, |waiting| gauge(waiting.waiting)));
             self.dead.get_or_create(&label).set(waiting.map_or(0, |waiting| gauge(waiting.dead)));
             self.oldest.get_or_create(&label).set(waiting.and_then(|waiting| waiting.oldest).map_or(0, age));
+            self.blocked.get_or_create(&label).set(waiting.map_or(0, |waiting| gauge(waiting.blocked)));
+            let since = waiting.and_then(|waiting| waiting.blocked_since);
+            self.blocked_age.get_or_create(&label).set(since.map_or(0, age));
         }
         *shown = routes.into_keys().map(str::to_owned).collect();
     }
@@ -246,15 +379,18 @@ impl Metrics {
     #[must_use]
     pub fn source(&self, source: &str) -> SourceMetrics {
         let label = SourceLabel { source: source.to_owned() };
-        let duplicates = |layer: Layer| {
-            let label = LayerLabel { source: source.to_owned(), layer: layer.as_str() };
-            self.duplicates.get_or_create_owned(&label)
+        let duplicates_by = |layer: &'static str| {
+            self.duplicates.get_or_create_owned(&LayerLabel { source: source.to_owned(), layer })
         };
+        let duplicates = |layer: Layer| duplicates_by(layer.as_str());
         SourceMetrics {
             source: source.to_owned(),
             accepted: self.accepted.get_or_create_owned(&label),
             duplicates: duplicates(Layer::Journal),
             duplicates_in_memory: duplicates(Layer::Memory),
+            duplicates_in_redis: duplicates(Layer::Redis),
+            duplicates_in_spool: duplicates_by("spool"),
+            spooled: self.spooled.get_or_create_owned(&label),
             conflicts: self.conflicts.get_or_create_owned(&label),
             quarantined: self.quarantined.get_or_create_owned(&label),
             rejected: self.rejected.clone(),
@@ -361,8 +497,17 @@ impl SourceMetrics {
             Verdict::Duplicate => match layer {
                 Layer::Journal => self.duplicates.inc(),
                 Layer::Memory => self.duplicates_in_memory.inc(),
+                Layer::Redis => self.duplicates_in_redis.inc(),
             },
             Verdict::Conflict => self.conflicts.inc(),
+        };
+    }
+
+    /// Counts what the spool accepted. What it is to the journal shows when it is drained.
+    pub fn count_spooled(&self, verdict: Verdict) {
+        match verdict {
+            Verdict::Duplicate => self.duplicates_in_spool.inc(),
+            Verdict::New | Verdict::Quarantined | Verdict::Conflict => self.spooled.inc(),
         };
     }
 
@@ -375,6 +520,16 @@ impl SourceMetrics {
     /// Counts a 503.
     pub fn count_unavailable(&self, reason: &'static str) {
         self.unavailable.get_or_create(&ReasonLabel { source: self.source.clone(), reason }).inc();
+    }
+
+    /// Duplicates since the start, by the layer that recognised them.
+    #[must_use]
+    pub fn duplicates(&self, layer: Layer) -> u64 {
+        match layer {
+            Layer::Journal => self.duplicates.get(),
+            Layer::Memory => self.duplicates_in_memory.get(),
+            Layer::Redis => self.duplicates_in_redis.get(),
+        }
     }
 
     /// Requests refused since the start, all reasons together.

@@ -8,6 +8,7 @@ mod client;
 mod events;
 mod filter;
 mod init;
+mod machine;
 mod migrate;
 mod order;
 mod pause;
@@ -19,6 +20,7 @@ mod send;
 mod serve;
 mod show;
 mod source;
+mod storm;
 mod tail;
 mod tally;
 mod text;
@@ -68,6 +70,8 @@ enum Command {
     Migrate,
     /// Sign a webhook like a provider and send it, once or many times
     Send(send::Send),
+    /// Test any webhook endpoint: does each event take effect once, however it is delivered?
+    Storm(storm::Storm),
     /// Check a saved request and explain why its signature fails
     Verify(verify::Verify),
     /// List events of the running gateway
@@ -88,6 +92,8 @@ enum Command {
     Resume(pause::Pause),
     /// Print events as they come in
     Tail(tail::Tail),
+    /// Print a state machine of the configuration as text or as a picture
+    Machine(machine::ShowMachine),
     /// List the providers that are known
     Providers(providers::Providers),
 }
@@ -103,6 +109,7 @@ pub fn main() -> ExitCode {
         Command::Serve(command) => command.run(shared),
         Command::Migrate => migrate::run(shared),
         Command::Send(command) => command.run(shared),
+        Command::Storm(command) => command.run(shared),
         Command::Verify(command) => command.run(shared),
         Command::Events(command) => command.run(shared),
         Command::Show(command) => command.run(shared),
@@ -113,6 +120,7 @@ pub fn main() -> ExitCode {
         Command::Pause(command) => command.run(shared, true),
         Command::Resume(command) => command.run(shared, false),
         Command::Tail(command) => command.run(shared),
+        Command::Machine(command) => command.run(shared),
         Command::Providers(command) => command.run(shared),
     };
     match outcome {

@@ -130,17 +130,44 @@ struct Plan {
 const NAMED_EVENTS_OCCURRED: UnixMicros = UnixMicros(1_767_225_600_000_000);
 
 /// One request, ready to be sent.
-struct Ready {
-    url: Url,
-    headers: HeaderMap,
-    body: Bytes,
+#[derive(Clone)]
+pub(super) struct Ready {
+    pub(super) url: Url,
+    pub(super) headers: HeaderMap,
+    pub(super) body: Bytes,
 }
 
 /// One event, before it is signed.
-struct Unsigned {
-    id: String,
-    headers: HeaderMap,
-    body: Bytes,
+#[derive(Clone)]
+pub(super) struct Unsigned {
+    pub(super) id: String,
+    pub(super) headers: HeaderMap,
+    pub(super) body: Bytes,
+}
+
+/// Signs an event at a moment. A header that was given stays as it is, a signature too.
+pub(super) fn sign(
+    signer: &Signer,
+    url: &Url,
+    event: Unsigned,
+    given: &[(HeaderName, HeaderValue)],
+    now: UnixMicros,
+) -> anyhow::Result<Ready> {
+    let path = path_of(url);
+    let request = Request { method: "POST", path: &path, headers: &event.headers, body: &event.body };
+    let signed = signer.sign_whole(&request, &event.id, now)?;
+    let Unsigned { mut headers, body, .. } = event;
+    for (name, value) in signed.headers {
+        let is_given = given.iter().any(|(given, _)| *given == name);
+        if !is_given {
+            headers.insert(name, value);
+        }
+    }
+    let mut url = url.clone();
+    if let Some(added) = signed.query {
+        url.set_query(Some(&url.query().map_or_else(|| added.clone(), |query| format!("{query}&{added}"))));
+    }
+    Ok(Ready { url, headers, body: signed.body.map_or(body, Bytes::from) })
 }
 
 impl Plan {
@@ -189,23 +216,7 @@ impl Plan {
     /// One request. Copies of an event follow each other, so that with several connections they race.
     fn request(&self, index: u64) -> anyhow::Result<Ready> {
         let event = self.unsigned(index / self.times)?;
-        let path = path_of(&self.url);
-        let request = Request { method: "POST", path: &path, headers: &event.headers, body: &event.body };
-        let signed = self.signer.sign_whole(&request, &event.id, self.clock.now())?;
-        let Unsigned { mut headers, body, .. } = event;
-        for (name, value) in signed.headers {
-            let is_given = self.headers.iter().any(|(given, _)| *given == name);
-            if !is_given {
-                headers.insert(name, value);
-            }
-        }
-        let mut url = self.url.clone();
-        if let Some(added) = signed.query {
-            url.set_query(Some(
-                &url.query().map_or_else(|| added.clone(), |query| format!("{query}&{added}")),
-            ));
-        }
-        Ok(Ready { url, headers, body: signed.body.map_or(body, Bytes::from) })
+        sign(&self.signer, &self.url, event, &self.headers, self.clock.now())
     }
 
     fn unsigned(&self, number: u64) -> anyhow::Result<Unsigned> {
@@ -304,11 +315,11 @@ async fn work(
     }
 }
 
-async fn post(
+pub(super) async fn post(
     http: &reqwest::Client,
     url: Url,
     headers: HeaderMap,
-    body: Bytes,
+    body: impl Into<reqwest::Body>,
 ) -> Result<Answer, reqwest::Error> {
     let response = http.post(url).headers(headers).body(body).send().await?;
     let (status, headers) = (response.status(), response.headers().clone());
@@ -317,7 +328,7 @@ async fn post(
 }
 
 /// Path and query, as they go over the wire.
-fn path_of(url: &Url) -> String {
+pub(super) fn path_of(url: &Url) -> String {
     url.query().map_or_else(|| url.path().to_owned(), |query| format!("{}?{query}", url.path()))
 }
 
@@ -340,7 +351,7 @@ fn print_raw(ready: &Ready) -> anyhow::Result<()> {
     stdout.write_all(&raw).and_then(|()| stdout.flush()).context("write the request")
 }
 
-fn target(url: Option<Url>, chosen: &Chosen, only_print: bool) -> anyhow::Result<Url> {
+pub(super) fn target(url: Option<Url>, chosen: &Chosen, only_print: bool) -> anyhow::Result<Url> {
     match (url, chosen.ingress) {
         (Some(url), _) if matches!(url.scheme(), "http" | "https") => Ok(url),
         (Some(_), _) => bail!("--url must begin with http:// or https://"),
@@ -363,7 +374,7 @@ fn target(url: Option<Url>, chosen: &Chosen, only_print: bool) -> anyhow::Result
 }
 
 /// The first secret that can sign. A given one must; among a source's own there may be public keys.
-fn signer(chosen: &Chosen, settings: &Settings) -> anyhow::Result<Signer> {
+pub(super) fn signer(chosen: &Chosen, settings: &Settings) -> anyhow::Result<Signer> {
     if chosen.secrets_given {
         let secret = chosen
             .secrets
@@ -390,7 +401,7 @@ fn nobody_there(url: &Url, error: &reqwest::Error) -> anyhow::Error {
 }
 
 /// For sources that have no preset and hence no sample.
-fn plain_sample() -> Sample {
+pub(super) fn plain_sample() -> Sample {
     Sample {
         kind: "sample.created".to_owned(),
         headers: BTreeMap::new(),

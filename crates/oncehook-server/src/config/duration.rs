@@ -16,7 +16,7 @@ pub(super) fn parse_seconds(text: &str) -> Result<u64, String> {
 }
 
 /// The same, and `200ms`.
-pub(super) fn parse_duration(text: &str) -> Result<Duration, String> {
+pub(crate) fn parse_duration(text: &str) -> Result<Duration, String> {
     parse(text).ok_or_else(|| wanted(text, "ms, s, m, h, d or w", "\"200ms\" or \"90s\""))
 }
 

@@ -8,11 +8,13 @@
 mod checked;
 mod duration;
 mod file;
+mod machine;
 mod problem;
 mod reference;
 mod route;
 
-pub use checked::{Config, JournalConfig, Limits, ServerConfig, SourceConfig};
+pub use checked::{Config, JournalConfig, Limits, OnOutage, ServerConfig, SourceConfig, SpoolConfig};
+pub(crate) use duration::parse_duration;
 pub use problem::{Problem, Problems};
 pub use reference::secret_from_reference;
 
@@ -34,6 +36,14 @@ pub fn operator() -> Option<String> {
     let name = std::env::var("ONCEHOOK_WHO").or_else(|_| std::env::var("USER")).ok()?;
     let fit = !name.is_empty() && name.len() <= 100 && name.bytes().all(|byte| matches!(byte, b' '..=b'~'));
     fit.then_some(name)
+}
+
+/// The mistake that a test wants to be made.
+#[must_use]
+#[cfg(feature = "planted")]
+#[expect(clippy::disallowed_methods, reason = "this is the door for the environment")]
+pub fn planted_bug() -> Option<String> {
+    std::env::var("ONCEHOOK_PLANTED").ok()
 }
 
 /// Where a test wants the process to end: `name` or `name:count`.

@@ -29,11 +29,21 @@ mod operate;
 #[cfg(test)]
 mod postgres;
 #[cfg(test)]
+mod postgres_failover;
+#[cfg(test)]
+mod postgres_faults;
+#[cfg(test)]
+mod postgres_ground;
+#[cfg(test)]
 mod providers;
+#[cfg(test)]
+mod redis;
 #[cfg(test)]
 mod signature;
 #[cfg(test)]
 mod storm;
+#[cfg(test)]
+mod storm_command;
 #[cfg(test)]
 mod tail;
 #[cfg(test)]

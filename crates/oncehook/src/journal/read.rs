@@ -73,6 +73,21 @@ pub struct EventSummary {
     pub deliveries: Vec<Delivery>,
 }
 
+/// What is known of a key that came lately.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RecentKey {
+    /// The source.
+    pub source: String,
+    /// The key.
+    pub key: EventKey,
+    /// Its first event.
+    pub event: EventId,
+    /// The digest of that event's body.
+    pub digest: [u8; 32],
+    /// Until when the journal remembers the key at least.
+    pub expires_at: UnixMicros,
+}
+
 /// One event's whole story.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EventDetail {
@@ -121,6 +136,16 @@ pub struct Delivery {
 }
 
 impl Delivery {
+    /// What it waits for, if it waits for others, and since when.
+    #[must_use]
+    pub fn waits_for(&self) -> Option<(&'static str, UnixMicros)> {
+        match DeliveryState::parse(&self.state)? {
+            DeliveryState::Parked => self.parked_at.map(|since| ("prerequisite", since)),
+            DeliveryState::Ready | DeliveryState::Retrying => self.blocked_at.map(|since| ("turn", since)),
+            _ => None,
+        }
+    }
+
     /// The try that took effect, if it is not written down as one: handlers that run inside the journal's transaction
     /// are not leased, so that the usual case costs no row. `last` is the latest try that is written down.
     pub(super) fn unleased_success(&self, last: Option<&Attempt>) -> Option<Attempt> {
@@ -134,6 +159,26 @@ impl Delivery {
             outcome: Some("succeeded".to_owned()),
             error: None,
         })
+    }
+}
+
+/// How a delivery stands, for somebody who waits for its result.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Standing {
+    /// Where it stands.
+    pub state: DeliveryState,
+    /// What the handler returned, as JSON.
+    pub result: Option<String>,
+    /// Why the last try failed.
+    pub error: Option<String>,
+    /// Whose fault it is that it is dead.
+    pub cause: Option<String>,
+}
+
+impl Standing {
+    pub(super) fn of(delivery: Delivery) -> Option<Self> {
+        let Delivery { state, result, error, cause, .. } = delivery;
+        Some(Self { state: DeliveryState::parse(&state)?, result, error, cause })
     }
 }
 
@@ -355,6 +400,8 @@ mod tests {
             state: "succeeded".to_owned(),
             attempt: 2,
             run_at: UnixMicros(5),
+            blocked_at: None,
+            parked_at: None,
             result: None,
             error: None,
             cause: None,

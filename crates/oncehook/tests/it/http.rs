@@ -164,7 +164,8 @@ async fn r26_each_status_has_one_meaning() {
             let expected = match (status, policy) {
                 (200..=299, _) => None,
                 (410, _) => Some(Remedy::GiveUp),
-                (408 | 425 | 429, _) | (300..=399 | 500..=599, _) => Some(Remedy::Retry(None)),
+                (425, _) => Some(Remedy::Defer),
+                (408 | 429, _) | (300..=399 | 500..=599, _) => Some(Remedy::Retry(None)),
                 (_, OnClientError::Retry) => Some(Remedy::Retry(None)),
                 (_, OnClientError::GiveUp) => Some(Remedy::GiveUp),
             };

@@ -5,9 +5,13 @@ mod effects;
 #[cfg(test)]
 mod http;
 #[cfg(test)]
+mod intake;
+#[cfg(test)]
 mod ledger;
 #[cfg(test)]
 mod memory;
+#[cfg(test)]
+mod ordering;
 #[cfg(test)]
 mod outbound;
 #[cfg(test)]

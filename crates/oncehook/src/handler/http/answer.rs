@@ -15,6 +15,9 @@ use super::OnClientError;
 use crate::delivery::{Cause, Failure};
 use crate::outbound::Refused;
 
+/// A header by which a destination that cannot answer 425 says "not yet".
+const RETRY_LATER: &str = "retry-later";
+
 /// This much of an answer is read.
 const READ_BYTES: usize = 64 << 10;
 
@@ -118,7 +121,12 @@ impl Destination {
                 }
             },
             300..=399 => Err(Failure::retry(Cause::Destination, self.describe_redirect(&answer))),
-            408 | 425 | 429 => Err(again()),
+            // Not yet: it works, and wants something else first.
+            425 => Err(self.deferred(&answer)),
+            _ if answer.headers.contains_key(RETRY_LATER) && !answer.status.is_success() => {
+                Err(self.deferred(&answer))
+            }
+            408 | 429 => Err(again()),
             410 => Err(Failure::permanent(Cause::Destination, message()).answered()),
             400..=499 => match self.on_4xx {
                 OnClientError::Retry => Err(again().answered()),
@@ -126,6 +134,10 @@ impl Destination {
             },
             _ => Err(again()),
         }
+    }
+
+    fn deferred(&self, answer: &Answer) -> Failure {
+        Failure::defer(format!("{} says: not yet", self.describe(answer)))
     }
 
     /// No answer in time.

@@ -10,11 +10,11 @@ use tokio::sync::watch;
 use super::connection::{EngineError, Session, Tries};
 use super::orders::{self, Refused};
 use super::queue::{self, Ended, Held};
-use super::{PostgresJournal, apply, forget, lines, turn};
+use super::{PostgresJournal, aliases, apply, forget, lines, turn};
 use crate::delivery::{Claim, Fence, RouteName, Settled, Settlement, Verdict};
 use crate::handler::{Handler, SqlHandler};
 use crate::journal::{
-    Backlog, BoxFuture, Deliveries, Forgotten, Order, OrderError, Ordered, Pausable, Pause, Progress,
+    Alias, Backlog, BoxFuture, Deliveries, Forgotten, Order, OrderError, Ordered, Pausable, Pause, Progress,
     Retention, Who, WorkError,
 };
 use crate::ordering::{Company, PEEK};
@@ -79,6 +79,10 @@ async fn lease_in_turn(
 }
 
 impl PostgresJournal {
+    pub(super) async fn keep(&self, kept: Vec<Alias>) -> Result<(), WorkError> {
+        work!(self, |session| aliases::keep(&session, &kept))
+    }
+
     async fn apply_batch(
         &self,
         route: &Route,

@@ -28,6 +28,7 @@ use crate::delivery::{Cause, Claim, Failure, Fence, Settled, Verdict};
 use crate::handler::{Function, SqlHandler};
 use crate::journal::Progress;
 use crate::ordering::Company;
+use crate::planted::{self, Bug};
 use crate::retry::Chance;
 use crate::route::{Route, Tried};
 
@@ -57,6 +58,10 @@ pub(super) fn sql(
         progress: Progress::default(),
         until: Instant::now() + JOB_TIME,
     };
+    if planted::has(Bug::MarkFirst) {
+        let fresh: Vec<Due> = due.into_iter().filter(|due| due.attempt == 0).collect();
+        return job.mark_first(connection, &fresh);
+    }
     let left = if route.ordering.is_serial() {
         job.in_turn(connection, due)?
     } else {
@@ -109,6 +114,22 @@ enum Halt {
 }
 
 impl Job<'_> {
+    /// The mistake [`Bug::MarkFirst`]: what is settled and committed is run afterwards.
+    fn mark_first(mut self, connection: &mut Connection, due: &[Due]) -> Result<Progress, rusqlite::Error> {
+        for delivery in due {
+            let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+            let mut progress = Progress::default();
+            self.settle(&transaction, delivery, Ok(Some("{\"id\":1}".to_owned())), &mut progress)?;
+            transaction.commit()?;
+            self.add(progress);
+            let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+            if self.run(&transaction, delivery, BUDGET_ALONE).is_ok() {
+                transaction.commit()?;
+            }
+        }
+        Ok(self.progress)
+    }
+
     /// Runs deliveries that never failed. Returns how many were left for the next time.
     fn in_company(&mut self, connection: &mut Connection, due: &[Due]) -> Result<usize, rusqlite::Error> {
         let mut rest = due;

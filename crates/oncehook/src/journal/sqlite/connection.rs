@@ -6,6 +6,7 @@ use std::time::Duration;
 use rusqlite::{Connection, OpenFlags};
 
 use super::OpenError;
+use crate::planted::{self, Bug};
 
 /// The oldest SQLite without the WAL-reset bug, which can corrupt a database that one connection writes while another
 /// checkpoints: exactly our shape.
@@ -14,7 +15,7 @@ const OLDEST_SQLITE: i32 = 3_051_003;
 /// How long a transaction waits for another process that writes to the same file. Ingest answers 503 after that.
 const BUSY_WAIT: Duration = Duration::from_secs(2);
 
-pub(super) fn check_library() -> Result<(), OpenError> {
+pub(crate) fn check_library() -> Result<(), OpenError> {
     let found = rusqlite::version_number();
     if found < OLDEST_SQLITE {
         return Err(OpenError::Durability(format!(
@@ -26,7 +27,7 @@ pub(super) fn check_library() -> Result<(), OpenError> {
 }
 
 /// A connection that may write: the writer's, and the helper's that checkpoints.
-pub(super) fn open_writer(path: &Path) -> Result<Connection, OpenError> {
+pub(crate) fn open_writer(path: &Path) -> Result<Connection, OpenError> {
     let flags =
         OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_CREATE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
     let connection = Connection::open_with_flags(path, flags)?;
@@ -41,14 +42,15 @@ pub(super) fn open_writer(path: &Path) -> Result<Connection, OpenError> {
     if !mode.eq_ignore_ascii_case("wal") {
         return Err(OpenError::Durability(format!("journal_mode is {mode}, not WAL")));
     }
-    connection.pragma_update(None, "synchronous", "FULL")?;
+    let (level, wanted) = if planted::has(Bug::NormalSync) { ("NORMAL", 1) } else { ("FULL", 2) };
+    connection.pragma_update(None, "synchronous", level)?;
     // The writer and its helper checkpoint; SQLite's own threshold would do it in the middle of a commit.
     connection.pragma_update(None, "wal_autocheckpoint", 0)?;
     connection.pragma_update(None, "cache_size", -32_768)?;
     connection.pragma_update(None, "temp_store", "MEMORY")?;
     connection.pragma_update(None, "foreign_keys", true)?;
     connection.pragma_update(None, "mmap_size", 0)?;
-    expect(&connection, "synchronous", 2)?;
+    expect(&connection, "synchronous", wanted)?;
     expect(&connection, "foreign_keys", 1)?;
     Ok(connection)
 }
@@ -75,7 +77,7 @@ pub(super) fn without_waiting<T>(
 }
 
 /// Closes a connection that is no longer trusted, without the checkpoint that closing would do.
-pub(super) fn abandon(connection: Connection) {
+pub(crate) fn abandon(connection: Connection) {
     // If this fails, the close does its checkpoint; the next open copies the whole log anew in either case.
     let _ = connection.set_db_config(rusqlite::config::DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true);
     drop(connection);

@@ -13,6 +13,7 @@ use crate::delivery::{
 };
 use crate::event::{EventId, SourceName};
 use crate::ordering::NO_TIME;
+use crate::planted::{self, Bug};
 use crate::retry::Chance;
 use crate::route::{Route, Tried};
 
@@ -184,6 +185,12 @@ pub(super) fn settle(
     let parked = state == DeliveryState::Parked;
     // One statement for each way of holding it: the fence is part of both.
     let sql = match held {
+        Held::Lease if planted::has(Bug::NoFence) => {
+            "UPDATE oncehook_deliveries
+                SET state = ?5, run_at = coalesce(?6, run_at), lease_until = NULL, settled_at = ?7, result = ?8,
+                    error = ?9, cause = ?10
+              WHERE event = ?1 AND route = ?2 AND epoch = ?3 AND ?4 > 0 AND (?11 OR ?12 OR ?13)"
+        }
         Held::Lease => {
             "UPDATE oncehook_deliveries
                 SET state = ?5, run_at = coalesce(?6, run_at), lease_until = NULL, settled_at = ?7, result = ?8,

@@ -30,6 +30,7 @@ use super::{OpenError, Shared, connection, follower, self_test, user_sql};
 use crate::clock::Clock;
 use crate::event::{EventId, EventIds, NewEvents, SourceName};
 use crate::journal::{AppendError, Appended, Layer, Receipt, SelfTestError, SourceCounts, Verdict};
+use crate::planted::{self, Bug};
 
 /// What the thread can be told.
 #[expect(clippy::large_enum_variant, reason = "nearly every command is an append, and it is moved once")]
@@ -506,7 +507,7 @@ fn commit(
     connection: &mut Connection,
     ids: &mut EventIds,
     ledger: &mut Ledger,
-    batch: &[Work],
+    batch: &mut [Work],
     now: UnixMicros,
 ) -> Result<Outcome, rusqlite::Error> {
     crate::crash::point("before_insert");
@@ -522,7 +523,7 @@ fn commit(
     ledger.begin();
     {
         let mut statements = Statements::prepare(&transaction)?;
-        for work in batch {
+        for work in &*batch {
             let mut receipt = Receipt::with_capacity(work.events.len());
             for event in &work.events {
                 let appended: Appended = statements.append(ids, ledger, event, now)?;
@@ -557,14 +558,30 @@ fn commit(
         }
     }
     ledger.merge_along(&transaction, batch.iter().map(|work| work.events.len()).sum())?;
+    if planted::has(Bug::EarlyAnswer) {
+        answer_early(batch, &outcome.receipts);
+    }
     crate::crash::point("after_insert");
-    transaction.commit()?;
+    if planted::has(Bug::TiedToClient) && batch.iter().any(|work| work.answer.is_closed()) {
+        transaction.rollback()?;
+    } else {
+        transaction.commit()?;
+    }
     crate::crash::point("after_commit");
     ledger.committed();
     Ok(outcome)
 }
 
-pub(super) fn is_busy(error: &rusqlite::Error) -> bool {
+/// The mistake [`Bug::EarlyAnswer`]: answers, waits until the answers have left, and commits afterwards.
+fn answer_early(batch: &mut [Work], receipts: &[Receipt]) {
+    for (work, receipt) in batch.iter_mut().zip(receipts) {
+        let answer = std::mem::replace(&mut work.answer, oneshot::channel().0);
+        let _ = answer.send(Ok(receipt.clone()));
+    }
+    std::thread::sleep(Duration::from_millis(5));
+}
+
+pub(crate) fn is_busy(error: &rusqlite::Error) -> bool {
     matches!(error.sqlite_error_code(), Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked))
 }
 
@@ -577,7 +594,7 @@ pub(super) fn blames_a_row(error: &rusqlite::Error) -> bool {
 }
 
 /// Errors after which nothing that this connection says can be trusted.
-pub(super) fn blames_the_disk(error: &rusqlite::Error) -> bool {
+pub(crate) fn blames_the_disk(error: &rusqlite::Error) -> bool {
     matches!(
         error.sqlite_error_code(),
         Some(
@@ -591,7 +608,7 @@ pub(super) fn blames_the_disk(error: &rusqlite::Error) -> bool {
     )
 }
 
-fn random_tail() -> u64 {
+pub(crate) fn random_tail() -> u64 {
     let mut bytes = [0; 8];
     match aws_lc_rs::rand::fill(&mut bytes) {
         Ok(()) => u64::from_ne_bytes(bytes),
