@@ -6,17 +6,21 @@
 //! Does not: prepare statements or resolve names. Whether a table exists is looked at by `serve` when it starts and by `check
 //! --database`; if it is not there when an event is handled, that costs an attempt, not the event.
 
-use std::collections::BTreeMap;
+use std::cell::RefCell;
+use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::Duration;
 
 use oncehook::delivery::RouteName;
 use oncehook::event::SourceName;
 use oncehook::glob::Glob;
 use oncehook::handler::http::LONGEST_TIMEOUT;
 use oncehook::handler::{
-    Dialect, Expression, Handler, HttpHandler, HttpOptions, OnClientError, SqlHandler, Template,
+    Dialect, Elsewhere, Expression, Guarded, Handler, HttpHandler, HttpOptions, OnClientError, SqlHandler,
+    Template,
 };
+use oncehook::journal::postgres::PostgresElsewhere;
 use oncehook::machine::Machine;
 use oncehook::ordering::{OnDead, Ordering, Parking};
 use oncehook::retry::RetryPolicy;
@@ -28,7 +32,23 @@ use super::file::{File, Placed, Table};
 use super::reference::secret_from_reference;
 
 /// Keys of a route that a coming version knows.
-const LATER_KEYS: &[&str] = &["fetch", "publish", "database"];
+const LATER_KEYS: &[&str] = &["fetch", "publish"];
+
+/// What a route is read against.
+pub(super) struct Ground<'g> {
+    /// The sources that are declared.
+    pub(super) sources: &'g [SourceName],
+    /// How the journal's engine writes parameters.
+    pub(super) dialect: Dialect,
+    /// The URL of the journal's database, if it is on a server.
+    pub(super) journal_url: Option<&'g str>,
+    /// How long guards in other databases are kept.
+    pub(super) keep: Duration,
+    /// Other databases, by URL: routes share their connections.
+    pub(super) databases: RefCell<HashMap<String, Arc<dyn Guarded>>>,
+    /// The machines that are declared.
+    pub(super) machines: &'g [Arc<Machine>],
+}
 
 /// A route that was read, and where.
 struct Placing {
@@ -42,16 +62,14 @@ struct Placing {
 pub(super) fn read_routes(
     file: &File<'_>,
     tables: Vec<Table<'_, '_>>,
-    sources: &[SourceName],
-    dialect: Dialect,
-    machines: &[Arc<Machine>],
+    ground: &Ground<'_>,
 ) -> Option<Routes> {
     let mut used: Vec<String> = Vec::new();
     let mut declared = Vec::new();
     let mut placings = Vec::new();
     let mut complete = true;
     for mut table in tables {
-        let ordering = read_ordering(&mut table, machines);
+        let ordering = read_ordering(&mut table, ground.machines);
         if let Some(machine) = &ordering.machine {
             // Two routes would move the same state, and each would find the other's event late.
             if used.iter().any(|name| name == machine.name()) {
@@ -63,7 +81,14 @@ pub(super) fn read_routes(
             }
             used.push(machine.name().to_owned());
         }
-        let placing = read_route(&mut table, sources, &mut declared, dialect, ordering);
+        if ordering.is_serial() && ground.dialect == Dialect::Mysql {
+            table.problem(
+                table.span(),
+                "`order = \"entity\"`, `newer_only` and `machine` are not part of this version yet on MySQL",
+            );
+            complete = false;
+        }
+        let placing = read_route(&mut table, ground, &mut declared, ordering);
         complete &= placing.is_some();
         placings.extend(placing);
         table.finish(LATER_KEYS);
@@ -98,11 +123,11 @@ fn put_together(file: &File<'_>, mut placings: Vec<Placing>, declared: &[RouteNa
 /// Every problem of a route is reported, so this goes on after the first.
 fn read_route(
     table: &mut Table<'_, '_>,
-    sources: &[SourceName],
+    ground: &Ground<'_>,
     declared: &mut Vec<RouteName>,
-    dialect: Dialect,
     ordering: Ordering,
 ) -> Option<Placing> {
+    let sources = ground.sources;
     let span = table.span();
     let name = table.take_parsed("name", |name| RouteName::new(name).map_err(|error| error.to_string()));
     declared.extend(name.as_ref().map(|name| name.get_ref().clone()));
@@ -124,9 +149,9 @@ fn read_route(
         table.take_number("concurrency", 1..=1_000).and_then(|number| usize::try_from(number).ok());
     let breaker = read_breaker(table.take_table("breaker", "[route.breaker]"));
     let known = Known { result: after.is_some(), state: ordering.machine.is_some() };
-    let handler = read_handler(table, known, dialect);
+    let handler = read_handler(table, known, ground);
     let usual = match &handler {
-        Some(Handler::Http(_)) => RetryPolicy::patient(),
+        Some(Handler::Http(_) | Handler::Elsewhere(_)) => RetryPolicy::patient(),
         _ => RetryPolicy::default(),
     };
     let retry = read_retry(retry, usual);
@@ -227,7 +252,8 @@ fn read_ordering(table: &mut Table<'_, '_>, machines: &[Arc<Machine>]) -> Orderi
         "continue" => Ok(OnDead::Continue),
         other => Err(format!("{other:?} is neither \"block\" nor \"continue\"")),
     });
-    if let Some(on_dead) = on_dead.as_ref().filter(|_| !by_entity) {
+    let pointless = |on_dead: &&Placed<OnDead>| !by_entity && *on_dead.get_ref() == OnDead::Continue;
+    if let Some(on_dead) = on_dead.as_ref().filter(pointless) {
         table.problem_with_help(
             on_dead.span(),
             "`on_dead` says what a dead delivery means for those behind it, and here nobody is behind anybody",
@@ -304,7 +330,7 @@ fn read_breaker(mut table: Table<'_, '_>) -> BreakerPolicy {
 }
 
 /// Exactly one handler.
-fn read_handler(table: &mut Table<'_, '_>, known: Known, dialect: Dialect) -> Option<Handler> {
+fn read_handler(table: &mut Table<'_, '_>, known: Known, ground: &Ground<'_>) -> Option<Handler> {
     let sql = table.take_table_if_written("sql", "[route.sql]");
     let http = table.take_table_if_written("http", "[route.http]");
     if let (Some(_), Some(http)) = (&sql, &http) {
@@ -315,7 +341,7 @@ fn read_handler(table: &mut Table<'_, '_>, known: Known, dialect: Dialect) -> Op
         );
     }
     let several = sql.is_some() && http.is_some();
-    let sql = sql.map(|sql| read_sql(sql, known, dialect));
+    let sql = sql.map(|sql| read_sql(sql, known, ground));
     let http = http.map(|http| read_http(http, known.result));
     match (sql, http) {
         (None, None) => {
@@ -328,9 +354,18 @@ fn read_handler(table: &mut Table<'_, '_>, known: Known, dialect: Dialect) -> Op
 
 const NO_RESULT: &str = "`$result` is what the route before returned, and this route has no `after`";
 
-fn read_sql(mut table: Table<'_, '_>, known: Known, dialect: Dialect) -> Option<Handler> {
+fn read_sql(mut table: Table<'_, '_>, known: Known, ground: &Ground<'_>) -> Option<Handler> {
     let statement = table.take_one_or_many("statement");
     let requires = table.take_string("requires");
+    let written = table.take_parsed("database", |url| read_database(url, ground));
+    let database = written.as_ref().and_then(|database| database.get_ref().clone());
+    let dialect = database.as_ref().map_or(ground.dialect, |(_, dialect)| *dialect);
+    if let Some(requires) = requires.as_ref().filter(|_| database.is_some() || dialect == Dialect::Mysql) {
+        table.problem(
+            requires.span(),
+            "`requires` is not part of this version yet for another database or MySQL",
+        );
+    }
     let bind = read_bindings(&mut table, known);
     let handler = match (statement, bind) {
         (None, _) => {
@@ -342,14 +377,19 @@ fn read_sql(mut table: Table<'_, '_>, known: Known, dialect: Dialect) -> Option<
         (Some(statement), Some(bind)) => match sql_handler(requires, statement.get_ref(), &bind, dialect)
             .and_then(|handler| allowed(handler, dialect))
         {
-            Ok(handler) => Some(Handler::Sql(Arc::new(handler))),
+            Ok(statements) => Some(match database {
+                None => Handler::Sql(Arc::new(statements)),
+                Some((database, _)) => {
+                    Handler::Elsewhere(Arc::new(Elsewhere { statements, database, keep: ground.keep }))
+                }
+            }),
             Err(error) => {
                 table.problem(statement.span(), format!("`statement`: {error}"));
                 None
             }
         },
     };
-    table.finish(&["database"]);
+    table.finish(&[]);
     handler
 }
 
@@ -365,11 +405,43 @@ fn sql_handler(
     }
 }
 
+/// Another database for the effects of a route, and how it writes parameters. Nothing if it is the journal's own: there
+/// effect and record commit together. The error does not repeat the URL, which may hold a password.
+#[expect(clippy::type_complexity, reason = "it is taken apart at once")]
+fn read_database(written: &str, ground: &Ground<'_>) -> Result<Option<(Arc<dyn Guarded>, Dialect)>, String> {
+    let url = match written.starts_with("env:") || written.starts_with("file:") {
+        true => secret_from_reference(written)?.reveal().to_owned(),
+        false => written.to_owned(),
+    };
+    if ground.journal_url == Some(url.as_str()) {
+        return Ok(None);
+    }
+    let mut databases = ground.databases.borrow_mut();
+    if let Some(known) = databases.get(&url) {
+        return Ok(Some((Arc::clone(known), Dialect::Postgres)));
+    }
+    let database: Arc<dyn Guarded> = match url.split_once("://") {
+        Some(("postgres" | "postgresql", _)) => {
+            Arc::new(PostgresElsewhere::new(&url).map_err(|error| error.to_string())?)
+        }
+        Some(("mysql" | "mariadb", _)) => {
+            return Err("MySQL as another database is not part of this version yet".to_owned());
+        }
+        Some(("sqlite", _)) => {
+            return Err("another SQLite file cannot be guarded; leave `database` out and keep your tables in the journal's file".to_owned());
+        }
+        _ => return Err("a database is a URL such as postgres://user@host/name".to_owned()),
+    };
+    databases.insert(url, Arc::clone(&database));
+    Ok(Some((database, Dialect::Postgres)))
+}
+
 /// What the engine would refuse at every attempt is said at once.
 fn allowed(handler: SqlHandler, dialect: Dialect) -> Result<SqlHandler, String> {
     match dialect {
         Dialect::Postgres => oncehook::journal::postgres::forbidden(&handler).map_or(Ok(handler), Err),
-        Dialect::Sqlite | Dialect::Mysql => Ok(handler),
+        Dialect::Mysql => oncehook::journal::mysql::forbidden(&handler).map_or(Ok(handler), Err),
+        Dialect::Sqlite => Ok(handler),
     }
 }
 
@@ -413,7 +485,8 @@ fn read_http(mut table: Table<'_, '_>, follows: bool) -> Option<Handler> {
     let on_4xx = table.take_parsed("on_4xx", |word| match word {
         "retry" => Ok(OnClientError::Retry),
         "dead" => Ok(OnClientError::GiveUp),
-        other => Err(format!("{other:?} is neither \"retry\" nor \"dead\"")),
+        "result" => Ok(OnClientError::Result),
+        other => Err(format!("{other:?} is not \"retry\", \"dead\" or \"result\"")),
     });
     if let Some(body) = body.as_ref().filter(|body| body.get_ref().needs_result() && !follows) {
         table.problem(body.span(), NO_RESULT);

@@ -26,6 +26,7 @@ use oncehook::route::Route;
 use oncehook_verify::UnixMicros;
 
 pub use history::compare_deliveries;
+pub use ordering::exercise_ordering;
 
 use crate::journal::{Case, NOW, Subject, append_one, event, run};
 
@@ -40,7 +41,6 @@ pub async fn exercise_deliveries<J: WholeJournal>(subject: &Subject<J>) {
     leases::exercise(subject).await;
     orders::exercise(subject).await;
     forgetting::exercise(subject).await;
-    ordering::exercise(subject).await;
     run(subject, pauses_are_remembered_until_they_are_lifted).await;
     run(subject, the_backlog_adds_up).await;
     run(subject, changes_wake_and_looking_does_not).await;

@@ -22,7 +22,7 @@ use crate::journal::{
 };
 use crate::ordering::{Candidate, Company, Line, Mark, NO_TIME, OnDead, PEEK, Place, Step, plan};
 use crate::retry::{Chance, RetryPolicy};
-use crate::route::{Route, Tried};
+use crate::route::Route;
 
 /// One delivery.
 #[derive(Debug)]
@@ -584,8 +584,7 @@ impl State {
             let failure = Failure::never_ended();
             let limit = record.limit.unwrap_or(route.retry.max_attempts);
             record.end_attempt("lost", Some(&failure), now);
-            let tried = Tried { attempt: record.attempt, limit, parked_at: record.parked_at };
-            let verdict = route.after_failure(failure, tried, now, chance.draw());
+            let verdict = route.after_lost_lease(record.attempt, limit, now, chance.draw());
             record.conclude(verdict.clone(), now);
             self.after(&delivery, &verdict, Vec::new(), now);
         }
@@ -812,6 +811,18 @@ impl Deliveries for MemoryJournal {
 
     fn backlog(&self) -> BoxFuture<'_, Result<Vec<Backlog>, WorkError>> {
         self.look(State::backlog)
+    }
+
+    fn unsettled(&self, deliveries: Vec<DeliveryId>) -> BoxFuture<'_, Result<Vec<DeliveryId>, WorkError>> {
+        self.look(move |state| {
+            let open = |id: &DeliveryId| {
+                state.records().any(|(event, route, epoch, record)| {
+                    (event, route, epoch) == (id.event, &id.route, id.epoch)
+                        && (record.state.is_pending() || record.state == DeliveryState::Dead)
+                })
+            };
+            deliveries.into_iter().filter(open).collect()
+        })
     }
 
     fn order(&self, order: Order) -> BoxFuture<'_, Result<Ordered, OrderError>> {

@@ -18,13 +18,11 @@ use super::connection::{EngineError, Session};
 use super::lines::{self, Came};
 use super::queries::{event_id, uuid};
 use super::turn::One;
-use crate::delivery::{
-    Cause, Columns, DeliveryId, DeliveryState, Failure, Fence, HandedEvent, RouteName, Verdict,
-};
+use crate::delivery::{Cause, Columns, DeliveryId, DeliveryState, Fence, HandedEvent, RouteName, Verdict};
 use crate::event::{EventId, SourceName};
 use crate::ordering::{NO_TIME, Place};
 use crate::retry::Chance;
-use crate::route::{KnownLines, Route, Tried};
+use crate::route::{KnownLines, Route};
 
 /// A delivery that is due.
 pub(super) struct Due {
@@ -555,7 +553,7 @@ pub(super) async fn reclaim(
     }
     let rows = session
         .rows(
-            "SELECT d.event, d.epoch, d.attempt, d.attempt_limit, coalesce($1::bigint, oncehook.micros()), d.parked_at
+            "SELECT d.event, d.epoch, d.attempt, d.attempt_limit, coalesce($1::bigint, oncehook.micros())
                FROM oncehook.deliveries d
               WHERE d.route = $2 AND d.state = 'running' AND d.lease_until <= coalesce($1::bigint, oncehook.micros())
               LIMIT 1000 FOR UPDATE SKIP LOCKED",
@@ -573,9 +571,7 @@ pub(super) async fn reclaim(
             };
             let fence = Fence { delivery, attempt: number(row.get(2)) };
             let limit = row.get::<_, Option<i32>>(3).map_or(route.retry.max_attempts, number);
-            let parked_at = row.get::<_, Option<i64>>(5).map(UnixMicros);
-            let tried = Tried { attempt: fence.attempt, limit, parked_at };
-            let verdict = route.after_failure(Failure::never_ended(), tried, now, draw());
+            let verdict = route.after_lost_lease(fence.attempt, limit, now, draw());
             (fence, verdict)
         })
         .collect();
@@ -651,6 +647,36 @@ pub(super) async fn next_due(
         )
         .await?;
     Ok(row.and_then(|row| row.get(0)))
+}
+
+/// When the journal was made.
+pub(super) async fn mark(session: &Session) -> Result<i64, EngineError> {
+    let sql = "SELECT applied_at FROM oncehook.migrations ORDER BY name LIMIT 1";
+    let made = session.row(sql, &[]).await?;
+    made.map(|row| row.get(0)).ok_or_else(|| EngineError::other("the journal does not know when it was made"))
+}
+
+/// Those of these deliveries that are pending or dead.
+pub(super) async fn unsettled(
+    session: &Session,
+    deliveries: &[DeliveryId],
+) -> Result<Vec<DeliveryId>, EngineError> {
+    let events: Vec<Uuid> = deliveries.iter().map(|delivery| uuid(delivery.event)).collect();
+    let routes: Vec<&str> = deliveries.iter().map(|delivery| delivery.route.as_str()).collect();
+    let epochs: Vec<i32> = deliveries.iter().map(|delivery| int(delivery.epoch)).collect();
+    let rows = session
+        .rows(
+            "SELECT d.event, d.route, d.epoch FROM unnest($1::uuid[], $2::text[], $3::integer[]) AS t(event, route, epoch)
+               JOIN oncehook.deliveries d ON d.event = t.event AND d.route = t.route AND d.epoch = t.epoch
+              WHERE d.state NOT IN ('succeeded', 'superseded', 'skipped')",
+            &[&events, &routes, &epochs],
+        )
+        .await?;
+    let id = |row: &Row| {
+        let (event, epoch) = (event_id(row.get(0)), number(row.get(2)));
+        Ok(DeliveryId { event, route: route_name(row.get(1))?, epoch })
+    };
+    rows.iter().map(id).collect()
 }
 
 /// A draw from a shared source of chances.

@@ -15,7 +15,7 @@ use crate::event::{EventId, SourceName};
 use crate::ordering::NO_TIME;
 use crate::planted::{self, Bug};
 use crate::retry::Chance;
-use crate::route::{Route, Tried};
+use crate::route::Route;
 
 /// A delivery that is due.
 #[derive(Clone)]
@@ -314,9 +314,9 @@ pub(super) fn reclaim(
     now: UnixMicros,
     chance: &mut Chance,
 ) -> Result<usize, rusqlite::Error> {
-    let expired: Vec<(Fence, Tried)> = connection
+    let expired: Vec<(Fence, u32)> = connection
         .prepare_cached(
-            "SELECT e.id, d.epoch, d.attempt, d.attempt_limit, d.parked_at
+            "SELECT e.id, d.epoch, d.attempt, d.attempt_limit
                FROM oncehook_deliveries d INDEXED BY oncehook_deliveries_leased
                JOIN oncehook_events e ON e.seq = d.event
               WHERE d.route = ?1 AND d.state = 'running' AND d.lease_until <= ?2 LIMIT 1000",
@@ -325,14 +325,12 @@ pub(super) fn reclaim(
             let event = EventId::from_bytes(row.get(0)?);
             let delivery = DeliveryId { event, route: route.name.clone(), epoch: row.get(1)? };
             let limit = row.get::<_, Option<u32>>(3)?.unwrap_or(route.retry.max_attempts);
-            let (attempt, parked_at) = (row.get(2)?, row.get::<_, Option<i64>>(4)?.map(UnixMicros));
-            Ok((Fence { delivery, attempt }, Tried { attempt, limit, parked_at }))
+            Ok((Fence { delivery, attempt: row.get(2)? }, limit))
         })?
         .collect::<Result<_, _>>()?;
-    for (fence, tried) in &expired {
-        let failure = Failure::never_ended();
-        let message = failure.message.clone();
-        let verdict = route.after_failure(failure, *tried, now, chance.draw());
+    for (fence, limit) in &expired {
+        let message = Failure::never_ended().message;
+        let verdict = route.after_lost_lease(fence.attempt, *limit, now, chance.draw());
         settle(connection, fence, Held::Lease, &verdict, &[], now)?;
         let ordering = route.ordering.is_serial().then_some(&route.ordering);
         lines::after(connection, ordering, &fence.delivery, &verdict, false, now)?;
@@ -353,6 +351,31 @@ pub(super) fn next_due(
         )?
         .query_row(params![route.as_str(), NO_TIME.0], |row| row.get::<_, Option<i64>>(0))
         .map(|at| at.map(UnixMicros))
+}
+
+/// When the journal was made.
+pub(super) fn mark(connection: &Connection) -> Result<i64, rusqlite::Error> {
+    let sql = "SELECT applied_at FROM oncehook_migrations ORDER BY name LIMIT 1";
+    connection.query_row(sql, [], |row| row.get(0))
+}
+
+/// Those of these deliveries that are pending or dead.
+pub(super) fn unsettled(
+    connection: &Connection,
+    deliveries: Vec<DeliveryId>,
+) -> Result<Vec<DeliveryId>, rusqlite::Error> {
+    let mut statement = connection.prepare_cached(
+        "SELECT count(*) FROM oncehook_deliveries
+          WHERE event = ?1 AND route = ?2 AND epoch = ?3 AND state NOT IN ('succeeded', 'superseded', 'skipped')",
+    )?;
+    let mut unsettled = Vec::new();
+    for delivery in deliveries {
+        let key = params![delivery.event.sequence(), delivery.route.as_str(), delivery.epoch];
+        if statement.query_row(key, |row| row.get::<_, i64>(0))? > 0 {
+            unsettled.push(delivery);
+        }
+    }
+    Ok(unsettled)
 }
 
 /// What a new process makes of what an earlier one has left: no lease outlives the process that took it, because this is the
