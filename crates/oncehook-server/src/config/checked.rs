@@ -119,7 +119,7 @@ impl JournalConfig {
     pub fn url(&self) -> Option<&str> {
         match self {
             Self::Sqlite(_) => None,
-            Self::Postgres(url) => Some(url.reveal()),
+            Self::Postgres(url) | Self::Mysql(url) => Some(url.reveal()),
         }
     }
 
@@ -513,13 +513,16 @@ fn read_networks(table: &mut Table<'_, '_>, key: &'static str) -> Vec<IpNet> {
     networks
 }
 
+/// A source's `wait` as it was written: the route, if one is named, and how long.
+type Awaited = toml::Spanned<(Option<String>, Duration)>;
+
 /// Every problem of a source is reported, so this goes on after the first.
 fn read_source(
     mut table: Table<'_, '_>,
     window: u64,
     window_span: &Range<usize>,
     names: &mut Vec<SourceName>,
-) -> (Option<SourceConfig>, Option<toml::Spanned<(Option<String>, Duration)>>) {
+) -> (Option<SourceConfig>, Option<Awaited>) {
     let span = table.span();
     let wait = read_wait(&mut table);
     let endpoint = wait.is_none().then(|| toml::Spanned::new(span, (None, Duration::ZERO)));
@@ -680,11 +683,7 @@ fn read_source_itself(
 }
 
 /// The route that is meant, with the time. An unnamed one is the source's only one.
-fn find_awaited(
-    source: &SourceName,
-    wait: &toml::Spanned<(Option<String>, Duration)>,
-    routes: &Routes,
-) -> Result<WaitConfig, String> {
+fn find_awaited(source: &SourceName, wait: &Awaited, routes: &Routes) -> Result<WaitConfig, String> {
     let (name, up_to) = wait.get_ref();
     let route = match name {
         Some(name) => {
@@ -716,7 +715,7 @@ fn find_awaited(
 }
 
 /// `wait`: how long, and perhaps for which route.
-fn read_wait(table: &mut Table<'_, '_>) -> Option<toml::Spanned<(Option<String>, Duration)>> {
+fn read_wait(table: &mut Table<'_, '_>) -> Option<Awaited> {
     let written = table.take_typed::<Wait>("wait")?;
     let span = written.span();
     let (route, up_to) = match written.into_inner() {

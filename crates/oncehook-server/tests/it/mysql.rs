@@ -97,8 +97,7 @@ async fn check_once(database: &Database<'_>) -> usize {
 /// `ONCEHOOK_TEST_SCALE` makes it longer.
 #[tokio::test(flavor = "multi_thread")]
 async fn r15_r20_r39_nodes_on_mysql_are_killed_at_random_and_each_event_takes_effect_once() {
-    let scale: usize =
-        std::env::var("ONCEHOOK_TEST_SCALE").ok().and_then(|scale| scale.parse().ok()).unwrap_or(1);
+    let scale = oncehook_testkit::random::scale();
     let mut random = Random::from_environment();
     let database = shop(Server::shared());
     let directory = tempfile::tempdir().unwrap();

@@ -196,7 +196,9 @@ async fn r13_r24_r29_r30_all_permutations_on_sqlite_end_as_in_order() {
     work_through(&[Arc::clone(&journal)], &routes(Dialect::Sqlite), events).await;
     journal.close().await;
     let mut statement = database.prepare("SELECT route, entity, step FROM effects ORDER BY id").unwrap();
-    let rows = statement.query_map([], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?))).unwrap();
+    let rows = statement
+        .query_map([], |row| Ok((row.get(0)?, row.get(1)?, row.get::<_, u32>(2)? as usize)))
+        .unwrap();
     judge(&rows.collect::<Result<Vec<_>, _>>().unwrap());
 }
 

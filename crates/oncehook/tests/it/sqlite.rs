@@ -316,5 +316,9 @@ async fn the_views_people_expect_are_there() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn r13_r24_r29_r30_the_embedded_journal_keeps_the_lines_of_entities() {
-    exercise_ordering(&subject()).await;
+    let open = |directory: &Path, clock: Clock| {
+        let options = SqliteOptions { clock, ..SqliteOptions::new(directory.join("journal.db")) };
+        Arc::new(SqliteJournal::open(&options).unwrap())
+    };
+    exercise_ordering(&Subject { open: Box::new(open), survives: true }).await;
 }
