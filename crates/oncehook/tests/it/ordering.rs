@@ -77,6 +77,8 @@ fn step(entity: &str, step: usize) -> NewEvent {
         entity: Some(entity.to_owned()),
         version: Some(i64::try_from(step).unwrap()),
         by_entity: true,
+        // The janitor is at work, and copies come late: their keys are to be known still.
+        expires_at: UnixMicros(i64::MAX),
         routes: ["machine", "parked", "newer", "ordered"].map(name).into_iter().collect(),
         ..event(&format!("{entity}-{step}"), &format!("{{\"step\":{step}}}"))
     }
@@ -331,7 +333,8 @@ async fn random_history(seed: u64) {
                     let (entity, version, fate) = fates[&id].clone();
                     assert_eq!(fate, Fate::Waits, "{said}: {id} was not there to be taken");
                     let others = || fates.iter().filter(|(other, (of, ..))| **other != id && *of == entity);
-                    assert!(others().all(|(_, (.., fate))| *fate != Fate::Runs), "{said}: two at once");
+                    let alone = others().all(|(_, (.., fate))| *fate != Fate::Runs);
+                    assert!(alone || !ordering.is_serial(), "{said}: two at once");
                     if ordering.by_entity {
                         let before = |(other, (_, number, fate)): (&_, &(String, i64, Fate))| {
                             let dead = *fate == Fate::Dead && ordering.on_dead == OnDead::Block;
