@@ -85,6 +85,7 @@ pub fn event(key: &str, body: &str) -> NewEvent {
         kind: Some("order.paid".to_owned()),
         entity: Some(format!("order-{key}")),
         occurred_at: Some(UnixMicros(NOW.0 - 1_000_000)),
+        version: None,
         received_at: NOW,
         expires_at: UnixMicros(NOW.0 + 1_000_000),
         integrity: Integrity::Body,
@@ -93,6 +94,7 @@ pub fn event(key: &str, body: &str) -> NewEvent {
         digest: digest(body.as_bytes()),
         quarantine: None,
         routes: Default::default(),
+        by_entity: false,
         peer: [192, 0, 2, 1].into(),
     }
 }

@@ -1,4 +1,4 @@
-//! Which event is it? Key, type, time and entity, from a verified request.
+//! Which event is it? Key, type, time, entity and version, from a verified request.
 //!
 //! [`Identify`] says where these stand, as data. [`Identifier`] is the same compiled. It accepts only a
 //! [`Verified`] request and never turns one away for the sake of form: what cannot be understood is marked for
@@ -10,6 +10,7 @@
 //! type = ["header:x-event", "/action?"]   # joined with "."; "?" marks a part that may be absent
 //! time = { from = "/created", unit = "s" }   # s | ms | rfc3339
 //! entity = ["/project/id", "/id"]   # joined with ":"
+//! version = "/data/version"         # a whole number that grows with every change of the entity
 //! items = "/events"                 # the request is a batch: the array; pointers are then inside each item. A list
 //!                                   # means all of them; "/entry/*/changes" looks into every element
 //! container = "form:payload"        # the JSON stands in this field of a form
@@ -58,6 +59,7 @@ pub struct Identify {
     kind: Vec<Place>,
     time: Option<TimePlace>,
     entity: Vec<Place>,
+    version: Option<Place>,
     items: Option<Batch>,
     volatile: Vec<Pointer>,
     digest_if: Vec<Pointer>,
@@ -108,6 +110,8 @@ pub struct Item {
     pub entity: Option<String>,
     /// When it happened, by the sender's word.
     pub occurred_at: Option<UnixMicros>,
+    /// Which version of its entity it tells about, as the sender counts. What is no whole number of 64 bits is none.
+    pub version: Option<i64>,
     /// SHA-256 of its bytes without the volatile values.
     pub digest: [u8; 32],
     /// Its bytes within the request's body.
@@ -202,6 +206,7 @@ pub struct Identifier {
     kind: Vec<Part>,
     time: Option<(Part, TimeUnit)>,
     entity: Vec<Part>,
+    version: Option<Part>,
     volatile: Vec<Slot>,
     missing_key: MissingKey,
     key_is_signed: bool,
@@ -215,6 +220,7 @@ impl Default for Identify {
             kind: Vec::new(),
             time: None,
             entity: Vec::new(),
+            version: None,
             items: None,
             volatile: Vec::new(),
             digest_if: Vec::new(),
@@ -313,6 +319,8 @@ impl Identifier {
         let entity = view.name(&self.entity, ":");
         let occurred_at = self.time.as_ref().and_then(|(part, unit)| unit.parse(&view.text(part)?));
 
+        let version = self.version.as_ref().and_then(|part| view.text(part)?.parse().ok());
+
         // An event that parsers may read differently stays out of the ids of the others.
         let by_id = key_parts.filter(|_| view.trouble.is_none());
         let mut quarantine = view.trouble;
@@ -341,7 +349,7 @@ impl Identifier {
         };
         let kind = usable(kind, Quarantine::UnusableType);
         let entity = usable(entity, Quarantine::UnusableEntity);
-        Ok(Item { key, kind, entity, occurred_at, digest, body, quarantine })
+        Ok(Item { key, kind, entity, occurred_at, version, digest, body, quarantine })
     }
 
     /// The digest of an item without its volatile values.
@@ -377,6 +385,7 @@ impl Item {
             kind: None,
             entity: None,
             occurred_at: None,
+            version: None,
             digest,
             body: 0..body.len(),
             quarantine: Some(quarantine),
@@ -516,6 +525,7 @@ fn compile(identify: &Identify, scheme: &Scheme, missing_key: MissingKey) -> Res
         None => None,
         Some(time) => Some((time.from.compile(&mut plan)?, time.unit)),
     };
+    let version = identify.version.as_ref().map(|place| place.compile(&mut plan)).transpose()?;
     let volatile = identify.volatile.iter().map(|pointer| plan.add(pointer)).collect::<Result<_, _>>()?;
     let digest_if = identify.digest_if.iter().map(|pointer| plan.add(pointer)).collect::<Result<_, _>>()?;
     let key_is_signed = match &identify.key {
@@ -531,6 +541,7 @@ fn compile(identify: &Identify, scheme: &Scheme, missing_key: MissingKey) -> Res
         kind,
         time,
         entity,
+        version,
         volatile,
         missing_key,
         key_is_signed,
@@ -551,6 +562,7 @@ struct IdentifyText {
     r#type: Option<OneOrMany>,
     time: Option<TimeText>,
     entity: Option<OneOrMany>,
+    version: Option<String>,
     items: Option<OneOrMany>,
     #[serde(default)]
     volatile: Vec<String>,
@@ -602,6 +614,7 @@ fn checked(text: &IdentifyText) -> Result<Identify, String> {
         kind: places(&text.r#type)?,
         time,
         entity: places(&text.entity)?,
+        version: text.version.as_deref().map(Place::parse).transpose()?,
         items: items.as_deref().map(Batch::parse).transpose()?,
         volatile,
         digest_if: text.digest_if.iter().map(pointer).collect::<Result<_, _>>()?,

@@ -155,6 +155,12 @@ pub struct HandedEvent {
     pub body: Bytes,
     /// For a follow-up: what the delivery before it returned, as JSON.
     pub result: Option<String>,
+    /// Which version of its entity it tells about, as the provider counts.
+    pub version: Option<i64>,
+    /// With a state machine: the state that it leads to.
+    pub state: Option<String>,
+    /// What the provider says of its entity now, as JSON, where the route fetches it.
+    pub current: Option<String>,
 }
 
 /// A leased delivery with all that its handler needs.
@@ -164,6 +170,8 @@ pub struct Claim {
     pub fence: Fence,
     /// The attempt after which it is dead.
     pub attempt_limit: u32,
+    /// Since when it has waited for a prerequisite, if it has.
+    pub parked_at: Option<UnixMicros>,
     /// The event.
     pub event: HandedEvent,
 }
@@ -179,9 +187,13 @@ pub enum Cause {
     Ours,
     /// The event: nothing that is tried with it can work, or it ends the process.
     Poison,
+    /// Something that had to come first: it did not come in time, or the event does not fit what came instead.
+    Prerequisite,
 }
 
 impl Cause {
+    const ALL: [Self; 5] = [Self::Destination, Self::Handler, Self::Ours, Self::Poison, Self::Prerequisite];
+
     /// The word in JSON and in the journal.
     #[must_use]
     pub fn as_str(self) -> &'static str {
@@ -190,15 +202,14 @@ impl Cause {
             Self::Handler => "handler",
             Self::Ours => "ours",
             Self::Poison => "poison",
+            Self::Prerequisite => "prerequisite",
         }
     }
 
     /// The cause of that word.
     #[must_use]
     pub fn parse(word: &str) -> Option<Self> {
-        [Self::Destination, Self::Handler, Self::Ours, Self::Poison]
-            .into_iter()
-            .find(|cause| cause.as_str() == word)
+        Self::ALL.into_iter().find(|cause| cause.as_str() == word)
     }
 }
 
@@ -223,6 +234,8 @@ pub enum Remedy {
     Retry(Option<Duration>),
     /// Trying again cannot help.
     GiveUp,
+    /// Not yet: something else has to come first. No attempt is held against it.
+    Defer,
 }
 
 /// The longest error text that is kept.
@@ -239,6 +252,13 @@ impl Failure {
     #[must_use]
     pub fn permanent(cause: Cause, message: impl Into<String>) -> Self {
         Self { cause, message: bounded(message.into()), remedy: Remedy::GiveUp, answered: false }
+    }
+
+    /// Not yet: the delivery is parked until another one of its entity succeeds, and looked at again now and then.
+    #[must_use]
+    pub fn defer(reason: impl Into<String>) -> Self {
+        let message = bounded(reason.into());
+        Self { cause: Cause::Prerequisite, message, remedy: Remedy::Defer, answered: true }
     }
 
     /// The failure of an attempt whose lease ran out. Whatever it was, the event is the only thing known to be part of it.
@@ -283,6 +303,52 @@ pub enum Verdict {
     RetryAt(UnixMicros, Failure),
     /// It failed for good.
     Dead(Failure),
+    /// It waits for a prerequisite, and is looked at again at that (steady) time at the latest.
+    Parked(UnixMicros, Failure),
+    /// It did not run, and will not: it came too late. The text says why.
+    Superseded(String),
+}
+
+/// A verdict as the columns of a delivery.
+pub(crate) struct Columns<'v> {
+    pub(crate) state: DeliveryState,
+    /// When it is due or looked at again; nothing if it is final.
+    pub(crate) run_at: Option<UnixMicros>,
+    pub(crate) result: Option<&'v str>,
+    /// For people.
+    pub(crate) error: Option<&'v str>,
+    /// Whose fault it is that it is dead.
+    pub(crate) cause: Option<Cause>,
+}
+
+impl Verdict {
+    pub(crate) fn columns(&self) -> Columns<'_> {
+        let nothing = |state| Columns { state, run_at: None, result: None, error: None, cause: None };
+        match self {
+            Self::Succeeded(result) => {
+                Columns { result: result.as_deref(), ..nothing(DeliveryState::Succeeded) }
+            }
+            Self::RetryAt(at, failure) => Columns {
+                run_at: Some(*at),
+                error: Some(&failure.message),
+                ..nothing(DeliveryState::Retrying)
+            },
+            Self::Dead(failure) => Columns {
+                error: Some(&failure.message),
+                cause: Some(failure.cause),
+                ..nothing(DeliveryState::Dead)
+            },
+            Self::Parked(at, failure) => {
+                Columns { run_at: Some(*at), error: Some(&failure.message), ..nothing(DeliveryState::Parked) }
+            }
+            Self::Superseded(why) => Columns { error: Some(why), ..nothing(DeliveryState::Superseded) },
+        }
+    }
+
+    /// Whether it counts as an attempt. What was put off or came too late was not tried.
+    pub(crate) fn is_attempt(&self) -> bool {
+        !matches!(self, Self::Parked(..) | Self::Superseded(_))
+    }
 }
 
 /// An attempt that is over.
@@ -320,7 +386,7 @@ mod tests {
         for state in DeliveryState::WORST_FIRST {
             assert_eq!(DeliveryState::parse(state.as_str()), Some(state));
         }
-        for cause in [Cause::Destination, Cause::Handler, Cause::Ours, Cause::Poison] {
+        for cause in Cause::ALL {
             assert_eq!(Cause::parse(cause.as_str()), Some(cause));
         }
     }

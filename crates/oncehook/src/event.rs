@@ -178,6 +178,8 @@ pub struct NewEvent {
     pub entity: Option<String>,
     /// When it happened, as the provider says.
     pub occurred_at: Option<UnixMicros>,
+    /// Which version of its entity it tells about, as the provider counts.
+    pub version: Option<i64>,
     /// When it arrived here.
     pub received_at: UnixMicros,
     /// Until when the key is remembered at least.
@@ -194,6 +196,8 @@ pub struct NewEvent {
     pub quarantine: Option<Quarantine>,
     /// The routes that want it. A delivery for each is written with the event, unless the event is held.
     pub routes: SmallVec<[RouteName; 2]>,
+    /// Whether one of them, or one that follows them, looks at the entity: then its deliveries are found by it.
+    pub by_entity: bool,
     /// Who delivered it.
     pub peer: IpAddr,
 }

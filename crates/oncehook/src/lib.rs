@@ -6,6 +6,7 @@
 //! - [`clock`], [`observe`]: time and metric names, each through one door.
 //! - [`event`]: an identified, verified thing that happened, and its id.
 //! - [`delivery`], [`retry`]: one event for one route, what an attempt came to, and when the next one is.
+//! - [`machine`], [`ordering`]: whose turn it is among the events of an entity, and which of them fit.
 //! - [`outbound`]: which addresses a request may go to.
 //! - [`handler`], [`route`]: what is done with an event, and which events go where.
 //! - [`journal`]: where an event becomes durable, where duplicates are decided and effects are recorded, with its backends.
@@ -26,7 +27,9 @@ pub mod handler;
 #[cfg(feature = "sqlite")]
 pub mod intake;
 pub mod journal;
+pub mod machine;
 pub mod observe;
+pub mod ordering;
 pub mod outbound;
 pub mod planted;
 pub mod retry;

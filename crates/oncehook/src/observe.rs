@@ -121,6 +121,8 @@ pub struct Metrics {
     waiting: Family<RouteLabel, Gauge>,
     dead: Family<RouteLabel, Gauge>,
     oldest: Family<RouteLabel, Gauge>,
+    blocked: Family<RouteLabel, Gauge>,
+    blocked_age: Family<RouteLabel, Gauge>,
     /// The routes that have these three.
     shown: Mutex<BTreeSet<String>>,
     forgotten: Family<KindLabel, Counter>,
@@ -189,6 +191,8 @@ impl Metrics {
             waiting: Family::default(),
             dead: Family::default(),
             oldest: Family::default(),
+            blocked: Family::default(),
+            blocked_age: Family::default(),
             shown: Mutex::default(),
             forgotten: Family::default(),
             redis: Family::default(),
@@ -222,7 +226,7 @@ impl Metrics {
         );
         registry.register(
             "deliveries",
-            "Attempts by what came of them: succeeded, retrying, dead, settled (functions), lost",
+            "Attempts by what came of them: succeeded, retrying, parked, superseded, dead, settled (functions), lost",
             metrics.deliveries.clone(),
         );
         registry.register_with_unit(
@@ -237,6 +241,17 @@ impl Metrics {
             metrics.breaker_open.clone(),
         );
         registry.register("backlog", "Deliveries that wait", metrics.waiting.clone());
+        registry.register(
+            "blocked",
+            "Deliveries that wait for an earlier event of their entity",
+            metrics.blocked.clone(),
+        );
+        registry.register_with_unit(
+            "blocked_age",
+            "How long the first of these has waited",
+            Unit::Seconds,
+            metrics.blocked_age.clone(),
+        );
         registry.register("dead_letters", "Deliveries that failed for good", metrics.dead.clone());
         registry.register_with_unit(
             "backlog_age",
@@ -342,7 +357,7 @@ impl Metrics {
         let mut shown = self.shown.lock().unwrap_or_else(PoisonError::into_inner);
         for route in shown.iter().filter(|route| !routes.contains_key(route.as_str())) {
             let label = RouteLabel { route: route.clone() };
-            for family in [&self.waiting, &self.dead, &self.oldest] {
+            for family in [&self.waiting, &self.dead, &self.oldest, &self.blocked, &self.blocked_age] {
                 family.remove(&label);
             }
         }
@@ -353,6 +368,9 @@ impl Metrics {
             self.waiting.get_or_create(&label).set(waiting.map_or(0, |waiting| gauge(waiting.waiting)));
             self.dead.get_or_create(&label).set(waiting.map_or(0, |waiting| gauge(waiting.dead)));
             self.oldest.get_or_create(&label).set(waiting.and_then(|waiting| waiting.oldest).map_or(0, age));
+            self.blocked.get_or_create(&label).set(waiting.map_or(0, |waiting| gauge(waiting.blocked)));
+            let since = waiting.and_then(|waiting| waiting.blocked_since);
+            self.blocked_age.get_or_create(&label).set(since.map_or(0, age));
         }
         *shown = routes.into_keys().map(str::to_owned).collect();
     }
@@ -428,6 +446,16 @@ impl RouteMetrics<'_> {
     /// Attempts that failed and will be made again.
     pub fn retrying(&self, count: usize) {
         self.add("retrying", count);
+    }
+
+    /// Deliveries that were put off until something else has come.
+    pub fn parked(&self, count: usize) {
+        self.add("parked", count);
+    }
+
+    /// Deliveries that came too late.
+    pub fn superseded(&self, count: usize) {
+        self.add("superseded", count);
     }
 
     /// A delivery that failed for good.

@@ -57,7 +57,12 @@ impl RetryPolicy {
         now: UnixMicros,
         chance: f64,
     ) -> Verdict {
-        let Remedy::Retry(asked) = failure.remedy else { return Verdict::Dead(failure) };
+        let asked = match failure.remedy {
+            Remedy::GiveUp => return Verdict::Dead(failure),
+            Remedy::Retry(asked) => asked,
+            // Who knows how to park does not ask here.
+            Remedy::Defer => None,
+        };
         if attempt >= attempt_limit {
             return Verdict::Dead(failure);
         }

@@ -3,17 +3,18 @@
 //! Promises: a [`Routes`] value is consistent: names are unique, `after` names an existing route, follow-ups form no
 //! circle, and each route has one source.
 
-use std::collections::HashMap;
-use std::sync::Arc;
+use std::collections::{HashMap, HashSet};
+use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
 use oncehook_verify::UnixMicros;
 use smallvec::SmallVec;
 
-use crate::delivery::{Failure, RouteName, Verdict};
+use crate::delivery::{Failure, Remedy, RouteName, Verdict};
 use crate::event::SourceName;
 use crate::glob::Glob;
 use crate::handler::Handler;
+use crate::ordering::Ordering;
 use crate::retry::RetryPolicy;
 
 /// One route.
@@ -33,6 +34,8 @@ pub struct Route {
     pub concurrency: usize,
     /// When it stops trying for a while.
     pub breaker: BreakerPolicy,
+    /// What it asks about the entity of its events.
+    pub ordering: Ordering,
     /// What it does.
     pub handler: Handler,
     /// Routes that start after this one. Filled by [`Routes::new`].
@@ -74,6 +77,7 @@ impl Route {
             },
             concurrency: USUAL_CONCURRENCY,
             breaker: BreakerPolicy::default(),
+            ordering: Ordering::default(),
             handler,
             followups: Vec::new(),
         }
@@ -99,6 +103,49 @@ impl Route {
     }
 }
 
+/// An attempt that failed, as far as it matters for what comes next.
+#[derive(Debug, Clone, Copy)]
+pub struct Tried {
+    /// Its number.
+    pub attempt: u32,
+    /// The delivery's limit.
+    pub limit: u32,
+    /// Since when it has waited for a prerequisite, if it has.
+    pub parked_at: Option<UnixMicros>,
+}
+
+impl Route {
+    /// What becomes of a delivery whose attempt failed or was put off.
+    #[must_use]
+    pub fn after_failure(&self, failure: Failure, tried: Tried, now: UnixMicros, chance: f64) -> Verdict {
+        if failure.remedy == Remedy::Defer {
+            return self.ordering.parking.after_deferral(&failure.message, tried.parked_at, now);
+        }
+        self.retry.after_failure(failure, tried.attempt, tried.limit, now, chance)
+    }
+}
+
+/// Routes that look at entities, as this process last claimed from them. Whoever settles a claim has made it here, so a
+/// journal finds the rules of every attempt that it can be told about.
+#[derive(Debug, Default)]
+pub(crate) struct KnownLines(RwLock<HashMap<RouteName, Arc<Route>>>);
+
+impl KnownLines {
+    /// Remembers a route.
+    pub(crate) fn note(&self, route: &Arc<Route>) {
+        let known = self.get(&route.name).is_some_and(|known| Arc::ptr_eq(&known, route));
+        if !known {
+            let mut lines = self.0.write().unwrap_or_else(PoisonError::into_inner);
+            lines.insert(route.name.clone(), Arc::clone(route));
+        }
+    }
+
+    /// The route of that name, if it looks at entities.
+    pub(crate) fn get(&self, name: &RouteName) -> Option<Arc<Route>> {
+        self.0.read().unwrap_or_else(PoisonError::into_inner).get(name).cloned()
+    }
+}
+
 /// Why routes do not fit together.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum RouteError {
@@ -119,6 +166,8 @@ pub struct Routes {
     all: Vec<Arc<Route>>,
     /// Per source: the routes that start when an event arrives.
     first: HashMap<SourceName, Vec<Arc<Route>>>,
+    /// Sources of which a route looks at the entity of events.
+    by_entity: HashSet<SourceName>,
 }
 
 impl Routes {
@@ -157,7 +206,9 @@ impl Routes {
         for route in all.iter().filter(|route| route.after.is_none()) {
             first.entry(route.source.clone()).or_default().push(Arc::clone(route));
         }
-        Ok(Self { all, first })
+        let looks = all.iter().filter(|route| route.ordering.is_serial());
+        let by_entity = looks.map(|route| route.source.clone()).collect();
+        Ok(Self { all, first, by_entity })
     }
 
     /// The routes that start when such an event arrives.
@@ -165,6 +216,12 @@ impl Routes {
     pub fn wanting(&self, source: &SourceName, kind: Option<&str>) -> SmallVec<[RouteName; 2]> {
         let of_source = self.first.get(source).map(Vec::as_slice).unwrap_or_default();
         of_source.iter().filter(|route| route.takes(kind)).map(|route| route.name.clone()).collect()
+    }
+
+    /// Whether a route of that source, or one that follows it, looks at the entity of events.
+    #[must_use]
+    pub fn look_at_entities(&self, source: &SourceName) -> bool {
+        self.by_entity.contains(source)
     }
 
     /// The route of that name.

@@ -56,6 +56,7 @@ fn report(
                 "sources": sources,
                 "routes": routes,
                 "problems": findings,
+                "warnings": doubts(&config),
             });
             print(&report.to_string());
             Ok(ExitCode::SUCCESS)
@@ -65,6 +66,7 @@ fn report(
             let routes = count(config.routes.iter().count(), "route");
             say(&format!("{} is fine: {sources}, {routes}", shared.config.display()));
             config.routes.iter().for_each(|route| say(&format!("  {}", line(route))));
+            doubts(&config).iter().for_each(|doubt| say(&format!("warning: {doubt}")));
             for Finding { route, statement, problem } in findings {
                 let problem = text::shown(problem, 400);
                 say(&format!(
@@ -79,6 +81,36 @@ fn report(
         }
         Err(problems) => Err(problems.into()),
     }
+}
+
+/// What is allowed, but hardly meant.
+fn doubts(config: &Config) -> Vec<String> {
+    let mut doubts = Vec::new();
+    for machine in &config.machines {
+        let name = machine.name();
+        for state in machine.unreachable() {
+            doubts.push(format!("machine {name}: nothing leads to the state `{state}`"));
+        }
+        let route = config
+            .routes
+            .iter()
+            .find(|route| route.ordering.machine.as_ref().is_some_and(|used| used.name() == name));
+        let Some(route) = route else {
+            doubts.push(format!("machine {name}: no route uses it"));
+            continue;
+        };
+        let types = route.types.iter().map(Glob::as_str);
+        for kind in types.filter(|kind| !kind.contains(['*', '?']) && !machine.knows(kind)) {
+            doubts.push(format!(
+                "machine {name}: route {} takes `{kind}`, which has no transition",
+                route.name
+            ));
+        }
+        for way in machine.transitions().iter().filter(|way| !route.takes(Some(&way.on))) {
+            doubts.push(format!("machine {name}: route {} does not take `{}`", route.name, way.on));
+        }
+    }
+    doubts
 }
 
 fn count(count: usize, noun: &str) -> String {

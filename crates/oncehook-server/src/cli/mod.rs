@@ -8,6 +8,7 @@ mod client;
 mod events;
 mod filter;
 mod init;
+mod machine;
 mod migrate;
 mod order;
 mod pause;
@@ -91,6 +92,8 @@ enum Command {
     Resume(pause::Pause),
     /// Print events as they come in
     Tail(tail::Tail),
+    /// Print a state machine of the configuration as text or as a picture
+    Machine(machine::ShowMachine),
     /// List the providers that are known
     Providers(providers::Providers),
 }
@@ -117,6 +120,7 @@ pub fn main() -> ExitCode {
         Command::Pause(command) => command.run(shared, true),
         Command::Resume(command) => command.run(shared, false),
         Command::Tail(command) => command.run(shared),
+        Command::Machine(command) => command.run(shared),
         Command::Providers(command) => command.run(shared),
     };
     match outcome {

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use ipnet::IpNet;
@@ -13,6 +14,7 @@ use oncehook::event::SourceName;
 use oncehook::fastpath::RedisAddress;
 use oncehook::handler::{Dialect, Handler};
 use oncehook::journal::{mysql, postgres};
+use oncehook::machine::Machine;
 use oncehook::route::Routes;
 use oncehook_verify::{
     Ack, Handshakes, Identifier, Identify, MissingKey, Preset, Scheme, Secret, Settings, SetupError, Verifier,
@@ -20,6 +22,7 @@ use oncehook_verify::{
 
 use super::duration::{parse_duration, parse_seconds};
 use super::file::{File, Table};
+use super::machine::read_machines;
 use super::problem::Problems;
 use super::reference::secret_from_reference;
 use super::route::{Ground, read_routes};
@@ -47,6 +50,8 @@ pub struct Config {
     pub sources: Vec<SourceConfig>,
     /// `[[route]]`
     pub routes: Routes,
+    /// `[[machine]]`
+    pub machines: Vec<Arc<Machine>>,
 }
 
 /// `[server]`
@@ -360,12 +365,14 @@ fn read(file: &File<'_>) -> Option<Config> {
         }
     }
     // Without a journal its own problem has been noted; the statements are read as the usual one would.
+    let machines = read_machines(root.take_tables("machine", "[[machine]]"));
     let ground = Ground {
         sources: &names,
         dialect: journal.as_ref().map_or(Dialect::Sqlite, JournalConfig::dialect),
         journal_url: journal.as_ref().and_then(JournalConfig::url),
         keep: Duration::from_secs(window.max(payload)),
         databases: RefCell::default(),
+        machines: machines.as_deref().unwrap_or_default(),
     };
     let routes = read_routes(file, root.take_tables("route", "[[route]]"), &ground);
     for (place, wait) in waits {
@@ -381,7 +388,7 @@ fn read(file: &File<'_>) -> Option<Config> {
             }
         }
     }
-    root.finish(&["machine"]);
+    root.finish(&[]);
     complete.then_some(())?;
     Some(Config {
         server: server?,
@@ -394,6 +401,7 @@ fn read(file: &File<'_>) -> Option<Config> {
         retention_audit: Duration::from_secs(audit),
         sources,
         routes: routes?,
+        machines: machines?,
     })
 }
 

@@ -8,6 +8,7 @@
 mod checked;
 mod duration;
 mod file;
+mod machine;
 mod problem;
 mod reference;
 mod route;

@@ -22,6 +22,8 @@ use oncehook::handler::{
 };
 use oncehook::journal::mysql::MysqlElsewhere;
 use oncehook::journal::postgres::PostgresElsewhere;
+use oncehook::machine::Machine;
+use oncehook::ordering::{OnDead, Ordering, Parking};
 use oncehook::retry::RetryPolicy;
 use oncehook::route::{BreakerPolicy, Route, RouteError, Routes};
 use oncehook_verify::Secret;
@@ -31,7 +33,7 @@ use super::file::{File, Placed, Table};
 use super::reference::secret_from_reference;
 
 /// Keys of a route that a coming version knows.
-const LATER_KEYS: &[&str] = &["newer_only", "machine", "requires", "park_for", "fetch", "on_dead", "publish"];
+const LATER_KEYS: &[&str] = &["fetch", "publish"];
 
 /// A database of the user's that is not the journal's, and how its engine writes parameters.
 type OtherDatabase = (Arc<dyn Guarded>, Dialect);
@@ -48,6 +50,8 @@ pub(super) struct Ground<'g> {
     pub(super) keep: Duration,
     /// Other databases, by URL: routes share their connections.
     pub(super) databases: RefCell<HashMap<String, OtherDatabase>>,
+    /// The machines that are declared.
+    pub(super) machines: &'g [Arc<Machine>],
 }
 
 /// A route that was read, and where.
@@ -64,11 +68,31 @@ pub(super) fn read_routes(
     tables: Vec<Table<'_, '_>>,
     ground: &Ground<'_>,
 ) -> Option<Routes> {
+    let mut used: Vec<String> = Vec::new();
     let mut declared = Vec::new();
     let mut placings = Vec::new();
     let mut complete = true;
     for mut table in tables {
-        let placing = read_route(&mut table, ground, &mut declared);
+        let ordering = read_ordering(&mut table, ground.machines);
+        if let Some(machine) = &ordering.machine {
+            // Two routes would move the same state, and each would find the other's event late.
+            if used.iter().any(|name| name == machine.name()) {
+                table.problem(
+                    table.span(),
+                    format!("another route has the machine `{}` already", machine.name()),
+                );
+                complete = false;
+            }
+            used.push(machine.name().to_owned());
+        }
+        if ordering.is_serial() && ground.dialect == Dialect::Mysql {
+            table.problem(
+                table.span(),
+                "`order = \"entity\"`, `newer_only` and `machine` are not part of this version yet on MySQL",
+            );
+            complete = false;
+        }
+        let placing = read_route(&mut table, ground, &mut declared, ordering);
         complete &= placing.is_some();
         placings.extend(placing);
         table.finish(LATER_KEYS);
@@ -105,6 +129,7 @@ fn read_route(
     table: &mut Table<'_, '_>,
     ground: &Ground<'_>,
     declared: &mut Vec<RouteName>,
+    ordering: Ordering,
 ) -> Option<Placing> {
     let sources = ground.sources;
     let span = table.span();
@@ -123,12 +148,12 @@ fn read_route(
         None => read_source(table, source, sources),
     };
     let types = types.map(|types| read_types(table, &types)).unwrap_or_default();
-    read_order(table);
     let retry = table.take_table("retry", "[route.retry]");
     let concurrency =
         table.take_number("concurrency", 1..=1_000).and_then(|number| usize::try_from(number).ok());
     let breaker = read_breaker(table.take_table("breaker", "[route.breaker]"));
-    let handler = read_handler(table, after.is_some(), ground);
+    let known = Known { result: after.is_some(), state: ordering.machine.is_some() };
+    let handler = read_handler(table, known, ground);
     let usual = match &handler {
         Some(Handler::Http(_) | Handler::Elsewhere(_)) => RetryPolicy::patient(),
         _ => RetryPolicy::default(),
@@ -145,6 +170,7 @@ fn read_route(
     route.retry = retry;
     route.concurrency = concurrency.unwrap_or(route.concurrency);
     route.breaker = breaker;
+    route.ordering = ordering;
     Some(Placing { route, name: name.span(), after: after_span })
 }
 
@@ -218,13 +244,48 @@ fn covers(wide: &Glob, narrow: &Glob) -> bool {
     wide.matches(narrow.as_str()) && !(wide.as_str().contains('?') && narrow.as_str().contains('*'))
 }
 
-fn read_order(table: &mut Table<'_, '_>) {
-    // Only what is the case anyway can be said so far.
-    table.take_parsed("order", |order| match order {
-        "none" => Ok(()),
-        "entity" => Err("\"entity\" is not part of this version yet; only \"none\" is".to_owned()),
-        other => Err(format!("{other:?} is not an order; write \"none\"")),
+fn read_ordering(table: &mut Table<'_, '_>, machines: &[Arc<Machine>]) -> Ordering {
+    let by_entity = table.take_parsed("order", |order| match order {
+        "none" => Ok(false),
+        "entity" => Ok(true),
+        other => Err(format!("{other:?} is not an order; write \"none\" or \"entity\"")),
     });
+    let by_entity = by_entity.is_some_and(Spanned::into_inner);
+    let on_dead = table.take_parsed("on_dead", |word| match word {
+        "block" => Ok(OnDead::Block),
+        "continue" => Ok(OnDead::Continue),
+        other => Err(format!("{other:?} is neither \"block\" nor \"continue\"")),
+    });
+    let pointless = |on_dead: &&Placed<OnDead>| !by_entity && *on_dead.get_ref() == OnDead::Continue;
+    if let Some(on_dead) = on_dead.as_ref().filter(pointless) {
+        table.problem_with_help(
+            on_dead.span(),
+            "`on_dead` says what a dead delivery means for those behind it, and here nobody is behind anybody",
+            "write order = \"entity\", or leave it out",
+        );
+    }
+    let machine = table.take_parsed("machine", |name| {
+        let found = machines.iter().find(|machine| machine.name() == name);
+        found.cloned().ok_or_else(|| format!("there is no [[machine]] named `{name}`"))
+    });
+    let usual = Parking::default();
+    let longest = table.take_duration("park_for").map_or(usual.longest, Spanned::into_inner);
+    Ordering {
+        by_entity,
+        on_dead: on_dead.map_or(OnDead::default(), Spanned::into_inner),
+        newer_only: table.take_bool("newer_only").unwrap_or(false),
+        machine: machine.map(Spanned::into_inner),
+        parking: Parking { longest, ..usual },
+    }
+}
+
+/// What a binding of a route can name beside the event.
+#[derive(Clone, Copy)]
+struct Known {
+    /// The result of a route before.
+    result: bool,
+    /// A state machine's state.
+    state: bool,
 }
 
 fn read_retry(mut table: Table<'_, '_>, usual: RetryPolicy) -> RetryPolicy {
@@ -273,7 +334,7 @@ fn read_breaker(mut table: Table<'_, '_>) -> BreakerPolicy {
 }
 
 /// Exactly one handler.
-fn read_handler(table: &mut Table<'_, '_>, follows: bool, ground: &Ground<'_>) -> Option<Handler> {
+fn read_handler(table: &mut Table<'_, '_>, known: Known, ground: &Ground<'_>) -> Option<Handler> {
     let sql = table.take_table_if_written("sql", "[route.sql]");
     let http = table.take_table_if_written("http", "[route.http]");
     if let (Some(_), Some(http)) = (&sql, &http) {
@@ -284,8 +345,8 @@ fn read_handler(table: &mut Table<'_, '_>, follows: bool, ground: &Ground<'_>) -
         );
     }
     let several = sql.is_some() && http.is_some();
-    let sql = sql.map(|sql| read_sql(sql, follows, ground));
-    let http = http.map(|http| read_http(http, follows));
+    let sql = sql.map(|sql| read_sql(sql, known, ground));
+    let http = http.map(|http| read_http(http, known.result));
     match (sql, http) {
         (None, None) => {
             table.problem(table.span(), "a [[route]] needs a handler: [route.sql] or [route.http]");
@@ -297,12 +358,19 @@ fn read_handler(table: &mut Table<'_, '_>, follows: bool, ground: &Ground<'_>) -
 
 const NO_RESULT: &str = "`$result` is what the route before returned, and this route has no `after`";
 
-fn read_sql(mut table: Table<'_, '_>, follows: bool, ground: &Ground<'_>) -> Option<Handler> {
+fn read_sql(mut table: Table<'_, '_>, known: Known, ground: &Ground<'_>) -> Option<Handler> {
     let statement = table.take_one_or_many("statement");
+    let requires = table.take_string("requires");
     let written = table.take_parsed("database", |url| read_database(url, ground));
     let database = written.as_ref().and_then(|database| database.get_ref().clone());
     let dialect = database.as_ref().map_or(ground.dialect, |(_, dialect)| *dialect);
-    let bind = read_bindings(&mut table, follows);
+    if let Some(requires) = requires.as_ref().filter(|_| database.is_some() || dialect == Dialect::Mysql) {
+        table.problem(
+            requires.span(),
+            "`requires` is not part of this version yet for another database or MySQL",
+        );
+    }
+    let bind = read_bindings(&mut table, known);
     let handler = match (statement, bind) {
         (None, _) => {
             table.problem(table.span(), "[route.sql] needs a `statement`");
@@ -310,7 +378,7 @@ fn read_sql(mut table: Table<'_, '_>, follows: bool, ground: &Ground<'_>) -> Opt
         }
         // A binding that could not be read would look like one that is missing.
         (Some(_), None) => None,
-        (Some(statement), Some(bind)) => match SqlHandler::new(statement.get_ref(), &bind, dialect)
+        (Some(statement), Some(bind)) => match sql_handler(requires, statement.get_ref(), &bind, dialect)
             .and_then(|handler| allowed(handler, dialect))
         {
             Ok(statements) => Some(match database {
@@ -327,6 +395,18 @@ fn read_sql(mut table: Table<'_, '_>, follows: bool, ground: &Ground<'_>) -> Opt
     };
     table.finish(&[]);
     handler
+}
+
+fn sql_handler(
+    requires: Option<Placed<String>>,
+    statements: &[String],
+    bind: &BTreeMap<String, Expression>,
+    dialect: Dialect,
+) -> Result<SqlHandler, String> {
+    match requires {
+        Some(requires) => SqlHandler::with_requirement(requires.get_ref(), statements, bind, dialect),
+        None => SqlHandler::new(statements, bind, dialect),
+    }
 }
 
 /// Another database for the effects of a route, and how it writes parameters. Nothing if it is the journal's own: there
@@ -375,14 +455,23 @@ fn allowed(handler: SqlHandler, dialect: Dialect) -> Result<SqlHandler, String> 
 }
 
 /// `None` if one of them cannot be read.
-fn read_bindings(table: &mut Table<'_, '_>, follows: bool) -> Option<BTreeMap<String, Expression>> {
+fn read_bindings(table: &mut Table<'_, '_>, known: Known) -> Option<BTreeMap<String, Expression>> {
     let mut bind = BTreeMap::new();
     let (pairs, mut complete) = table.take_map("bind");
     for (name, text) in pairs {
         match Expression::parse(text.get_ref()) {
             Ok(expression) => {
-                if expression.needs_result() && !follows {
+                if expression.needs_result() && !known.result {
                     table.problem(text.span(), NO_RESULT);
+                }
+                if expression.needs_state() && !known.state {
+                    table.problem(
+                        text.span(),
+                        "`$state` is the state of a machine, and this route has no `machine`",
+                    );
+                }
+                if expression.needs_current() {
+                    table.problem(text.span(), "`$current` is not part of this version yet");
                 }
                 bind.insert(name.into_inner(), expression);
             }

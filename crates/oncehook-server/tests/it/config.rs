@@ -232,13 +232,6 @@ fn what_cannot_be_read_is_said_with_its_place() {
 fn keys_of_later_versions_are_named_as_such() {
     for text in [
         "[server.tls]\ncert = \"x\"",
-        "[machine]\nname = \"x\"",
-        "[[route]]\nnewer_only = true",
-        "[[route]]\nrequires = \"x\"",
-        "[[route]]\npark_for = \"1h\"",
-        "[[route]]\non_dead = \"continue\"",
-        "[[route]]\norder = \"entity\"",
-        "[[route]]\nmachine = \"x\"",
         "[[route]]\ndatabase = \"x\"",
         "[[route]]\n[route.publish]\nx = 1",
         "[[route]]\n[route.fetch]\nurl = \"x\"",
@@ -632,4 +625,86 @@ fn routes_are_read_as_they_are_written() {
         problems.to_string().contains("`retention.dead` is shorter than `retention.payload`"),
         "{problems}"
     );
+}
+
+const PAYOUTS: &str = r#"
+[[source]]
+name = "stripe"
+provider = "stripe"
+secrets = ["file:stripe.secret"]
+
+[[machine]]
+name = "payout"
+states = ["new", "pending", "done", "lost"]
+initial = "new"
+transitions = [
+  { on = "payout.created", from = "new", to = "pending" },
+  { on = "payout.paid", from = ["new", "pending"], to = "done" },
+]
+
+[[route]]
+name = "fees"
+source = "stripe"
+types = ["payout.created", "payout.paid", "payout.canceled"]
+order = "entity"
+on_dead = "continue"
+newer_only = true
+machine = "payout"
+park_for = "2h"
+[route.sql]
+requires = "SELECT 1 FROM accounts WHERE id = :id"
+statement = "INSERT INTO fees (id, state) VALUES (:id, :state)"
+bind = { id = "/data/object/id", state = "$state" }
+"#;
+
+#[test]
+fn r13_r24_r29_r30_order_and_machines_are_read() {
+    let directory = tempfile::tempdir().unwrap();
+    let config = Config::parse("x.toml", &placed(PAYOUTS, directory.path())).unwrap();
+    let route = config.routes.get("fees").unwrap();
+    let ordering = &route.ordering;
+    assert!(ordering.by_entity && ordering.newer_only);
+    assert_eq!(ordering.on_dead, oncehook::ordering::OnDead::Continue);
+    assert_eq!(ordering.parking.longest.as_secs(), 7_200);
+    assert_eq!(ordering.machine.as_ref().unwrap().name(), "payout");
+    assert_eq!(config.machines.len(), 1);
+    assert!(config.routes.look_at_entities(&route.source));
+
+    let refused = |from: &str, to: &str, message: &str| {
+        let text = placed(&PAYOUTS.replace(from, to), directory.path());
+        let problems = Config::parse("x.toml", &text).unwrap_err();
+        let found = problems.list.iter().any(|problem| problem.message.contains(message));
+        assert!(found, "{to}: {:#?}", problems.list);
+    };
+    refused("order = \"entity\"\n", "", "nobody is behind anybody");
+    refused("\"entity\"", "\"time\"", "is not an order");
+    refused("machine = \"payout\"", "machine = \"payin\"", "there is no [[machine]] named `payin`");
+    refused("machine = \"payout\"\n", "", "this route has no `machine`");
+    refused("initial = \"new\"", "initial = \"old\"", "`old` is not one of the states");
+    refused("initial = \"new\"\n", "", "needs `initial`");
+    refused("to = \"done\"", "to = \"gone\"", "`gone` is not one of the states");
+    refused("SELECT 1 FROM accounts", "DELETE FROM accounts", "`requires` is one SELECT");
+}
+
+#[test]
+fn r24_machines_are_drawn_and_doubts_are_told() {
+    let directory = tempfile::tempdir().unwrap();
+    let text = placed(PAYOUTS, directory.path());
+    std::fs::write(directory.path().join("oncehook.toml"), text).unwrap();
+    let (code, out, err) = run(directory.path(), &["machine", "payout"]);
+    assert_eq!(code, 0, "{err}");
+    assert!(out.contains("pending  --payout.paid-->  done"), "{out}");
+    let (_, out, _) = run(directory.path(), &["machine", "payout", "--format", "graphviz"]);
+    assert!(out.starts_with("digraph \"payout\""), "{out}");
+    let (_, out, _) = run(directory.path(), &["machine", "--format", "mermaid"]);
+    assert!(out.starts_with("stateDiagram-v2"), "{out}");
+    let (_, out, _) = run(directory.path(), &["--json", "machine"]);
+    let told: serde_json::Value = serde_json::from_str(&out).unwrap();
+    assert_eq!((&told[0]["initial"], &told[0]["unreachable"][0]), (&"new".into(), &"lost".into()));
+    let (code, _, err) = run(directory.path(), &["machine", "payin"]);
+    assert!(code != 0 && err.contains("no machine `payin`"), "{err}");
+    let (code, _, err) = run(directory.path(), &["check"]);
+    assert_eq!(code, 0, "{err}");
+    assert!(err.contains("nothing leads to the state `lost`"), "{err}");
+    assert!(err.contains("takes `payout.canceled`, which has no transition"), "{err}");
 }

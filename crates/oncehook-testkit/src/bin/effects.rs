@@ -165,6 +165,7 @@ fn event(number: usize, random: bool, poison: bool, now: UnixMicros) -> NewEvent
         kind: Some("payment_intent.succeeded".to_owned()),
         entity: Some(format!("pi_{number:012}")),
         occurred_at: Some(now),
+        version: None,
         received_at: now,
         expires_at: UnixMicros(now.0 + 35 * 86_400 * 1_000_000),
         integrity: Integrity::Body,
@@ -173,6 +174,7 @@ fn event(number: usize, random: bool, poison: bool, now: UnixMicros) -> NewEvent
         body: Bytes::from(body),
         quarantine: None,
         routes: [RouteName::new("orders").expect("a name")].into_iter().collect(),
+        by_entity: false,
         peer: [127, 0, 0, 1].into(),
     }
 }

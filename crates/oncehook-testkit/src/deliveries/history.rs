@@ -209,6 +209,8 @@ impl<J: WholeJournal> History<'_, J> {
                 (Settled::Done, Verdict::Succeeded(_)) => "succeeded",
                 (Settled::Done, Verdict::RetryAt(..)) => "failed",
                 (Settled::Done, Verdict::Dead(_)) => "dead",
+                (Settled::Done, Verdict::Parked(..)) => "parked",
+                (Settled::Done, Verdict::Superseded(_)) => "superseded",
             };
             self.saw(what, 1);
         }

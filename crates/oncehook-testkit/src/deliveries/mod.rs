@@ -7,6 +7,7 @@ mod claims;
 mod forgetting;
 mod history;
 mod leases;
+mod ordering;
 mod orders;
 
 use std::sync::Arc;
@@ -26,6 +27,7 @@ use oncehook::route::Route;
 use oncehook_verify::UnixMicros;
 
 pub use history::compare_deliveries;
+pub use ordering::exercise_ordering;
 
 use crate::journal::{Case, NOW, Subject, append_one, event, run};
 

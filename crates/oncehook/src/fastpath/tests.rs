@@ -23,6 +23,7 @@ pub(super) fn event(key: &str, digest: u8) -> NewEvent {
         kind: None,
         entity: None,
         occurred_at: None,
+        version: None,
         received_at: NOW,
         expires_at: UnixMicros(NOW.0 + 1_000),
         integrity: Integrity::Body,
@@ -31,6 +32,7 @@ pub(super) fn event(key: &str, digest: u8) -> NewEvent {
         digest: [digest; 32],
         quarantine: None,
         routes: Default::default(),
+        by_entity: false,
         peer: [127, 0, 0, 1].into(),
     }
 }

@@ -1,7 +1,8 @@
 //! Values taken from an event: for the parameters of a statement and the places of a template.
 //!
 //! An [`Expression`] is a JSON pointer into the body (`/data/object/id`) or one of `$key`, `$event`, `$type`, `$entity`,
-//! `$time`, `$received`, `$source`, `$body`, `$result`; `$result/id` points into the result.
+//! `$time`, `$received`, `$source`, `$body`, `$result`, `$version`, `$state`, `$current`; `$result/id` points into the
+//! result, `$current/id` into what was fetched.
 //!
 //! Promises: a pointer that leads nowhere is an error that names it, never an empty value. JSON null is a value.
 
@@ -35,6 +36,12 @@ pub enum Expression {
     WholeBody,
     /// What the delivery before this one returned; the pointer leads into it.
     Result(String),
+    /// Which version of its entity it tells about, as the provider counts.
+    Version,
+    /// With a state machine: the state that it leads to.
+    State,
+    /// What the provider says of the entity now; the pointer leads into it.
+    Current(String),
 }
 
 impl Expression {
@@ -48,6 +55,10 @@ impl Expression {
             Picker::new(&[pointer])?;
             return Ok(Self::Result(pointer.to_owned()));
         }
+        if let Some(pointer) = text.strip_prefix("$current") {
+            Picker::new(&[pointer])?;
+            return Ok(Self::Current(pointer.to_owned()));
+        }
         Ok(match text {
             "$key" => Self::Key,
             "$event" => Self::Event,
@@ -57,10 +68,12 @@ impl Expression {
             "$received" => Self::Received,
             "$source" => Self::Source,
             "$body" => Self::WholeBody,
+            "$version" => Self::Version,
+            "$state" => Self::State,
             _ => {
                 return Err(format!(
                     "{text:?} is neither a JSON pointer (\"/data/id\") nor one of $key, $event, $type, $entity, $time, \
-                     $received, $source, $body, $result"
+                     $received, $source, $body, $result, $version, $state, $current"
                 ));
             }
         })
@@ -70,6 +83,18 @@ impl Expression {
     #[must_use]
     pub fn needs_result(&self) -> bool {
         matches!(self, Self::Result(_))
+    }
+
+    /// Whether it needs what is fetched from the provider.
+    #[must_use]
+    pub fn needs_current(&self) -> bool {
+        matches!(self, Self::Current(_))
+    }
+
+    /// Whether it needs a state machine.
+    #[must_use]
+    pub fn needs_state(&self) -> bool {
+        matches!(self, Self::State)
     }
 }
 
@@ -85,7 +110,10 @@ impl std::fmt::Display for Expression {
             Self::Received => "$received",
             Self::Source => "$source",
             Self::WholeBody => "$body",
+            Self::Version => "$version",
+            Self::State => "$state",
             Self::Result(pointer) => return write!(f, "$result{pointer}"),
+            Self::Current(pointer) => return write!(f, "$current{pointer}"),
         })
     }
 }
@@ -147,6 +175,12 @@ impl Lookup {
         self.expressions.iter().any(Expression::needs_result)
     }
 
+    /// Whether one of them satisfies that.
+    #[must_use]
+    pub fn any(&self, needs: impl Fn(&Expression) -> bool) -> bool {
+        self.expressions.iter().any(needs)
+    }
+
     /// The values, or a failure that names the first expression that leads nowhere.
     pub fn find<'e>(&self, event: &'e HandedEvent) -> Result<Vec<Found<'e>>, Failure> {
         let nowhere = |expression: &Expression| {
@@ -185,6 +219,15 @@ impl Lookup {
                 Expression::Result(pointer) => {
                     let result = event.result.as_deref().ok_or_else(|| nowhere(expression))?;
                     Found::Json(Cow::Owned(point(result, pointer).ok_or_else(|| nowhere(expression))?))
+                }
+                Expression::Version => match event.version {
+                    Some(version) => Found::Json(Cow::Owned(version.to_string())),
+                    None => Found::Null,
+                },
+                Expression::State => text_or_null(event.state.as_deref()),
+                Expression::Current(pointer) => {
+                    let current = event.current.as_deref().ok_or_else(|| nowhere(expression))?;
+                    Found::Json(Cow::Owned(point(current, pointer).ok_or_else(|| nowhere(expression))?))
                 }
             });
         }
@@ -273,6 +316,9 @@ pub(crate) mod tests {
             headers: Bytes::from_static(b"content-type: application/json\n"),
             body: Bytes::from_static(body.as_bytes()),
             result: result.map(str::to_owned),
+            version: None,
+            state: None,
+            current: None,
         }
     }
 

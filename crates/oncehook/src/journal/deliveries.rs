@@ -19,7 +19,7 @@ use oncehook_verify::UnixMicros;
 use tokio::sync::watch;
 
 use super::BoxFuture;
-use crate::delivery::{Claim, DeliveryId, Fence, RouteName, Settled, Settlement};
+use crate::delivery::{Claim, DeliveryId, Fence, RouteName, Settled, Settlement, Verdict};
 use crate::event::EventId;
 use crate::route::Route;
 
@@ -28,6 +28,11 @@ pub trait Deliveries: Send + Sync + 'static {
     /// Changes whenever deliveries may have become due. Only wakes; a worker that misses it finds the work by looking.
     /// Looking for work, claiming and renewing change nothing here, or a worker would wake itself.
     fn changes(&self) -> watch::Receiver<u64>;
+
+    /// Whether it can park deliveries ([`Verdict::Parked`]). Where it cannot, what is put off is a failure that is tried again.
+    fn parks(&self) -> bool {
+        true
+    }
 
     /// Runs due deliveries of a `sql` route: takes up to `limit`, runs the statements, settles, commits. A failing
     /// delivery costs only itself.
@@ -40,6 +45,11 @@ pub trait Deliveries: Send + Sync + 'static {
     /// event, then the older epoch. No two callers get the same attempt. The limit of attempts is the delivery's own, or
     /// else the route's. A follow-up is handed the result of the route before it: of its own epoch, or else of the
     /// latest epoch before.
+    ///
+    /// A route that looks at entities ([`Ordering`](crate::ordering::Ordering)) gets of each entity at most one, and only
+    /// whose turn it is, as [`plan`](crate::ordering::plan) decides under the entity's lock. The others are taken out of the
+    /// queue; whoever settles the one before puts the next one back, under the same lock. Up to [`PEEK`](crate::ordering::PEEK)
+    /// deliveries are looked at, so that a crowd of one entity does not stand in the way of others.
     fn claim(
         &self,
         route: Arc<Route>,
@@ -67,6 +77,9 @@ pub trait Deliveries: Send + Sync + 'static {
 
     /// Takes leases of a route away that have run out: due again after the route's back-off, or dead if it was the last
     /// attempt ([`Failure::never_ended`](crate::delivery::Failure::never_ended) either way). Returns how many.
+    ///
+    /// Also looks after those that wait for others: parked deliveries whose time has come are due again, and so is the first
+    /// of a line that nobody is before any more (a dead one was forgotten, or the route is not ordered any longer).
     fn reclaim(&self, route: Arc<Route>) -> BoxFuture<'_, Result<usize, WorkError>>;
 
     /// When the next delivery of a route is due; in the past if one is due already. Leased ones do not count.
@@ -122,10 +135,40 @@ pub struct Progress {
     pub succeeded: usize,
     /// Attempts that failed and will be made again.
     pub retrying: usize,
+    /// Deliveries that wait for a prerequisite now.
+    pub parked: usize,
+    /// Deliveries that came too late, and were settled without an effect.
+    pub superseded: usize,
     /// Deliveries that are dead now, with their errors.
     pub dead: Vec<(EventId, String)>,
     /// Whether there may be more that is due now.
     pub more: bool,
+    /// Whether others that waited for what happened may be due now.
+    pub woken: bool,
+}
+
+impl Progress {
+    /// Counts what a delivery came to.
+    pub(super) fn count(&mut self, event: EventId, verdict: &Verdict) {
+        match verdict {
+            Verdict::Succeeded(_) => self.succeeded += 1,
+            Verdict::RetryAt(..) => self.retrying += 1,
+            Verdict::Parked(..) => self.parked += 1,
+            Verdict::Superseded(_) => self.superseded += 1,
+            Verdict::Dead(failure) => self.dead.push((event, failure.message.clone())),
+        }
+    }
+
+    /// Adds what another batch came to.
+    pub(super) fn add(&mut self, other: Self) {
+        self.succeeded += other.succeeded;
+        self.retrying += other.retrying;
+        self.parked += other.parked;
+        self.superseded += other.superseded;
+        self.dead.extend(other.dead);
+        self.more |= other.more;
+        self.woken |= other.woken;
+    }
 }
 
 /// Why work could not be done. Nothing was settled; it is due as before.
@@ -150,8 +193,19 @@ pub struct Backlog {
     pub running: u64,
     /// Its dead deliveries.
     pub dead: u64,
-    /// The earliest time at which a waiting one is or was due.
+    /// The earliest time at which a waiting one is or was due. Those that wait for their turn do not count.
     pub oldest: Option<UnixMicros>,
+    /// Of those that wait, the ones that wait for their turn among the events of their entity.
+    pub blocked: u64,
+    /// Since when the first of them has.
+    pub blocked_since: Option<UnixMicros>,
+}
+
+impl Backlog {
+    /// Of a route of which nothing waits.
+    pub(super) fn none(route: String) -> Self {
+        Self { route, waiting: 0, running: 0, dead: 0, oldest: None, blocked: 0, blocked_since: None }
+    }
 }
 
 /// Who ordered something, and why.

@@ -116,8 +116,12 @@ pub struct Delivery {
     pub state: String,
     /// Tries so far.
     pub attempt: u32,
-    /// When it is due.
+    /// When it is due. While it waits for its turn it has no such time; then this is when it began to wait.
     pub run_at: UnixMicros,
+    /// Since when it has waited for its turn among the events of its entity, or had to before its last look.
+    pub blocked_at: Option<UnixMicros>,
+    /// Since when it has waited for a prerequisite.
+    pub parked_at: Option<UnixMicros>,
     /// What the handler returned.
     pub result: Option<String>,
     /// Why the last try failed. A success clears it.
@@ -132,6 +136,16 @@ pub struct Delivery {
 }
 
 impl Delivery {
+    /// What it waits for, if it waits for others, and since when.
+    #[must_use]
+    pub fn waits_for(&self) -> Option<(&'static str, UnixMicros)> {
+        match DeliveryState::parse(&self.state)? {
+            DeliveryState::Parked => self.parked_at.map(|since| ("prerequisite", since)),
+            DeliveryState::Ready | DeliveryState::Retrying => self.blocked_at.map(|since| ("turn", since)),
+            _ => None,
+        }
+    }
+
     /// The try that took effect, if it is not written down as one: handlers that run inside the journal's transaction
     /// are not leased, so that the usual case costs no row. `last` is the latest try that is written down.
     pub(super) fn unleased_success(&self, last: Option<&Attempt>) -> Option<Attempt> {
@@ -386,6 +400,8 @@ mod tests {
             state: "succeeded".to_owned(),
             attempt: 2,
             run_at: UnixMicros(5),
+            blocked_at: None,
+            parked_at: None,
             result: None,
             error: None,
             cause: None,

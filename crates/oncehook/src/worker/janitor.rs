@@ -42,8 +42,34 @@ pub(super) async fn run(
                 pace.idle
             }
         };
+        if wait == pace.idle {
+            tell_blocked(&shared).await;
+        }
         if rest(wait, &mut end).await {
             return;
+        }
+    }
+}
+
+/// Lines that stand still for so long are said aloud.
+const BLOCKED_TOO_LONG: Duration = Duration::from_secs(300);
+
+/// Says which routes have an entity whose events have waited for their turn for too long: most often a dead one is at the head
+/// of the line, and somebody has to retry or skip it.
+async fn tell_blocked(shared: &Shared) {
+    let Ok(backlogs) = shared.deliveries.backlog().await else { return };
+    let now = shared.clock.steady();
+    for backlog in backlogs {
+        let Some(since) = backlog.blocked_since else { continue };
+        let waited = Duration::from_micros(now.0.saturating_sub(since.0).max(0).unsigned_abs());
+        if waited >= BLOCKED_TOO_LONG {
+            tracing::warn!(
+                route = backlog.route.as_str(),
+                blocked = backlog.blocked,
+                dead = backlog.dead,
+                seconds = waited.as_secs(),
+                "events wait for an earlier one of their entity; if it is dead, retry or skip it"
+            );
         }
     }
 }

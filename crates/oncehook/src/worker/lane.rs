@@ -76,6 +76,8 @@ async fn apply(shared: &Shared, route: &Arc<Route>) -> Result<bool, WorkError> {
     let metrics = shared.metrics.route(route.name.as_str());
     metrics.succeeded(progress.succeeded);
     metrics.retrying(progress.retrying);
+    metrics.parked(progress.parked);
+    metrics.superseded(progress.superseded);
     for (event, error) in &progress.dead {
         metrics.dead();
         tracing::error!(%event, route = route.name.as_str(), %error, "a delivery is dead");

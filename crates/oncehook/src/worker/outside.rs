@@ -14,7 +14,7 @@ use super::lane::{ended, reclaim, rest, until_due};
 use super::{AFTER_TROUBLE, GRACE, Shared};
 use crate::delivery::{Cause, Claim, Fence, Settled, Settlement, Verdict};
 use crate::retry::Chance;
-use crate::route::Route;
+use crate::route::{Route, Tried};
 
 /// What the attempts of a batch came to, or that it panicked.
 type Ended = Result<(task::Id, Vec<Came>), JoinError>;
@@ -181,11 +181,18 @@ impl Lane {
                     _ if failure.answered => self.breaker.succeeded(),
                     Cause::Destination => self.breaker.failed(Instant::now()),
                     // The destination was never asked. If this was a probe, another one may go.
-                    Cause::Handler | Cause::Ours | Cause::Poison => self.breaker.unused(Instant::now()),
+                    Cause::Handler | Cause::Ours | Cause::Poison | Cause::Prerequisite => {
+                        self.breaker.unused(Instant::now())
+                    }
                 }
                 let (attempt, limit) = (claim.fence.attempt, claim.attempt_limit);
-                let now = self.shared.clock.steady();
-                self.route.retry.after_failure(failure, attempt, limit, now, self.chance.draw())
+                let tried = Tried { attempt, limit, parked_at: claim.parked_at };
+                let (now, chance) = (self.shared.clock.steady(), self.chance.draw());
+                if self.shared.deliveries.parks() {
+                    self.route.after_failure(failure, tried, now, chance)
+                } else {
+                    self.route.retry.after_failure(failure, attempt, limit, now, chance)
+                }
             }
         };
         let followups = self.route.followups.clone();
@@ -232,6 +239,8 @@ impl Lane {
             }
             (Verdict::Succeeded(_), Settled::Done) => metrics.succeeded(1),
             (Verdict::RetryAt(..), Settled::Done) => metrics.retrying(1),
+            (Verdict::Parked(..), Settled::Done) => metrics.parked(1),
+            (Verdict::Superseded(_), Settled::Done) => metrics.superseded(1),
             (Verdict::Dead(failure), Settled::Done) => {
                 metrics.dead();
                 tracing::error!(%event, route, error = failure.message.as_str(), "a delivery is dead");

@@ -26,9 +26,12 @@ pub(crate) fn claim(attempt: u32) -> Claim {
         headers: Bytes::from_static(b"accept: */*\ncontent-type: application/json; charset=utf-8\nx-a: b\n"),
         body: Bytes::from_static(br#"{"id": "evt_1",  "amount": 1.50}"#),
         result: None,
+        version: None,
+        state: None,
+        current: None,
     };
     let delivery = DeliveryId { event: id, route: RouteName::new("mail").unwrap(), epoch: 0 };
-    Claim { fence: Fence { delivery, attempt }, attempt_limit: 8, event }
+    Claim { fence: Fence { delivery, attempt }, attempt_limit: 8, parked_at: None, event }
 }
 
 fn handler(options: HttpOptions) -> HttpHandler {
@@ -161,17 +164,19 @@ async fn r26_each_status_has_one_meaning() {
             let expected = match (status, policy) {
                 (200..=299, _) => None,
                 (410, OnClientError::Retry | OnClientError::GiveUp) => Some(Remedy::GiveUp),
-                (408 | 425 | 429, _) | (300..=399 | 500..=599, _) => Some(Remedy::Retry(None)),
+                (425, _) => Some(Remedy::Defer),
+                (408 | 429, _) | (300..=399 | 500..=599, _) => Some(Remedy::Retry(None)),
                 (_, OnClientError::Retry) => Some(Remedy::Retry(None)),
                 (_, OnClientError::GiveUp) => Some(Remedy::GiveUp),
                 (_, OnClientError::Result) => None,
             };
             assert_eq!(remedy, expected, "{status} {policy:?}");
             if let Err(failure) = outcome {
-                assert_eq!(failure.cause, Cause::Destination);
+                let cause = if status == 425 { Cause::Prerequisite } else { Cause::Destination };
+                assert_eq!(failure.cause, cause);
                 let names_it = failure.message.starts_with(&receiver.url(" answered ")) || status < 400;
                 assert!(names_it && failure.message.contains(&status.to_string()), "{failure}");
-                assert!(failure.message.ends_with(": said so") || status < 400, "{failure}");
+                assert!(failure.message.contains(": said so") || status < 400, "{failure}");
             }
         }
     }

@@ -17,6 +17,8 @@ mod mysql;
 #[cfg(test)]
 mod mysql_effects;
 #[cfg(test)]
+mod ordering;
+#[cfg(test)]
 mod outbound;
 #[cfg(test)]
 mod postgres;

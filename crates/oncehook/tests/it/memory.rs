@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use oncehook::clock::Clock;
 use oncehook::journal::memory::MemoryJournal;
-use oncehook_testkit::deliveries::{compare_deliveries, exercise_deliveries};
+use oncehook_testkit::deliveries::{compare_deliveries, exercise_deliveries, exercise_ordering};
 use oncehook_testkit::journal::{NOW, Subject, exercise};
 
 fn subject() -> Subject<MemoryJournal> {
@@ -30,4 +30,9 @@ async fn r14_random_histories_of_work_end_in_the_reference_as_in_the_reference()
         let journal = MemoryJournal::with_clock(clock.clone());
         compare_deliveries(&journal, &clock, seed, 1_000).await;
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn r13_r24_r29_r30_the_reference_keeps_the_lines_of_entities() {
+    exercise_ordering(&subject()).await;
 }

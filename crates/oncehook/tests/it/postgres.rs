@@ -11,7 +11,7 @@ use oncehook::handler::{Dialect, Handler, SqlHandler};
 use oncehook::journal::postgres::{OpenError, PostgresJournal, PostgresOptions};
 use oncehook::journal::{AppendError, Appended, Deliveries, Durability, Journal, Verdict};
 use oncehook::route::Route;
-use oncehook_testkit::deliveries::{compare_deliveries, exercise_deliveries};
+use oncehook_testkit::deliveries::{compare_deliveries, exercise_deliveries, exercise_ordering};
 use oncehook_testkit::journal::{NOW, Subject, append, event, exercise, try_append};
 use oncehook_testkit::model::compare;
 use oncehook_testkit::postgres::Server;
@@ -380,4 +380,9 @@ async fn until(holds: impl Fn() -> bool) {
         assert!(begun.elapsed() < Duration::from_secs(30), "it never came about");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn r13_r24_r29_r30_postgres_keeps_the_lines_of_entities() {
+    exercise_ordering(&subject()).await;
 }

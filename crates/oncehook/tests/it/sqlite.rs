@@ -8,7 +8,7 @@ use oncehook::clock::Clock;
 use oncehook::event::{EventIds, NewEvent, SourceName};
 use oncehook::journal::sqlite::{OpenError, SqliteJournal, SqliteOptions};
 use oncehook::journal::{AppendError, Durability, EventQuery, Journal, JournalReader, Layer, Verdict};
-use oncehook_testkit::deliveries::{compare_deliveries, exercise_deliveries};
+use oncehook_testkit::deliveries::{compare_deliveries, exercise_deliveries, exercise_ordering};
 use oncehook_testkit::journal::{NOW, Subject, append, event, exercise, try_append};
 use oncehook_testkit::model::compare;
 use rusqlite::Connection;
@@ -312,4 +312,13 @@ async fn the_views_people_expect_are_there() {
     let retries: i64 =
         reader.query_row("SELECT count(*) FROM oncehook_retry_logs", [], |row| row.get(0)).unwrap();
     assert_eq!(retries, 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn r13_r24_r29_r30_the_embedded_journal_keeps_the_lines_of_entities() {
+    let open = |directory: &Path, clock: Clock| {
+        let options = SqliteOptions { clock, ..SqliteOptions::new(directory.join("journal.db")) };
+        Arc::new(SqliteJournal::open(&options).unwrap())
+    };
+    exercise_ordering(&Subject { open: Box::new(open), survives: true }).await;
 }

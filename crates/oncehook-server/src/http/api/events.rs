@@ -85,6 +85,12 @@ struct DeliveryJson {
     attempt: u32,
     /// When it is due, or was
     run_at: String,
+    /// What it waits for, if it waits for others: `turn` (an earlier event of its entity) or `prerequisite`
+    #[serde(skip_serializing_if = "Option::is_none")]
+    waits_for: Option<&'static str>,
+    /// Since when
+    #[serde(skip_serializing_if = "Option::is_none")]
+    waits_since: Option<String>,
     /// What the handler returned, as JSON
     #[schema(value_type = Option<serde_json::Value>)]
     result: Option<Box<RawValue>>,
@@ -348,6 +354,8 @@ fn delivery_json(delivery: &Delivery) -> DeliveryJson {
         state: delivery.state.clone(),
         attempt: delivery.attempt,
         run_at: delivery.run_at.to_rfc3339(),
+        waits_for: delivery.waits_for().map(|(what, _)| what),
+        waits_since: delivery.waits_for().map(|(_, since)| since.to_rfc3339()),
         result: delivery.result.as_deref().map(raw_json),
         error: delivery.error.clone(),
         cause: delivery.cause.clone(),

@@ -60,6 +60,10 @@ pub(super) struct BacklogJson {
     dead: u64,
     /// How long the oldest waiting one has been due
     oldest_seconds: Option<f64>,
+    /// Of those that wait, the ones that wait for an earlier event of their entity
+    blocked: u64,
+    /// How long the first of them has waited
+    blocked_seconds: Option<f64>,
 }
 
 /// Why, for the audit. May be left out, and the body too.
@@ -232,5 +236,7 @@ pub(super) fn backlog_json(backlog: Option<&Backlog>, now: UnixMicros) -> Backlo
         running: backlog.map_or(0, |backlog| backlog.running),
         dead: backlog.map_or(0, |backlog| backlog.dead),
         oldest_seconds: backlog.and_then(|backlog| backlog.oldest).map(age),
+        blocked: backlog.map_or(0, |backlog| backlog.blocked),
+        blocked_seconds: backlog.and_then(|backlog| backlog.blocked_since).map(age),
     }
 }

@@ -16,6 +16,9 @@ use super::OnClientError;
 use crate::delivery::{Cause, Failure};
 use crate::outbound::Refused;
 
+/// A header by which a destination that cannot answer 425 says "not yet".
+const RETRY_LATER: &str = "retry-later";
+
 /// This much of an answer is read.
 const READ_BYTES: usize = 64 << 10;
 
@@ -135,7 +138,12 @@ impl Destination {
         match answer.status.as_u16() {
             200..=299 => result(),
             300..=399 => Err(Failure::retry(Cause::Destination, self.describe_redirect(&answer))),
-            408 | 425 | 429 => Err(again()),
+            // Not yet: it works, and wants something else first.
+            425 => Err(self.deferred(&answer)),
+            _ if answer.headers.contains_key(RETRY_LATER) && !answer.status.is_success() => {
+                Err(self.deferred(&answer))
+            }
+            408 | 429 => Err(again()),
             410 if self.on_4xx != OnClientError::Result => {
                 Err(Failure::permanent(Cause::Destination, message()).answered())
             }
@@ -146,6 +154,10 @@ impl Destination {
             },
             _ => Err(again()),
         }
+    }
+
+    fn deferred(&self, answer: &Answer) -> Failure {
+        Failure::defer(format!("{} says: not yet", self.describe(answer)))
     }
 
     /// No answer in time.

@@ -20,6 +20,8 @@ pub struct SqlHandler {
     statements: Vec<Statement>,
     /// The bound names, in the order in which [`SqlHandler::values`] gives their values.
     lookup: Lookup,
+    /// The first statement asks whether the others may run.
+    requirement: bool,
 }
 
 impl SqlHandler {
@@ -44,7 +46,48 @@ impl SqlHandler {
                 return Err(format!("`{name}` is bound, but no statement uses :{name}"));
             }
         }
-        Ok(Self { statements, lookup: Lookup::new(bind.values().cloned().collect())? })
+        Ok(Self { statements, lookup: Lookup::new(bind.values().cloned().collect())?, requirement: false })
+    }
+
+    /// The same with a requirement: a query that must return a row before the statements run. Until it does, deliveries are
+    /// parked.
+    pub fn with_requirement(
+        requirement: &str,
+        texts: &[impl AsRef<str>],
+        bind: &BTreeMap<String, Expression>,
+        dialect: Dialect,
+    ) -> Result<Self, String> {
+        let names: Vec<&str> = bind.keys().map(String::as_str).collect();
+        let asked = statement::parse(requirement, &names, dialect)?;
+        let is_query =
+            |text: &str| text.trim_start().get(..6).is_some_and(|word| word.eq_ignore_ascii_case("select"));
+        if asked.len() != 1 || !asked.iter().all(|one| is_query(one.text())) {
+            return Err("`requires` is one SELECT".to_owned());
+        }
+        let all: Vec<&str> = std::iter::once(requirement).chain(texts.iter().map(AsRef::as_ref)).collect();
+        let handler = Self::new(&all, bind, dialect)?;
+        if handler.statements.len() == 1 {
+            return Err("there is no statement".to_owned());
+        }
+        Ok(Self { requirement: true, ..handler })
+    }
+
+    /// Whether the first statement asks whether the others may run.
+    #[must_use]
+    pub fn has_requirement(&self) -> bool {
+        self.requirement
+    }
+
+    /// What is said of a delivery whose requirement is not met.
+    #[must_use]
+    pub fn deferral(&self) -> Failure {
+        Failure::defer("what it requires is not there yet")
+    }
+
+    /// Whether a binding satisfies that.
+    #[must_use]
+    pub fn binds(&self, needs: impl Fn(&Expression) -> bool) -> bool {
+        self.lookup.any(needs)
     }
 
     /// The statements, in the order they run.

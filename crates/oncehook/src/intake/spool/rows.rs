@@ -44,6 +44,8 @@ CREATE TABLE oncehook_spool (
   body        BLOB    NOT NULL,
   copies      INTEGER NOT NULL DEFAULT 0,
   aside       TEXT, -- why it cannot be drained
+  version     INTEGER,
+  by_entity   INTEGER NOT NULL,
   sum         BLOB    NOT NULL,
   UNIQUE (source, key, digest)
 ) STRICT";
@@ -162,8 +164,8 @@ pub(super) fn insert(connection: &Connection, id: EventId, event: &NewEvent) -> 
     connection
         .prepare_cached(
             "INSERT INTO oncehook_spool (id, source, key, digest, key_signed, type, entity, occurred_at, received_at, expires_at,
-                                         integrity, quarantine, routes, peer, headers, body, sum)
-             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17)",
+                                         integrity, quarantine, routes, peer, headers, body, sum, version, by_entity)
+             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19)",
         )?
         .execute(params![
             id.as_bytes(),
@@ -183,13 +185,15 @@ pub(super) fn insert(connection: &Connection, id: EventId, event: &NewEvent) -> 
             &event.headers[..],
             &event.body[..],
             sum(id, event),
+            event.version,
+            event.by_entity,
         ])?;
     Ok(())
 }
 
 const COLUMNS: &str =
     "seq, id, source, key, digest, key_signed, type, entity, occurred_at, received_at, expires_at, integrity,
-                       quarantine, routes, peer, headers, body, sum, copies, aside";
+                       quarantine, routes, peer, headers, body, sum, copies, aside, version, by_entity";
 
 /// The first events that wait, so many or so many bytes at most, but one at least. A row that is damaged is told apart.
 pub(super) fn read(
@@ -290,6 +294,8 @@ fn decode(row: &Row<'_>) -> Result<Option<Spooled>, rusqlite::Error> {
         kind: text(6)?,
         entity: text(7)?,
         occurred_at: row.get::<_, Option<i64>>(8)?.map(UnixMicros),
+        version: row.get(20)?,
+        by_entity: row.get(21)?,
         received_at: UnixMicros(row.get(9)?),
         expires_at: UnixMicros(row.get(10)?),
         integrity,
@@ -324,6 +330,8 @@ fn sum(id: EventId, event: &NewEvent) -> [u8; 32] {
         add(text.unwrap_or_default().as_bytes());
     }
     add(&event.occurred_at.map_or(i64::MIN, |at| at.0).to_le_bytes());
+    add(&event.version.unwrap_or(i64::MIN).to_le_bytes());
+    add(&[u8::from(event.by_entity)]);
     add(&event.received_at.0.to_le_bytes());
     add(&event.expires_at.0.to_le_bytes());
     add(event.integrity.as_str().as_bytes());

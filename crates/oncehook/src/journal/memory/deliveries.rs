@@ -3,7 +3,7 @@
 //! Promises: what it answers is what every backend must answer.
 //! Does not: run `sql` and `function` handlers; there is no database whose transaction they could be part of.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -20,6 +20,7 @@ use crate::journal::{
     Attempt, AuditEntry, Backlog, BoxFuture, Deliveries, Delivery, Flag, Forgotten, Order, OrderError,
     Ordered, Pausable, Pause, Progress, Retention, Verb, Who, WorkError,
 };
+use crate::ordering::{Candidate, Company, Line, Mark, NO_TIME, OnDead, PEEK, Place, Step, plan};
 use crate::retry::{Chance, RetryPolicy};
 use crate::route::Route;
 
@@ -31,7 +32,12 @@ pub(super) struct Record {
     attempt: u32,
     /// The delivery's own limit of attempts, where it differs from the route's.
     limit: Option<u32>,
+    /// [`NO_TIME`] while it waits for its turn.
     run_at: UnixMicros,
+    /// Since when it has waited for its turn.
+    blocked_at: Option<UnixMicros>,
+    /// Since when it has waited for a prerequisite.
+    parked_at: Option<UnixMicros>,
     /// Set while it is running.
     lease: Option<Lease>,
     settled_at: Option<UnixMicros>,
@@ -55,6 +61,8 @@ impl Record {
             attempt: 0,
             limit: None,
             run_at: now,
+            blocked_at: None,
+            parked_at: None,
             lease: None,
             settled_at: None,
             result: None,
@@ -64,15 +72,31 @@ impl Record {
         }
     }
 
+    fn is_waiting(&self) -> bool {
+        matches!(self.state, DeliveryState::Ready | DeliveryState::Retrying)
+    }
+
     /// Whether it has a time at which it is due.
     fn has_turn(&self) -> bool {
-        matches!(self.state, DeliveryState::Ready | DeliveryState::Retrying)
+        self.is_waiting() && !self.is_blocked()
+    }
+
+    /// Whether it waits until somebody before it lets it go on.
+    fn is_blocked(&self) -> bool {
+        self.is_waiting() && self.run_at == NO_TIME
+    }
+
+    /// Due now, whatever it waited for.
+    fn wake(&mut self, now: UnixMicros) {
+        self.state = if self.attempt > 0 { DeliveryState::Retrying } else { DeliveryState::Ready };
+        self.run_at = now;
     }
 
     fn lease(&mut self, retry: &RetryPolicy, until: UnixMicros, now: UnixMicros) -> u32 {
         let limit = self.limit.unwrap_or(retry.max_attempts);
         self.state = DeliveryState::Running;
         self.attempt += 1;
+        self.blocked_at = None;
         self.lease = Some(Lease { until, limit });
         self.attempts.push(Attempt {
             number: self.attempt,
@@ -97,12 +121,18 @@ impl Record {
     fn wait(&mut self, state: DeliveryState, run_at: UnixMicros) {
         self.state = state;
         self.run_at = run_at;
+        self.blocked_at = None;
         self.settled_at = None;
         self.cause = None;
     }
 
     fn finish(&mut self, state: DeliveryState, now: UnixMicros) {
+        if self.run_at == NO_TIME {
+            self.run_at = now;
+        }
         self.state = state;
+        self.blocked_at = None;
+        self.parked_at = None;
         self.settled_at = Some(now);
     }
 
@@ -112,6 +142,32 @@ impl Record {
         self.error = Some(failure.message);
     }
 
+    /// What an attempt, or the decision not to make one, came to.
+    fn conclude(&mut self, verdict: Verdict, now: UnixMicros) {
+        match verdict {
+            Verdict::Succeeded(result) => {
+                self.finish(DeliveryState::Succeeded, now);
+                self.result = result;
+                self.error = None;
+            }
+            Verdict::RetryAt(run_at, failure) => {
+                self.wait(DeliveryState::Retrying, run_at);
+                self.parked_at = None;
+                self.error = Some(failure.message);
+            }
+            Verdict::Dead(failure) => self.die(failure, now),
+            Verdict::Parked(until, failure) => {
+                self.wait(DeliveryState::Parked, until);
+                self.parked_at = self.parked_at.or(Some(now));
+                self.error = Some(failure.message);
+            }
+            Verdict::Superseded(why) => {
+                self.finish(DeliveryState::Superseded, now);
+                self.error = Some(why);
+            }
+        }
+    }
+
     /// As a reader sees it.
     pub(super) fn summary(&self, route: &RouteName, epoch: u32) -> Delivery {
         Delivery {
@@ -119,7 +175,9 @@ impl Record {
             epoch,
             state: self.state.as_str().to_owned(),
             attempt: self.attempt,
-            run_at: self.run_at,
+            run_at: if self.run_at == NO_TIME { self.blocked_at.unwrap_or(NO_TIME) } else { self.run_at },
+            blocked_at: self.blocked_at,
+            parked_at: self.parked_at,
             result: self.result.clone(),
             error: self.error.clone(),
             cause: self.cause.map(|cause| cause.as_str().to_owned()),
@@ -159,6 +217,9 @@ impl Stored {
             headers: event.headers.clone(),
             body: event.body.clone(),
             result: route.after.as_ref().and_then(|before| self.result_of(before, epoch)),
+            version: event.version,
+            state: None,
+            current: None,
         }
     }
 
@@ -170,6 +231,7 @@ impl Stored {
             if failed && order.is_for(route) {
                 let tried = record.attempt > 0;
                 record.wait(if tried { DeliveryState::Retrying } else { DeliveryState::Ready }, now);
+                record.parked_at = None;
                 record.limit = Some(record.attempt.saturating_add(order.attempts));
                 changed.insert(route.clone());
             }
@@ -309,51 +371,193 @@ impl State {
         self.record(&fence.delivery).filter(live)
     }
 
-    fn claim(&mut self, route: &Route, limit: usize, lease: Duration, now: UnixMicros) -> Vec<Claim> {
+    fn claim(&mut self, route: &Arc<Route>, limit: usize, lease: Duration, now: UnixMicros) -> Vec<Claim> {
         let due = self
             .records()
             .filter(|(_, name, _, record)| **name == route.name && record.has_turn() && record.run_at <= now);
         let mut due: Vec<_> = due.map(|(event, _, epoch, record)| (record.run_at, event, epoch)).collect();
         due.sort_unstable();
-        due.truncate(limit);
+        let serial = route.ordering.is_serial();
+        due.truncate(if serial { limit.max(PEEK) } else { limit });
+        let due: Vec<_> = due.into_iter().map(|(_, event, epoch)| (event, epoch)).collect();
+        let taken: Vec<(EventId, u32, Option<String>)> = if serial {
+            self.lines.insert(route.name.clone(), Arc::clone(route));
+            self.take_turns(route, limit, &due, now)
+        } else {
+            due.into_iter().map(|(event, epoch)| (event, epoch, None)).collect()
+        };
         let until = later(now, lease);
-        let claims = due.into_iter().filter_map(|(_, event, epoch)| {
+        let claims = taken.into_iter().filter_map(|(event, epoch, leads_to)| {
             let stored = self.events.get_mut(&event)?;
-            let handed = stored.handed(event, route, epoch);
+            let mut handed = stored.handed(event, route, epoch);
+            handed.state = leads_to;
             let record = stored.deliveries.get_mut(&(route.name.clone(), epoch))?;
             let attempt_limit = record.lease(&route.retry, until, now);
             let delivery = DeliveryId { event, route: route.name.clone(), epoch };
             let fence = Fence { delivery, attempt: record.attempt };
-            Some(Claim { fence, attempt_limit, event: handed })
+            Some(Claim { fence, attempt_limit, parked_at: record.parked_at, event: handed })
         });
         claims.collect()
+    }
+
+    /// Of what is due, those whose turn it is. The others are blocked, or settled without running.
+    fn take_turns(
+        &mut self,
+        route: &Route,
+        room: usize,
+        due: &[(EventId, u32)],
+        now: UnixMicros,
+    ) -> Vec<(EventId, u32, Option<String>)> {
+        let candidates: Vec<Candidate> = due
+            .iter()
+            .filter_map(|(event, epoch)| {
+                let new = &self.events.get(event)?.event;
+                Some(Candidate {
+                    entity: new.entity.clone(),
+                    place: Place { version: new.version, event: *event, epoch: *epoch },
+                    mark: Mark { version: new.version, at: new.occurred_at },
+                    kind: new.kind.clone(),
+                })
+            })
+            .collect();
+        let entities: BTreeSet<&String> = candidates.iter().filter_map(|one| one.entity.as_ref()).collect();
+        let lines: HashMap<String, Line> =
+            entities.into_iter().map(|entity| (entity.clone(), self.line(route, entity))).collect();
+        let plan = plan(&route.ordering, Company::Lease, room, &candidates, &lines);
+        for index in plan.blocked {
+            let blocked = candidates.get(index).and_then(|one| self.of(route, one.place));
+            if let Some(record) = blocked {
+                record.run_at = NO_TIME;
+                record.blocked_at = record.blocked_at.or(Some(now));
+            }
+        }
+        let mut taken = Vec::new();
+        for (index, step) in plan.steps {
+            let Some(candidate) = candidates.get(index) else { continue };
+            let parked_at = self.of(route, candidate.place).and_then(|record| record.parked_at);
+            let verdict = match step {
+                Step::Run(leads_to) => {
+                    taken.push((candidate.place.event, candidate.place.epoch, leads_to));
+                    continue;
+                }
+                Step::Settle(verdict) => verdict,
+                Step::Defer(reason) => route.ordering.parking.after_deferral(&reason, parked_at, now),
+            };
+            let go_on = route.ordering.lets_go_on(&verdict);
+            if let Some(record) = self.of(route, candidate.place) {
+                record.conclude(verdict, now);
+            }
+            if go_on && let Some(entity) = &candidate.entity {
+                self.let_go_on(&route.name, entity, now);
+            }
+        }
+        taken
+    }
+
+    fn of(&mut self, route: &Route, place: Place) -> Option<&mut Record> {
+        let stored = self.events.get_mut(&place.event)?;
+        stored.deliveries.get_mut(&(route.name.clone(), place.epoch))
+    }
+
+    /// What stands in the line of an entity.
+    fn line(&self, route: &Route, entity: &str) -> Line {
+        let mut front: Vec<(Place, DeliveryState)> = self
+            .in_line(&route.name, entity)
+            .filter(|(_, record)| !matches!(record.state, DeliveryState::Parked))
+            .filter(|(_, record)| record.state.is_pending() || record.state == DeliveryState::Dead)
+            .map(|(place, record)| (place, record.state))
+            .collect();
+        front.sort_unstable_by_key(|(place, _)| *place);
+        let running = front.iter().any(|(_, state)| *state == DeliveryState::Running);
+        let scope = route.ordering.scope(route.name.as_str());
+        let standing = self.entities.get(&(scope, entity.to_owned())).cloned().unwrap_or_default();
+        Line { standing, running, front }
+    }
+
+    fn in_line<'s>(
+        &'s self,
+        route: &'s RouteName,
+        entity: &'s str,
+    ) -> impl Iterator<Item = (Place, &'s Record)> {
+        let of_entity =
+            self.events.iter().filter(move |(_, stored)| stored.event.entity.as_deref() == Some(entity));
+        of_entity.flat_map(move |(event, stored)| {
+            let of_route = stored.deliveries.iter().filter(move |((name, _), _)| name == route);
+            of_route.map(move |((_, epoch), record)| {
+                (Place { version: stored.event.version, event: *event, epoch: *epoch }, record)
+            })
+        })
+    }
+
+    /// Puts the first of those that wait for their turn back into the queue. If it is not its turn after all, it will be
+    /// taken out again.
+    fn let_go_on(&mut self, route: &RouteName, entity: &str, now: UnixMicros) {
+        let blocked = self.in_line(route, entity).filter(|(_, record)| record.is_blocked());
+        let Some(first) = blocked.map(|(place, _)| place).min() else { return };
+        let id = DeliveryId { event: first.event, route: route.clone(), epoch: first.epoch };
+        if let Some(record) = self.record(&id) {
+            record.run_at = now;
+        }
+    }
+
+    /// Something of the entity took effect: whatever waits for a prerequisite looks again.
+    fn wake_parked(&mut self, entity: &str, now: UnixMicros) {
+        let of_entity =
+            self.events.values_mut().filter(|stored| stored.event.entity.as_deref() == Some(entity));
+        let parked = of_entity
+            .flat_map(|stored| stored.deliveries.values_mut())
+            .filter(|record| record.state == DeliveryState::Parked);
+        parked.for_each(|record| record.wake(now));
     }
 
     fn settle(&mut self, settlement: Settlement, now: UnixMicros) -> Settled {
         let Settlement { fence, verdict, followups } = settlement;
         let Some(record) = self.running(&fence) else { return Settled::Lost };
-        match verdict {
-            Verdict::Succeeded(result) => {
-                record.end_attempt("succeeded", None, now);
-                record.finish(DeliveryState::Succeeded, now);
-                record.result = result;
-                record.error = None;
-                let DeliveryId { event, epoch, .. } = fence.delivery;
-                if let Some(stored) = self.events.get_mut(&event) {
-                    followups.into_iter().for_each(|route| stored.deliver(route, epoch, now));
-                }
+        let (outcome, failure) = match &verdict {
+            Verdict::Succeeded(_) => ("succeeded", None),
+            Verdict::RetryAt(_, failure) | Verdict::Dead(failure) => ("failed", Some(failure)),
+            Verdict::Parked(_, failure) => ("given_back", Some(failure)),
+            Verdict::Superseded(_) => ("given_back", None),
+        };
+        let lease = record.end_attempt(outcome, failure, now);
+        if let (false, Some(lease)) = (verdict.is_attempt(), lease) {
+            record.limit = Some(lease.limit.saturating_add(1));
+        }
+        record.conclude(verdict.clone(), now);
+        self.after(&fence.delivery, &verdict, followups, now);
+        Settled::Done
+    }
+
+    /// What follows from an attempt's end, for others.
+    fn after(
+        &mut self,
+        delivery: &DeliveryId,
+        verdict: &Verdict,
+        followups: Vec<RouteName>,
+        now: UnixMicros,
+    ) {
+        let DeliveryId { event, route, epoch } = delivery;
+        let Some(stored) = self.events.get_mut(event) else { return };
+        let succeeded = matches!(verdict, Verdict::Succeeded(_));
+        if succeeded {
+            followups.into_iter().for_each(|route| stored.deliver(route, *epoch, now));
+        }
+        let mark = Mark { version: stored.event.version, at: stored.event.occurred_at };
+        let kind = stored.event.kind.clone();
+        let Some(entity) = stored.event.entity.clone() else { return };
+        if let Some(ordering) = self.lines.get(route).map(|route| route.ordering.clone()) {
+            if succeeded && ordering.remembers() {
+                let scope = ordering.scope(route.as_str());
+                let standing = self.entities.entry((scope, entity.clone())).or_default();
+                ordering.advance(standing, mark, kind.as_deref());
             }
-            Verdict::RetryAt(run_at, failure) => {
-                record.end_attempt("failed", Some(&failure), now);
-                record.wait(DeliveryState::Retrying, run_at);
-                record.error = Some(failure.message);
-            }
-            Verdict::Dead(failure) => {
-                record.end_attempt("failed", Some(&failure), now);
-                record.die(failure, now);
+            if ordering.lets_go_on(verdict) {
+                self.let_go_on(route, &entity, now);
             }
         }
-        Settled::Done
+        if succeeded {
+            self.wake_parked(&entity, now);
+        }
     }
 
     fn give_back(&mut self, fence: &Fence, now: UnixMicros) {
@@ -365,40 +569,82 @@ impl State {
         record.wait(if failed_before { DeliveryState::Retrying } else { DeliveryState::Ready }, now);
     }
 
-    fn reclaim(&mut self, route: &Route, now: UnixMicros, chance: &mut Chance) -> usize {
-        let of_route = self.events.values_mut().flat_map(|stored| &mut stored.deliveries);
-        let expired = of_route.filter(|((name, _), record)| {
-            *name == route.name && record.lease.as_ref().is_some_and(|lease| lease.until <= now)
-        });
-        let mut reclaimed = 0;
-        for (_, record) in expired {
+    fn reclaim(&mut self, route: &Arc<Route>, now: UnixMicros, chance: &mut Chance) -> usize {
+        self.look_again(route, now);
+        let expired: Vec<(EventId, u32)> = self
+            .records()
+            .filter(|(_, name, _, record)| {
+                **name == route.name && record.lease.as_ref().is_some_and(|lease| lease.until <= now)
+            })
+            .map(|(event, _, epoch, _)| (event, epoch))
+            .collect();
+        for (event, epoch) in &expired {
+            let delivery = DeliveryId { event: *event, route: route.name.clone(), epoch: *epoch };
+            let Some(record) = self.record(&delivery) else { continue };
             let failure = Failure::never_ended();
             let limit = record.limit.unwrap_or(route.retry.max_attempts);
             record.end_attempt("lost", Some(&failure), now);
-            match route.after_lost_lease(record.attempt, limit, now, chance.draw()) {
-                Verdict::RetryAt(run_at, failure) => {
-                    record.wait(DeliveryState::Retrying, run_at);
-                    record.error = Some(failure.message);
-                }
-                Verdict::Dead(failure) => record.die(failure, now),
-                // A failure never succeeds.
-                Verdict::Succeeded(_) => {}
-            }
-            reclaimed += 1;
+            let verdict = route.after_lost_lease(record.attempt, limit, now, chance.draw());
+            record.conclude(verdict.clone(), now);
+            self.after(&delivery, &verdict, Vec::new(), now);
         }
-        reclaimed
+        expired.len()
+    }
+
+    /// What waits for something gets another look: parked ones whose time has come, and the first of every line, in case that
+    /// whoever stood before it is gone in another way than by being settled.
+    fn look_again(&mut self, route: &Arc<Route>, now: UnixMicros) {
+        let of_route = self.events.values_mut().flat_map(|stored| &mut stored.deliveries);
+        for ((name, _), record) in of_route {
+            if *name != route.name {
+                continue;
+            }
+            let is_time = record.state == DeliveryState::Parked && record.run_at <= now;
+            if is_time || (record.is_blocked() && !route.ordering.is_serial()) {
+                record.wake(now);
+            }
+        }
+        let blocked =
+            self.records().filter(|(_, name, _, record)| **name == route.name && record.is_blocked());
+        let blocked: BTreeSet<EventId> = blocked.map(|(event, ..)| event).collect();
+        let entities: BTreeSet<String> =
+            blocked.iter().filter_map(|event| self.events.get(event)?.event.entity.clone()).collect();
+        for entity in entities {
+            if self.is_stranded(route, &entity) {
+                self.let_go_on(&route.name, &entity, now);
+            }
+        }
+    }
+
+    /// Whether everybody in the line waits for his turn, and nobody has it.
+    fn is_stranded(&self, route: &Route, entity: &str) -> bool {
+        let line = self.line(route, entity);
+        let passes = |state: DeliveryState| {
+            state == DeliveryState::Dead
+                && (!route.ordering.by_entity || route.ordering.on_dead == OnDead::Continue)
+        };
+        let blocked: BTreeSet<Place> = self
+            .in_line(&route.name, entity)
+            .filter(|(_, record)| record.is_blocked())
+            .map(|(place, _)| place)
+            .collect();
+        !line.running
+            && line
+                .front
+                .iter()
+                .find(|(_, state)| !passes(*state))
+                .is_some_and(|(place, _)| blocked.contains(place))
     }
 
     fn backlog(&self) -> Vec<Backlog> {
         let mut routes = std::collections::BTreeMap::new();
         for (_, route, _, record) in self.records() {
-            let backlog = routes.entry(route).or_insert_with(|| Backlog {
-                route: route.as_str().to_owned(),
-                waiting: 0,
-                running: 0,
-                dead: 0,
-                oldest: None,
-            });
+            let backlog = routes.entry(route).or_insert_with(|| Backlog::none(route.as_str().to_owned()));
+            if record.is_blocked() {
+                backlog.blocked += 1;
+                backlog.blocked_since =
+                    [backlog.blocked_since, record.blocked_at].into_iter().flatten().min();
+            }
             match record.state {
                 DeliveryState::Running => backlog.running += 1,
                 DeliveryState::Dead => backlog.dead += 1,
@@ -416,8 +662,11 @@ impl State {
 
     fn order(&mut self, order: &Order, now: UnixMicros) -> Result<Ordered, OrderError> {
         let stored = self.events.get_mut(&order.event).ok_or(OrderError::NoEvent)?;
-        let routes = stored.order(order, now)?.into_iter().collect();
-        let ordered = Ordered { routes, epoch: stored.latest_epoch() };
+        let routes: Vec<RouteName> = stored.order(order, now)?.into_iter().collect();
+        let ordered = Ordered { routes: routes.clone(), epoch: stored.latest_epoch() };
+        if let Some(entity) = stored.event.entity.clone() {
+            routes.iter().for_each(|route| self.let_go_on(route, &entity, now));
+        }
         let entry = AuditEntry {
             at: now,
             who: order.who.name.clone(),

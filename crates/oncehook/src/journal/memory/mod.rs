@@ -8,7 +8,7 @@ mod deliveries;
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::net::IpAddr;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use oncehook_verify::{EventKey, Quarantine, UnixMicros};
 use tokio::sync::{oneshot, watch};
@@ -24,6 +24,8 @@ use super::{
 use crate::clock::Clock;
 use crate::delivery::{DeliveryState, RouteName};
 use crate::event::{EventId, EventIds, NewEvent, NewEvents, SourceName};
+use crate::ordering::Standing;
+use crate::route::Route;
 
 /// See the module's text.
 #[derive(Debug)]
@@ -43,6 +45,10 @@ struct State {
     aliases: HashMap<EventId, EventId>,
     counts: BTreeMap<String, SourceCounts>,
     pauses: Vec<Pausable>,
+    /// What is known of entities, by scope and entity.
+    entities: BTreeMap<(String, String), Standing>,
+    /// Routes that look at entities, as they were last claimed from.
+    lines: HashMap<RouteName, Arc<Route>>,
     /// What was done, to what: the id of an event, or the kind and name of what was paused.
     audit: Vec<(String, AuditEntry)>,
 }
@@ -91,6 +97,8 @@ impl MemoryJournal {
             aliases: HashMap::new(),
             counts: BTreeMap::new(),
             pauses: Vec::new(),
+            entities: BTreeMap::new(),
+            lines: HashMap::new(),
             audit: Vec::new(),
         };
         Self { clock, changes: watch::Sender::new(0), state: Mutex::new(state) }

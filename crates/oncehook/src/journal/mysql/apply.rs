@@ -213,6 +213,7 @@ impl<D: FnMut() -> f64 + Send> Batch<'_, D> {
                 Verdict::Succeeded(_) => progress.succeeded += 1,
                 Verdict::RetryAt(..) => progress.retrying += 1,
                 Verdict::Dead(failure) => progress.dead.push((delivery.event.id, failure.message.clone())),
+                Verdict::Parked(..) | Verdict::Superseded(_) => {}
             }
             settlements.push((fence, verdict));
         }

@@ -171,6 +171,9 @@ async fn handed(
                 occurred_at: maybe_number(&row, 6)?.map(UnixMicros),
                 received_at: UnixMicros(number(&row, 7)?),
                 result: maybe_text(&row, 10)?,
+                version: None,
+                state: None,
+                current: None,
                 headers: Bytes::copy_from_slice(row::bytes(&row, 8)?),
                 // Moved, not copied: this is what weighs.
                 body: row
@@ -349,6 +352,10 @@ pub(super) async fn settle(
                 ("retrying", Some(at.0.saturating_sub(from.0)), None, Some(failure))
             }
             Verdict::Dead(failure) => ("dead", None, None, Some(failure)),
+            // Nobody asks for it: see `parks`.
+            Verdict::Parked(..) | Verdict::Superseded(_) => {
+                return Err(EngineError::other("this journal has no lines and no parking yet"));
+            }
         };
         let DeliveryId { event, route, epoch } = &fence.delivery;
         let error = failure.map(|failure| failure.message.as_str());

@@ -321,6 +321,8 @@ async fn deliveries(
             error: maybe_text(&row, 7)?,
             cause: maybe_text(&row, 8)?,
             settled_at: maybe_number(&row, 9)?.map(UnixMicros),
+            blocked_at: None,
+            parked_at: None,
             attempts: Vec::new(),
         });
     }
@@ -393,8 +395,7 @@ async fn backlog(session: &mut Session) -> Result<Vec<Backlog>, EngineError> {
     let mut routes: BTreeMap<String, Backlog> = BTreeMap::new();
     for row in session.rows(sql, Vec::new()).await? {
         let (route, many) = (text(&row, 1)?, count(&row, 2)?);
-        let empty = Backlog { route: route.clone(), waiting: 0, running: 0, dead: 0, oldest: None };
-        let backlog = routes.entry(route).or_insert(empty);
+        let backlog = routes.entry(route.clone()).or_insert_with(|| Backlog::none(route));
         match number(&row, 0)? {
             1 => backlog.running = many,
             2 => backlog.dead = many,

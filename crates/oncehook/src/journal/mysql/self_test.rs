@@ -108,6 +108,8 @@ fn event(key: &EventKey, digest: u8) -> NewEvent {
         kind: None,
         entity: None,
         occurred_at: None,
+        version: None,
+        by_entity: false,
         received_at: UnixMicros(1),
         expires_at: UnixMicros(1),
         integrity: Integrity::None,

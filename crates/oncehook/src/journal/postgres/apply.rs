@@ -14,12 +14,15 @@ use oncehook_verify::UnixMicros;
 use tokio_postgres::Statement;
 
 use super::connection::{EngineError, Session};
+use super::lines::{self, Came};
 use super::queue::{self, Due, Ended, Held, Locked};
+use super::turn::{self, One, Turns};
 use super::user_sql::{self, Trouble};
 use crate::delivery::{Failure, Fence, Verdict};
 use crate::handler::SqlHandler;
 use crate::journal::Progress;
-use crate::route::Route;
+use crate::ordering::{Company, Mark};
+use crate::route::{Route, Tried};
 
 /// Deliveries that run alone end after this time, so that the worker looks up now and then.
 const ALONE_TIME: Duration = Duration::from_secs(2);
@@ -39,21 +42,30 @@ pub(super) async fn sql(
 ) -> Result<Progress, EngineError> {
     let prepared = match user_sql::prepare(session, handler).await {
         Ok(prepared) => Ok(prepared),
-        Err(Trouble::Failed(failure)) => Err(failure),
+        Err(Trouble::Failed(failure) | Trouble::Deferred(failure)) => Err(failure),
         Err(Trouble::Collision) => return Err(EngineError::other("a statement could not be prepared now")),
         Err(Trouble::Engine(error)) => return Err(error),
     };
     let mut batch = Batch { session, given, route, handler, prepared, draw, progress: Progress::default() };
     session.run("BEGIN").await?;
+    if route.ordering.is_serial() {
+        let left = batch.in_turn(limit).await?;
+        batch.progress.more |= left > 0;
+        return Ok(batch.progress);
+    }
     let Locked { due, count, now } = queue::due(session, given, route, limit, None).await?;
     let full = count == limit || due.len() < count;
     let (fresh, failed_before): (Vec<Due>, Vec<Due>) = due.into_iter().partition(|due| due.attempt == 0);
     let left = match batch.together(&fresh, now).await? {
-        Together::Done => batch.alone(failed_before).await?,
-        Together::Spoilt => batch.alone(fresh.into_iter().chain(failed_before).collect()).await?,
+        Together::Done => batch.alone(ones(failed_before)).await?,
+        Together::Spoilt => batch.alone(ones(fresh.into_iter().chain(failed_before).collect())).await?,
     };
     batch.progress.more = full || left > 0;
     Ok(batch.progress)
+}
+
+fn ones(due: Vec<Due>) -> Vec<One> {
+    due.into_iter().map(|due| (due.event.id, due.epoch, due.attempt)).collect()
 }
 
 enum Together {
@@ -78,6 +90,40 @@ struct Batch<'b, D> {
 type Outcome = Result<Option<String>, Failure>;
 
 impl<D: FnMut() -> f64 + Send> Batch<'_, D> {
+    /// Those whose turn it is, in the transaction that was begun. Returns how many were left for the next time.
+    async fn in_turn(&mut self, limit: usize) -> Result<usize, EngineError> {
+        let company = Company::OneTransaction;
+        let looks = (limit, usize::MAX);
+        let Turns { run, alone, passed, full, now } =
+            turn::take(self.session, self.given, self.route, company, looks, None).await?;
+        self.progress.more = full;
+        let due = queue::chosen(self.session, self.route, run).await?;
+        match self.together(&due, now).await? {
+            Together::Done => {
+                self.add(passed);
+                self.alone(alone).await
+            }
+            // What was settled without running is undone too, and comes again.
+            Together::Spoilt => {
+                let due = due.iter().map(|due| (due.event.id, due.epoch, due.attempt));
+                self.progress.more = true;
+                self.alone(due.chain(alone).collect()).await
+            }
+        }
+    }
+
+    /// Whether a delivery that did not take effect has others of its entity behind it, which count on it.
+    fn is_counted_on(&self, due: &[Due], outcomes: &[Outcome]) -> bool {
+        self.route.ordering.is_serial()
+            && due.iter().zip(outcomes).enumerate().any(|(place, (delivery, outcome))| {
+                let behind = due.iter().skip(place + 1);
+                let entity = delivery.event.entity.as_ref();
+                outcome.is_err()
+                    && entity.is_some()
+                    && behind.map(|due| due.event.entity.as_ref()).any(|other| other == entity)
+            })
+    }
+
     /// Ends the transaction that was begun: all in it, or none.
     async fn together(&mut self, due: &[Due], now: UnixMicros) -> Result<Together, EngineError> {
         if due.is_empty() {
@@ -102,20 +148,25 @@ impl<D: FnMut() -> f64 + Send> Batch<'_, D> {
         }
         self.crash_point();
         self.session.run(USER_PLANS).await?;
-        let mut ran = user_sql::run(self.session, prepared, &bound).await.into_iter();
+        let mut ran = user_sql::run(self.session, self.handler, prepared, &bound).await.into_iter();
         let mut complete = Vec::with_capacity(due.len());
         for failed_early in outcomes {
             complete.push(match failed_early {
                 Some(outcome) => outcome,
                 None => match ran.next() {
                     Some(Ok(result)) => Ok(result),
+                    Some(Err(Trouble::Deferred(failure))) => Err(failure),
                     Some(Err(Trouble::Engine(error))) => return Err(error),
-                    Some(Err(_)) | None => {
+                    Some(Err(Trouble::Failed(_) | Trouble::Collision)) | None => {
                         self.session.run("ROLLBACK").await?;
                         return Ok(Together::Spoilt);
                     }
                 },
             });
+        }
+        if self.is_counted_on(due, &complete) {
+            self.session.run("ROLLBACK").await?;
+            return Ok(Together::Spoilt);
         }
         crate::crash::point("after_effect");
         let settled = due.iter().zip(complete).collect::<Vec<_>>();
@@ -126,11 +177,11 @@ impl<D: FnMut() -> f64 + Send> Batch<'_, D> {
     }
 
     /// Each in its own transaction. Returns how many were left for the next time.
-    async fn alone(&mut self, due: Vec<Due>) -> Result<usize, EngineError> {
+    async fn alone(&mut self, due: Vec<One>) -> Result<usize, EngineError> {
         let started = Instant::now();
         let mut left = 0;
         for delivery in due {
-            if started.elapsed() >= ALONE_TIME || !self.one(&delivery).await? {
+            if started.elapsed() >= ALONE_TIME || !self.one(delivery).await? {
                 left += 1;
             }
         }
@@ -138,18 +189,27 @@ impl<D: FnMut() -> f64 + Send> Batch<'_, D> {
     }
 
     /// One delivery. `false`: another transaction was in the way, and it stays due.
-    async fn one(&mut self, delivery: &Due) -> Result<bool, EngineError> {
+    async fn one(&mut self, delivery: One) -> Result<bool, EngineError> {
         self.session.run("BEGIN").await?;
-        let Locked { due, now, .. } =
-            queue::due(self.session, self.given, self.route, 1, Some(delivery)).await?;
+        let (due, now) = if self.route.ordering.is_serial() {
+            let company = Company::OneTransaction;
+            let Turns { run, passed, now, .. } =
+                turn::take(self.session, self.given, self.route, company, (1, 1), Some(delivery)).await?;
+            self.add(passed);
+            (queue::chosen(self.session, self.route, run).await?, now)
+        } else {
+            let Locked { due, now, .. } =
+                queue::due(self.session, self.given, self.route, 1, Some(delivery)).await?;
+            (due, now)
+        };
         let Some(delivery) = due.first() else {
-            // Somebody else has it, or had it.
+            // Somebody else has it, or had it; or it is not its turn, or settled already.
             self.session.run("COMMIT").await?;
             return Ok(true);
         };
         let outcome = match self.effect(delivery).await {
             Ok(result) => Ok(result),
-            Err(Trouble::Failed(failure)) => Err(failure),
+            Err(Trouble::Failed(failure) | Trouble::Deferred(failure)) => Err(failure),
             Err(Trouble::Collision) => {
                 self.session.run("ROLLBACK").await?;
                 return Ok(false);
@@ -171,7 +231,8 @@ impl<D: FnMut() -> f64 + Send> Batch<'_, D> {
             .run(&format!("{USER_PLANS}; SAVEPOINT oncehook_effect"))
             .await
             .map_err(Trouble::Engine)?;
-        let ran = user_sql::run(self.session, prepared, std::slice::from_ref(&bound)).await;
+        let bound = std::slice::from_ref(&bound);
+        let ran = user_sql::run(self.session, self.handler, prepared, bound).await;
         match ran.into_iter().next() {
             Some(Ok(result)) => {
                 crate::crash::point("after_effect");
@@ -205,23 +266,19 @@ impl<D: FnMut() -> f64 + Send> Batch<'_, D> {
     ) -> Result<Progress, EngineError> {
         let mut progress = Progress::default();
         let mut settlements = Vec::with_capacity(outcomes.len());
+        let mut handed = Vec::with_capacity(outcomes.len());
         for (delivery, outcome) in outcomes {
+            handed.push(&delivery.event);
             let fence = Fence { delivery: delivery.id(self.route), attempt: delivery.attempt + 1 };
             let verdict = match outcome {
                 Ok(result) => Verdict::Succeeded(result),
-                Err(failure) => self.route.retry.after_failure(
-                    failure,
-                    fence.attempt,
-                    delivery.attempt_limit,
-                    now,
-                    (self.draw)(),
-                ),
+                Err(failure) => {
+                    let Due { attempt_limit: limit, parked_at, .. } = *delivery;
+                    let tried = Tried { attempt: fence.attempt, limit, parked_at };
+                    self.route.after_failure(failure, tried, now, (self.draw)())
+                }
             };
-            match &verdict {
-                Verdict::Succeeded(_) => progress.succeeded += 1,
-                Verdict::RetryAt(..) => progress.retrying += 1,
-                Verdict::Dead(failure) => progress.dead.push((delivery.event.id, failure.message.clone())),
-            }
+            progress.count(delivery.event.id, &verdict);
             settlements.push((fence, verdict));
         }
         let followups = &self.route.followups;
@@ -229,18 +286,29 @@ impl<D: FnMut() -> f64 + Send> Batch<'_, D> {
             settlements.iter().map(|(fence, verdict)| Ended { fence, verdict, followups }).collect();
         self.session.run(OUR_PLANS).await?;
         let settled = queue::settle(self.session, self.given, now, Held::Lock, &ended).await?;
-        if settled.len() == ended.len() {
-            Ok(progress)
-        } else {
+        if settled.len() != ended.len() {
             // The rows are locked since they were read. If they are not as they were, nothing here can be trusted, and
             // the transaction is undone with its connection.
-            Err(EngineError::other("a delivery changed although it was locked"))
+            return Err(EngineError::other("a delivery changed although it was locked"));
         }
+        let came: Vec<Came<'_>> = handed
+            .iter()
+            .zip(&settlements)
+            .filter_map(|(event, (_, verdict))| {
+                let mark = Mark { version: event.version, at: event.occurred_at };
+                Some(Came { entity: event.entity.as_deref()?, mark, kind: event.kind.as_deref(), verdict })
+            })
+            .collect();
+        if self.route.ordering.is_serial() {
+            lines::after(self.session, self.given, self.route, &came).await?;
+        }
+        let succeeded = came.iter().filter(|came| matches!(came.verdict, Verdict::Succeeded(_)));
+        let entities: Vec<&str> = succeeded.map(|came| came.entity).collect();
+        progress.woken = lines::wake_parked(self.session, self.given, &entities).await?;
+        Ok(progress)
     }
 
     fn add(&mut self, progress: Progress) {
-        self.progress.succeeded += progress.succeeded;
-        self.progress.retrying += progress.retrying;
-        self.progress.dead.extend(progress.dead);
+        self.progress.add(progress);
     }
 }

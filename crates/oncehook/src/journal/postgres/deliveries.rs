@@ -7,17 +7,18 @@ use std::time::Duration;
 use oncehook_verify::UnixMicros;
 use tokio::sync::watch;
 
-use super::connection::{EngineError, Tries};
+use super::connection::{EngineError, Session, Tries};
 use super::function::Caller;
 use super::orders::{self, Refused};
 use super::queue::{self, Ended, Held};
-use super::{PostgresJournal, aliases, apply, forget};
+use super::{PostgresJournal, aliases, apply, forget, lines, turn};
 use crate::delivery::{Claim, DeliveryId, Fence, RouteName, Settled, Settlement, Verdict};
 use crate::handler::{Handler, SqlHandler};
 use crate::journal::{
     Alias, Backlog, BoxFuture, Deliveries, Forgotten, Order, OrderError, Ordered, Pausable, Pause, Progress,
     Retention, Who, WorkError,
 };
+use crate::ordering::{Company, PEEK};
 use crate::route::Route;
 
 /// Does an atomic thing on a connection, again if another transaction stood in its way.
@@ -54,11 +55,28 @@ fn unavailable(error: EngineError) -> WorkError {
 
 /// What two batches came to.
 fn sum(mut one: Progress, other: Progress) -> Progress {
-    one.succeeded += other.succeeded;
-    one.retrying += other.retrying;
-    one.dead.extend(other.dead);
-    one.more |= other.more;
+    one.add(other);
     one
+}
+
+/// Leases those whose turn it is, in one transaction.
+async fn lease_in_turn(
+    session: &Session,
+    given: Option<i64>,
+    route: &Route,
+    limit: usize,
+    lease: i64,
+) -> Result<Vec<queue::Leased>, EngineError> {
+    session.run("BEGIN").await?;
+    let look = (limit.max(PEEK), limit);
+    let turns = turn::take(session, given, route, Company::Lease, look, None).await?;
+    let leased = if turns.run.is_empty() {
+        Vec::new()
+    } else {
+        queue::lease(session, given, route, limit, lease, Some(&turns.run)).await?
+    };
+    session.run("COMMIT").await?;
+    Ok(leased)
 }
 
 impl PostgresJournal {
@@ -118,7 +136,7 @@ impl Deliveries for PostgresJournal {
             if progress.more {
                 self.busy.lock().unwrap_or_else(PoisonError::into_inner).insert(route.name.clone());
             }
-            if progress.succeeded > 0 && !route.followups.is_empty() {
+            if progress.woken || (progress.succeeded > 0 && !route.followups.is_empty()) {
                 self.shared.changed();
             }
             Ok(progress)
@@ -133,10 +151,17 @@ impl Deliveries for PostgresJournal {
     ) -> BoxFuture<'_, Result<Vec<Claim>, WorkError>> {
         Box::pin(async move {
             let given = self.shared.given_time();
-            let leased = work!(self, |session| queue::lease(&session, given, &route, limit, micros(lease)))?;
+            let lease = micros(lease);
+            let leased = if route.ordering.is_serial() {
+                self.lines.note(&route);
+                work!(self, |session| lease_in_turn(&session, given, &route, limit, lease))?
+            } else {
+                work!(self, |session| queue::lease(&session, given, &route, limit, lease, None))?
+            };
             let claim = |leased: queue::Leased| Claim {
                 fence: leased.fence,
                 attempt_limit: leased.attempt_limit,
+                parked_at: leased.parked_at,
                 event: leased.event,
             };
             Ok(leased.into_iter().map(claim).collect())
@@ -178,11 +203,28 @@ impl Deliveries for PostgresJournal {
                 .map(|Settlement { fence, verdict, followups }| Ended { fence, verdict, followups })
                 .collect();
             let (given, now) = (self.shared.given_time(), self.shared.clock.steady());
-            let mut done = work!(self, |session| queue::settle(&session, given, now, Held::Lease, &ended))?;
+            let in_line = first.iter().any(|one| self.lines.get(&one.fence.delivery.route).is_some());
+            let succeeded = first.iter().filter(|one| matches!(one.verdict, Verdict::Succeeded(_)));
+            let succeeded: Vec<uuid::Uuid> =
+                succeeded.map(|one| super::queries::uuid(one.fence.delivery.event)).collect();
+            let mut done = if in_line {
+                let lines = &self.lines;
+                work!(self, |session| queue::settle_in_line(&session, given, now, &ended, lines))?
+            } else {
+                let done = work!(self, |session| queue::settle(&session, given, now, Held::Lease, &ended))?;
+                if !succeeded.is_empty() {
+                    // Apart from the settlement: what is parked looks again by itself if this does not come to pass.
+                    let woken = work!(self, |session| lines::wake_parked_of(&session, given, &succeeded));
+                    if woken.unwrap_or(false) {
+                        self.shared.changed();
+                    }
+                }
+                done
+            };
             // A lane knows by itself when its own deliveries are due again.
             let followed =
                 |one: &Settlement| matches!(one.verdict, Verdict::Succeeded(_)) && !one.followups.is_empty();
-            if settlements.iter().any(followed) {
+            if in_line || settlements.iter().any(followed) {
                 self.shared.changed();
             }
             let settled = settlements.iter().map(|settlement| match done.remove(&settlement.fence) {
@@ -212,9 +254,10 @@ impl Deliveries for PostgresJournal {
     fn reclaim(&self, route: Arc<Route>) -> BoxFuture<'_, Result<usize, WorkError>> {
         Box::pin(async move {
             let given = self.shared.given_time();
+            let woken = work!(self, |session| lines::look_again(&session, given, &route))?;
             let reclaimed =
                 work!(self, |session| queue::reclaim(&session, given, &route, queue::drawing(&self.chance)))?;
-            if reclaimed > 0 {
+            if woken || reclaimed > 0 {
                 self.shared.changed();
             }
             Ok(reclaimed)

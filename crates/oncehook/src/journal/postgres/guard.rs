@@ -184,7 +184,7 @@ impl PostgresElsewhere {
         // Outside of a transaction: an error here must not end one. The guards are asked all the same.
         let prepared = match user_sql::prepare(&session, statements).await {
             Ok(prepared) => Ok(prepared),
-            Err(Trouble::Failed(failure)) => Err(failure),
+            Err(Trouble::Failed(failure) | Trouble::Deferred(failure)) => Err(failure),
             Err(Trouble::Collision) => {
                 return Err(EngineError::other("a statement could not be prepared now"));
             }
@@ -337,7 +337,7 @@ impl Batch<'_> {
                 Ok(Together::Done)
             }
             Err(Trouble::Engine(error)) => Err(error),
-            Err(Trouble::Failed(_) | Trouble::Collision) => {
+            Err(Trouble::Failed(_) | Trouble::Deferred(_) | Trouble::Collision) => {
                 self.session.run("ROLLBACK").await?;
                 Ok(Together::Spoilt)
             }
@@ -355,7 +355,7 @@ impl Batch<'_> {
             match tried {
                 Ok(found) => return Ok(found.into_iter().next().unwrap_or(Applied::Collided)),
                 Err(Trouble::Engine(error)) => return Err(error),
-                Err(Trouble::Failed(failure)) => {
+                Err(Trouble::Failed(failure) | Trouble::Deferred(failure)) => {
                     self.session.run("ROLLBACK").await?;
                     if user_sql::is_outdated(&failure) {
                         self.session.forget_statements();
@@ -396,7 +396,7 @@ impl Batch<'_> {
         }
         crate::crash::point("guard_taken");
         self.session.run(USER_SETTINGS).await.map_err(Trouble::Engine)?;
-        let mut ran = user_sql::run(self.session, prepared, &bound).await.into_iter();
+        let mut ran = user_sql::run(self.session, self.statements, prepared, &bound).await.into_iter();
         let mut outcomes = Vec::with_capacity(claims.len());
         let mut results: Vec<(&Fence, String)> = Vec::new();
         for (claim, known) in claims.iter().zip(found) {

@@ -26,6 +26,7 @@ mod function;
 mod guard;
 mod hosts;
 mod incarnation;
+mod lines;
 mod orders;
 mod pooler;
 mod queries;
@@ -35,6 +36,7 @@ mod rehearse;
 mod schema;
 mod self_test;
 mod tls;
+mod turn;
 mod user_sql;
 mod wake;
 mod writer;
@@ -60,6 +62,7 @@ use crate::clock::Clock;
 use crate::delivery::{DeliveryId, RouteName};
 use crate::event::{EventId, EventIds, NewEvent, NewEvents, SourceName};
 use crate::retry::Chance;
+use crate::route::KnownLines;
 use connection::{Connector, EngineError, Pool, Purpose};
 pub use guard::PostgresElsewhere;
 use reader::Readers;
@@ -166,6 +169,7 @@ pub struct PostgresJournal {
     /// Where forgetting has come to.
     round: Mutex<forget::Round>,
     chance: Mutex<Chance>,
+    lines: KnownLines,
     /// Routes whose last batch was full.
     busy: Mutex<HashSet<RouteName>>,
     /// Ends what runs behind the accepts, also by being dropped.
@@ -311,6 +315,7 @@ impl PostgresJournal {
             shared,
             round: Mutex::default(),
             chance: Mutex::new(Chance::random()),
+            lines: KnownLines::default(),
             busy: Mutex::default(),
             end,
         })

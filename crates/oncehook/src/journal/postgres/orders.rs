@@ -6,6 +6,7 @@
 use std::collections::BTreeSet;
 
 use super::connection::{EngineError, Session};
+use super::lines;
 use super::queries::uuid;
 use super::queue::{self, number, route_name, text};
 use crate::delivery::RouteName;
@@ -43,6 +44,7 @@ pub(super) async fn carry_out(
     order: &Order,
 ) -> Result<Ordered, Refused> {
     session.run("BEGIN; SET LOCAL lock_timeout = 5000").await?;
+    let entity = lock_lines(session, order).await?;
     let held = look(session, order).await?.ok_or(Refused::Unfit(OrderError::NoEvent))?;
     let found = deliveries(session, given, order).await?;
     let latest = found.iter().map(|found| found.epoch).max().unwrap_or(0);
@@ -92,11 +94,30 @@ pub(super) async fn carry_out(
             queue::enqueue(session, given, order.event, 0, new).await?.into_iter().collect()
         }
     };
+    if let Some(entity) = &entity {
+        // Whoever waited for a delivery that was changed may look again.
+        for route in &routes {
+            lines::let_go_on(session, given, route, &[entity]).await?;
+        }
+    }
     let ordered = Ordered { routes: routes.into_iter().collect(), epoch };
     let subject = order.event.to_string();
     write_down(session, given, &order.who, order.verb.as_str(), &subject, Some(&ordered.to_json())).await?;
     session.run("COMMIT").await?;
     Ok(ordered)
+}
+
+/// The event's entity, if it has one. The lines in which its deliveries stand are locked before the deliveries, as workers do it.
+async fn lock_lines(session: &Session, order: &Order) -> Result<Option<String>, EngineError> {
+    let sql = "SELECT entity FROM oncehook.events WHERE id = $1";
+    let entity: Option<String> = session.row(sql, &[&uuid(order.event)]).await?.and_then(|row| row.get(0));
+    if let Some(entity) = &entity {
+        let sql = "SELECT 1 FROM oncehook.entities
+                    WHERE scope IN (SELECT route FROM oncehook.deliveries WHERE event = $1) AND entity = $2
+                    ORDER BY scope FOR UPDATE";
+        session.rows(sql, &[&uuid(order.event), entity]).await?;
+    }
+    Ok(entity)
 }
 
 /// Whether the event is held; `None` if there is no such event. Until the end of the transaction nobody else orders
@@ -136,7 +157,7 @@ async fn revive(
             "UPDATE oncehook.deliveries
                 SET state = CASE WHEN attempt > 0 THEN 'retrying' ELSE 'ready' END,
                     run_at = coalesce($1::bigint, oncehook.micros()), settled_at = NULL, cause = NULL,
-                    attempt_limit = attempt + $4
+                    attempt_limit = attempt + $4, blocked_at = NULL, parked_at = NULL
               WHERE event = $2 AND ($3::text IS NULL OR route = $3) AND state IN ('dead', 'retrying', 'parked')
              RETURNING route",
             &[&given, &uuid(order.event), &only, &attempts],
@@ -169,7 +190,9 @@ async fn skip(
     let rows = session
         .rows(
             "UPDATE oncehook.deliveries
-                SET state = 'skipped', settled_at = coalesce($1::bigint, oncehook.micros()), lease_until = NULL
+                SET state = 'skipped', settled_at = coalesce($1::bigint, oncehook.micros()), lease_until = NULL,
+                    blocked_at = NULL, parked_at = NULL,
+                    run_at = CASE WHEN run_at = 9223372036854775807 THEN coalesce($1::bigint, oncehook.micros()) ELSE run_at END
               WHERE event = $2 AND ($3::text IS NULL OR route = $3)
                 AND state IN ('ready', 'running', 'retrying', 'parked', 'dead')
              RETURNING route",

@@ -66,17 +66,28 @@ pub(super) async fn append(
         events().map(|event| event.quarantine.map(|reason| reason.as_str())).collect();
     // Held events have no deliveries until they are released.
     let wanted = candidates.iter().filter(|candidate| candidate.event.quarantine.is_none());
-    let (routed, routes): (Vec<Uuid>, Vec<&str>) = wanted
-        .flat_map(|candidate| candidate.event.routes.iter().map(|route| (uuid(candidate.id), route.as_str())))
-        .unzip();
+    let deliveries = wanted.flat_map(|candidate| {
+        let event = candidate.event;
+        let entity = event.entity.as_deref().filter(|_| event.by_entity);
+        let version = event.version.filter(|_| event.by_entity);
+        event.routes.iter().map(move |route| (uuid(candidate.id), route.as_str(), entity, version))
+    });
+    let (mut routed, mut routes, mut in_line, mut places) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+    for (event, route, entity, version) in deliveries {
+        routed.push(event);
+        routes.push(route);
+        in_line.push(entity);
+        places.push(version);
+    }
+    let versions: Vec<Option<i64>> = events().map(|event| event.version).collect();
     let won = session
         .rows(
             "WITH input AS MATERIALIZED (
                SELECT * FROM unnest($3::uuid[], $4::text[], $5::bytea[], $6::boolean[], $7::text[], $8::text[], $9::bigint[],
                                     $10::bigint[], $11::bigint[], $12::text[], $13::bytea[], $14::bytea[], $15::bytea[],
-                                    $16::text[])
+                                    $16::text[], $21::bigint[])
                  AS t(id, source, key, key_signed, type, entity, occurred_at, received_at, expires_at, integrity, digest,
-                      headers, body, held)
+                      headers, body, held, version)
              ), won AS (
                INSERT INTO oncehook.keys (source, key, event, digest, first_seen, expires_at)
                SELECT source, key, id, digest, received_at, expires_at FROM input
@@ -84,14 +95,16 @@ pub(super) async fn append(
                RETURNING event
              ), stored AS (
                INSERT INTO oncehook.events (id, source, key, key_signed, type, entity, occurred_at, received_at, integrity,
-                                            digest, headers, body)
-               SELECT id, source, key, key_signed, type, entity, occurred_at, received_at, integrity, digest, headers, body
+                                            digest, headers, body, version)
+               SELECT id, source, key, key_signed, type, entity, occurred_at, received_at, integrity, digest, headers, body,
+                      version
                  FROM input WHERE id IN (SELECT event FROM won)
              ), delivered AS (
                -- The event is new, so its deliveries are: a conflict here is a broken journal, and an error.
-               INSERT INTO oncehook.deliveries (event, route, state, run_at)
-               SELECT r.event, r.route, 'ready', coalesce($1::bigint, oncehook.micros())
-                 FROM unnest($17::uuid[], $18::text[]) AS r(event, route) WHERE r.event IN (SELECT event FROM won)
+               INSERT INTO oncehook.deliveries (event, route, state, run_at, entity, version)
+               SELECT r.event, r.route, 'ready', coalesce($1::bigint, oncehook.micros()), r.entity, r.version
+                 FROM unnest($17::uuid[], $18::text[], $19::text[], $20::bigint[]) AS r(event, route, entity, version)
+                WHERE r.event IN (SELECT event FROM won)
              ), counted AS (
                INSERT INTO oncehook.totals AS t (source, shard, events, quarantined)
                SELECT source, $2, count(*), count(held) FROM input WHERE id IN (SELECT event FROM won)
@@ -117,7 +130,8 @@ pub(super) async fn append(
              SELECT event FROM won",
             &[
                 &given, &shard, &ids, &sources, &keys, &signed, &types, &entities, &occurred, &received, &expires,
-                &integrity, &digests, &headers, &bodies, &held, &routed, &routes,
+                &integrity, &digests, &headers, &bodies, &held, &routed, &routes, &in_line,
+                &places, &versions,
             ],
         )
         .await?;

@@ -6,7 +6,8 @@
 //! Leases, due times and ages are of the database's clock, so nodes need not agree about the time: waits come in as
 //! durations and are added there.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::Arc;
 
 use bytes::Bytes;
 use oncehook_verify::{EventKey, UnixMicros};
@@ -14,11 +15,14 @@ use tokio_postgres::Row;
 use uuid::Uuid;
 
 use super::connection::{EngineError, Session};
+use super::lines::{self, Came};
 use super::queries::{event_id, uuid};
-use crate::delivery::{DeliveryId, Fence, HandedEvent, RouteName, Verdict};
+use super::turn::One;
+use crate::delivery::{Cause, Columns, DeliveryId, DeliveryState, Fence, HandedEvent, RouteName, Verdict};
 use crate::event::{EventId, SourceName};
+use crate::ordering::{NO_TIME, Place};
 use crate::retry::Chance;
-use crate::route::Route;
+use crate::route::{KnownLines, Route};
 
 /// A delivery that is due.
 pub(super) struct Due {
@@ -27,6 +31,8 @@ pub(super) struct Due {
     /// Attempts so far.
     pub(super) attempt: u32,
     pub(super) attempt_limit: u32,
+    /// Since when it has waited for a prerequisite, if it has.
+    pub(super) parked_at: Option<UnixMicros>,
 }
 
 impl Due {
@@ -61,7 +67,7 @@ pub(super) async fn due(
     given: Option<i64>,
     route: &Route,
     limit: usize,
-    only: Option<&Due>,
+    only: Option<One>,
 ) -> Result<Locked, EngineError> {
     let after = route.after.as_ref().map(RouteName::as_str);
     let limit = i64::try_from(limit).unwrap_or(i64::MAX);
@@ -69,13 +75,13 @@ pub(super) async fn due(
         None => {
             // Bodies are weighed before they are read: many big ones at once would fill the memory.
             let sql = "WITH due AS MATERIALIZED (
-               SELECT d.event, d.epoch, d.attempt, d.attempt_limit, d.run_at FROM oncehook.deliveries d
+               SELECT d.event, d.epoch, d.attempt, d.attempt_limit, d.run_at, d.parked_at FROM oncehook.deliveries d
                 WHERE d.route = $2 AND d.state IN ('ready', 'retrying')
                   AND d.run_at <= coalesce($1::bigint, oncehook.micros())
                 ORDER BY d.run_at, d.event, d.epoch LIMIT $4
                   FOR UPDATE SKIP LOCKED
              ), weighed AS (
-               SELECT d.event, d.epoch, d.attempt, d.attempt_limit, d.run_at,
+               SELECT d.event, d.epoch, d.attempt, d.attempt_limit, d.run_at, d.parked_at, e.version,
                       e.source, e.key, e.type, e.entity, e.occurred_at, e.received_at, e.headers, e.body,
                       sum(octet_length(e.body)) OVER (ORDER BY d.run_at, d.event, d.epoch) - octet_length(e.body) AS before,
                       count(*) OVER () AS locked
@@ -87,39 +93,73 @@ pub(super) async fn due(
                     (SELECT p.result FROM oncehook.deliveries p
                       WHERE p.event = d.event AND p.route = $3 AND p.epoch <= d.epoch AND p.state = 'succeeded'
                       ORDER BY p.epoch DESC LIMIT 1),
-                    coalesce($1::bigint, oncehook.micros()), d.locked
+                    coalesce($1::bigint, oncehook.micros()), d.locked, d.version, d.parked_at
                FROM weighed d WHERE d.before < 8388608
               ORDER BY d.run_at, d.event, d.epoch";
             session.rows(sql, &[&given, &route.name.as_str(), &after, &limit]).await?
         }
-        Some(one) => {
+        Some((event, epoch, attempt)) => {
             let sql = "SELECT d.epoch, d.attempt, d.attempt_limit,
                     e.id, e.source, e.key, e.type, e.entity, e.occurred_at, e.received_at, e.headers, e.body,
                     (SELECT p.result FROM oncehook.deliveries p
                       WHERE p.event = d.event AND p.route = $3 AND p.epoch <= d.epoch AND p.state = 'succeeded'
                       ORDER BY p.epoch DESC LIMIT 1),
-                    coalesce($1::bigint, oncehook.micros()), 1::bigint
+                    coalesce($1::bigint, oncehook.micros()), 1::bigint, e.version, d.parked_at
                FROM oncehook.deliveries d
                JOIN oncehook.events e ON e.id = d.event
               WHERE d.event = $4 AND d.route = $2 AND d.epoch = $5 AND d.attempt = $6 AND d.state IN ('ready', 'retrying')
                 FOR UPDATE OF d SKIP LOCKED";
-            let (epoch, attempt) = (int(one.epoch), int(one.attempt));
-            let event = uuid(one.event.id);
+            let (event, epoch, attempt) = (uuid(event), int(epoch), int(attempt));
             session.rows(sql, &[&given, &route.name.as_str(), &after, &event, &epoch, &attempt]).await?
         }
     };
     let now = UnixMicros(rows.first().map_or(0, |row| row.get(13)));
     let locked = rows.first().map_or(0, |row| row.get::<_, i64>(14));
-    let due = rows.iter().map(|row| {
-        Ok(Due {
-            epoch: number(row.get(0)),
-            attempt: number(row.get(1)),
-            attempt_limit: row.get::<_, Option<i32>>(2).map_or(route.retry.max_attempts, number),
-            event: handed(row, route, 3)?,
-        })
-    });
-    let due = due.collect::<Result<_, EngineError>>()?;
+    let due = rows.iter().map(|row| due_from(row, route)).collect::<Result<_, EngineError>>()?;
     Ok(Locked { due, count: usize::try_from(locked).unwrap_or(0), now })
+}
+
+/// Deliveries that the transaction has locked already, with their events, in this order.
+pub(super) async fn chosen(
+    session: &Session,
+    route: &Route,
+    run: Vec<(Place, Option<String>)>,
+) -> Result<Vec<Due>, EngineError> {
+    let after = route.after.as_ref().map(RouteName::as_str);
+    let (events, epochs): (Vec<Uuid>, Vec<i32>) =
+        run.iter().map(|(place, _)| (uuid(place.event), int(place.epoch))).unzip();
+    let sql = "SELECT d.epoch, d.attempt, d.attempt_limit,
+                    e.id, e.source, e.key, e.type, e.entity, e.occurred_at, e.received_at, e.headers, e.body,
+                    (SELECT p.result FROM oncehook.deliveries p
+                      WHERE p.event = d.event AND p.route = $2 AND p.epoch <= d.epoch AND p.state = 'succeeded'
+                      ORDER BY p.epoch DESC LIMIT 1),
+                    0::bigint, 0::bigint, e.version, d.parked_at
+               FROM unnest($3::uuid[], $4::integer[]) WITH ORDINALITY AS t(event, epoch, place)
+               JOIN oncehook.deliveries d ON d.event = t.event AND d.route = $1 AND d.epoch = t.epoch
+               JOIN oncehook.events e ON e.id = d.event
+              ORDER BY t.place";
+    let rows = session.rows(sql, &[&route.name.as_str(), &after, &events, &epochs]).await?;
+    if rows.len() != run.len() {
+        return Err(EngineError::other("a delivery changed although it was locked"));
+    }
+    let with_state = |(row, (_, state)): (&Row, (Place, Option<String>))| {
+        let mut due = due_from(row, route)?;
+        due.event.state = state;
+        Ok(due)
+    };
+    rows.iter().zip(run).map(with_state).collect()
+}
+
+fn due_from(row: &Row, route: &Route) -> Result<Due, EngineError> {
+    let mut event = handed(row, route, 3)?;
+    event.version = row.get(15);
+    Ok(Due {
+        epoch: number(row.get(0)),
+        attempt: number(row.get(1)),
+        attempt_limit: row.get::<_, Option<i32>>(2).map_or(route.retry.max_attempts, number),
+        parked_at: row.get::<_, Option<i64>>(16).map(UnixMicros),
+        event,
+    })
 }
 
 /// An event from the columns `id … body, result` that begin at `first`.
@@ -142,10 +182,14 @@ fn handed(row: &Row, route: &Route, first: usize) -> Result<HandedEvent, EngineE
         headers: Bytes::copy_from_slice(row.get(first + 7)),
         body: Bytes::copy_from_slice(row.get(first + 8)),
         result: row.get(first + 9),
+        version: None,
+        state: None,
+        current: None,
     })
 }
 
-/// Makes deliveries that are due at once. Those that exist stay as they are.
+/// Makes deliveries that are due at once. Those that exist stay as they are. If others of the event stand in the line of its
+/// entity, these do too.
 pub(super) async fn enqueue<'r>(
     session: &Session,
     given: Option<i64>,
@@ -156,8 +200,11 @@ pub(super) async fn enqueue<'r>(
     let routes: Vec<&str> = routes.into_iter().map(RouteName::as_str).collect();
     let made = session
         .rows(
-            "INSERT INTO oncehook.deliveries (event, route, epoch, state, run_at)
-             SELECT $2, route, $3, 'ready', coalesce($1::bigint, oncehook.micros()) FROM unnest($4::text[]) AS r(route)
+            "INSERT INTO oncehook.deliveries (event, route, epoch, state, run_at, entity, version)
+             SELECT $2, r.route, $3, 'ready', coalesce($1::bigint, oncehook.micros()), l.entity, l.version
+               FROM unnest($4::text[]) AS r(route)
+               LEFT JOIN (SELECT entity, version FROM oncehook.deliveries
+                           WHERE event = $2 AND entity IS NOT NULL LIMIT 1) l ON true
              ON CONFLICT (event, route, epoch) DO NOTHING
              RETURNING route",
             &[&given, &uuid(event), &int(epoch), &routes],
@@ -174,33 +221,44 @@ pub(super) fn route_name(text: &str) -> Result<RouteName, EngineError> {
 pub(super) struct Leased {
     pub(super) fence: Fence,
     pub(super) attempt_limit: u32,
+    pub(super) parked_at: Option<UnixMicros>,
     pub(super) event: HandedEvent,
 }
 
-/// Leases due deliveries, and writes the attempts down before they begin.
+/// Leases due deliveries, and writes the attempts down before they begin. With `chosen`, those, which the transaction has locked.
 pub(super) async fn lease(
     session: &Session,
     given: Option<i64>,
     route: &Route,
     limit: usize,
     lease: i64,
+    chosen: Option<&[(Place, Option<String>)]>,
 ) -> Result<Vec<Leased>, EngineError> {
     let after = route.after.as_ref().map(RouteName::as_str);
     let limit = i64::try_from(limit).unwrap_or(i64::MAX);
-    let rows = session
-        .rows(
-            "WITH due AS MATERIALIZED (
-               SELECT d.event, d.epoch FROM oncehook.deliveries d
+    let (events, epochs): (Vec<Uuid>, Vec<i32>) =
+        chosen.unwrap_or_default().iter().map(|(place, _)| (uuid(place.event), int(place.epoch))).unzip();
+    let due = match chosen {
+        Some(_) => "SELECT event, epoch FROM unnest($7::uuid[], $8::integer[]) AS t(event, epoch) LIMIT $4",
+        None => {
+            "SELECT d.event, d.epoch FROM oncehook.deliveries d
                 WHERE d.route = $2 AND d.state IN ('ready', 'retrying')
                   AND d.run_at <= coalesce($1::bigint, oncehook.micros())
+                  AND $7::uuid[] IS NOT NULL AND $8::integer[] IS NOT NULL
                 ORDER BY d.run_at, d.event, d.epoch LIMIT $4
-                  FOR UPDATE SKIP LOCKED
+                  FOR UPDATE SKIP LOCKED"
+        }
+    };
+    let rows = session
+        .rows(
+            &format!("WITH due AS MATERIALIZED (
+               {due}
              ), leased AS (
                UPDATE oncehook.deliveries d
                   SET state = 'running', attempt = d.attempt + 1, lease_until = coalesce($1::bigint, oncehook.micros()) + $5,
-                      lease_limit = coalesce(d.attempt_limit, $6)
+                      lease_limit = coalesce(d.attempt_limit, $6), blocked_at = NULL
                  FROM due WHERE d.event = due.event AND d.route = $2 AND d.epoch = due.epoch
-               RETURNING d.event, d.epoch, d.attempt, d.lease_limit, d.run_at
+               RETURNING d.event, d.epoch, d.attempt, d.lease_limit, d.run_at, d.parked_at
              ), begun AS (
                INSERT INTO oncehook.attempts (event, route, epoch, attempt, started_at)
                SELECT event, $2, epoch, attempt, coalesce($1::bigint, oncehook.micros()) FROM leased
@@ -210,19 +268,32 @@ pub(super) async fn lease(
                     -- A follow-up that is forced alone knows the result of the epoch before.
                     (SELECT p.result FROM oncehook.deliveries p
                       WHERE p.event = l.event AND p.route = $3 AND p.epoch <= l.epoch AND p.state = 'succeeded'
-                      ORDER BY p.epoch DESC LIMIT 1)
+                      ORDER BY p.epoch DESC LIMIT 1), e.version, l.parked_at
                FROM leased l JOIN oncehook.events e ON e.id = l.event
-              ORDER BY l.run_at, l.event, l.epoch",
-            &[&given, &route.name.as_str(), &after, &limit, &lease, &int(route.retry.max_attempts)],
+              ORDER BY l.run_at, l.event, l.epoch"),
+            &[
+                &given,
+                &route.name.as_str(),
+                &after,
+                &limit,
+                &lease,
+                &int(route.retry.max_attempts),
+                &events,
+                &epochs,
+            ],
         )
         .await?;
     rows.iter()
         .map(|row| {
-            let event = handed(row, route, 3)?;
-            let delivery =
-                DeliveryId { event: event.id, route: route.name.clone(), epoch: number(row.get(0)) };
+            let mut event = handed(row, route, 3)?;
+            let epoch = number(row.get(0));
+            let is_it = |(place, _): &&(Place, _)| place.event == event.id && place.epoch == epoch;
+            let state = chosen.unwrap_or_default().iter().find(is_it).and_then(|(_, state)| state.clone());
+            (event.version, event.state) = (row.get(13), state);
+            let delivery = DeliveryId { event: event.id, route: route.name.clone(), epoch };
             let fence = Fence { delivery, attempt: number(row.get(1)) };
-            Ok(Leased { fence, attempt_limit: number(row.get(2)), event })
+            let parked_at = row.get::<_, Option<i64>>(14).map(UnixMicros);
+            Ok(Leased { fence, attempt_limit: number(row.get(2)), parked_at, event })
         })
         .collect()
 }
@@ -262,20 +333,13 @@ pub(super) async fn settle(
     let mut causes: Vec<Option<&str>> = Vec::with_capacity(ended.len());
     let (mut after, mut before, mut epochs, mut next) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
     for Ended { fence, verdict, followups } in ended {
-        let (state, wait, result, failure) = match verdict {
-            Verdict::Succeeded(result) => ("succeeded", None, result.as_deref(), None),
-            Verdict::RetryAt(at, failure) => {
-                ("retrying", Some(at.0.saturating_sub(now.0)), None, Some(failure))
-            }
-            Verdict::Dead(failure) => ("dead", None, None, Some(failure)),
-        };
-        states.push(state);
-        waits.push(wait);
+        let Columns { state, run_at, result, error, cause } = verdict.columns();
+        states.push(state.as_str());
+        waits.push(run_at.map(|at| at.0.saturating_sub(now.0)));
         results.push(result);
-        errors.push(failure.map(|failure| text(&failure.message)));
-        // Whose fault it is that it is dead.
-        causes.push(failure.filter(|_| wait.is_none()).map(|failure| failure.cause.as_str()));
-        for followup in followups.iter().filter(|_| failure.is_none()) {
+        errors.push(error.map(text));
+        causes.push(cause.map(Cause::as_str));
+        for followup in followups.iter().filter(|_| state == DeliveryState::Succeeded) {
             after.push(uuid(fence.delivery.event));
             before.push(fence.delivery.route.as_str());
             epochs.push(int(fence.delivery.epoch));
@@ -306,6 +370,11 @@ pub(super) async fn settle(
             ],
         )
         .await?;
+    let parked = ended.iter().filter(|ended| matches!(ended.verdict, Verdict::Parked(..)));
+    let parked: Vec<Uuid> = parked.map(|ended| uuid(ended.fence.delivery.event)).collect();
+    if !parked.is_empty() {
+        lines::name_parked(session, &parked).await?;
+    }
     rows.iter()
         .map(|row| {
             let delivery = DeliveryId {
@@ -328,19 +397,24 @@ WITH ended AS MATERIALIZED (
   UPDATE oncehook.deliveries d
      SET state = t.state, run_at = coalesce(coalesce($1::bigint, oncehook.micros()) + t.wait, d.run_at), lease_until = NULL,
          settled_at = CASE WHEN t.wait IS NULL THEN coalesce($1::bigint, oncehook.micros()) END,
-         result = t.result, error = t.error, cause = t.cause
+         result = t.result, error = t.error, cause = t.cause, blocked_at = NULL,
+         parked_at = CASE WHEN t.state = 'parked' THEN coalesce(d.parked_at, $1::bigint, oncehook.micros()) END,
+         -- What was put off is not held against the delivery.
+         attempt_limit = CASE WHEN t.state IN ('parked', 'superseded') THEN d.lease_limit + 1 ELSE d.attempt_limit END
     FROM ended t
    WHERE d.event = t.event AND d.route = t.route AND d.epoch = t.epoch AND d.attempt = t.attempt AND d.state = 'running'
-  RETURNING d.event, d.route, d.epoch, d.attempt, d.state, d.error
+  RETURNING d.event, d.route, d.epoch, d.attempt, d.state, d.error, d.entity, d.version
 ), written AS (
   UPDATE oncehook.attempts a
-     SET finished_at = coalesce($1::bigint, oncehook.micros()), error = s.error,
-         outcome = CASE WHEN s.state = 'succeeded' THEN 'succeeded' ELSE $15 END
+     SET finished_at = coalesce($1::bigint, oncehook.micros()),
+         error = CASE WHEN s.state <> 'superseded' THEN s.error END,
+         outcome = CASE WHEN s.state = 'succeeded' THEN 'succeeded'
+                        WHEN s.state IN ('parked', 'superseded') THEN 'given_back' ELSE $15 END
     FROM settled s
    WHERE a.event = s.event AND a.route = s.route AND a.epoch = s.epoch AND a.attempt = s.attempt
 ), followed AS (
-  INSERT INTO oncehook.deliveries (event, route, epoch, state, run_at)
-  SELECT s.event, f.next, s.epoch, 'ready', coalesce($1::bigint, oncehook.micros())
+  INSERT INTO oncehook.deliveries (event, route, epoch, state, run_at, entity, version)
+  SELECT s.event, f.next, s.epoch, 'ready', coalesce($1::bigint, oncehook.micros()), s.entity, s.version
     FROM settled s
     JOIN unnest($11::uuid[], $12::text[], $13::integer[], $14::text[]) AS f(event, route, epoch, next)
       ON f.event = s.event AND f.route = s.route AND f.epoch = s.epoch
@@ -357,20 +431,22 @@ WITH ended AS MATERIALIZED (
     AS t(event, route, epoch, attempt, state, wait, result, error, cause)
 ), settled AS (
   UPDATE oncehook.deliveries d
-     SET state = t.state, attempt = t.attempt, run_at = coalesce(coalesce($1::bigint, oncehook.micros()) + t.wait, d.run_at),
+     SET state = t.state, attempt = CASE WHEN t.state IN ('parked', 'superseded') THEN d.attempt ELSE t.attempt END,
+         run_at = coalesce(coalesce($1::bigint, oncehook.micros()) + t.wait, d.run_at),
          settled_at = CASE WHEN t.wait IS NULL THEN coalesce($1::bigint, oncehook.micros()) END,
-         result = t.result, error = t.error, cause = t.cause
+         result = t.result, error = t.error, cause = t.cause, blocked_at = NULL,
+         parked_at = CASE WHEN t.state = 'parked' THEN coalesce(d.parked_at, $1::bigint, oncehook.micros()) END
     FROM ended t
    WHERE d.event = t.event AND d.route = t.route AND d.epoch = t.epoch AND d.attempt = t.attempt - 1
      AND d.state IN ('ready', 'retrying')
-  RETURNING d.event, d.route, d.epoch, d.attempt, d.state, d.error
+  RETURNING d.event, d.route, d.epoch, t.attempt, d.state, d.error, d.entity, d.version
 ), written AS (
   INSERT INTO oncehook.attempts (event, route, epoch, attempt, started_at, finished_at, outcome, error)
   SELECT event, route, epoch, attempt, coalesce($1::bigint, oncehook.micros()), coalesce($1::bigint, oncehook.micros()), $15, error
-    FROM settled WHERE state <> 'succeeded'
+    FROM settled WHERE state NOT IN ('succeeded', 'parked', 'superseded')
 ), followed AS (
-  INSERT INTO oncehook.deliveries (event, route, epoch, state, run_at)
-  SELECT s.event, f.next, s.epoch, 'ready', coalesce($1::bigint, oncehook.micros())
+  INSERT INTO oncehook.deliveries (event, route, epoch, state, run_at, entity, version)
+  SELECT s.event, f.next, s.epoch, 'ready', coalesce($1::bigint, oncehook.micros()), s.entity, s.version
     FROM settled s
     JOIN unnest($11::uuid[], $12::text[], $13::integer[], $14::text[]) AS f(event, route, epoch, next)
       ON f.event = s.event AND f.route = s.route AND f.epoch = s.epoch
@@ -462,6 +538,19 @@ pub(super) async fn reclaim(
     mut draw: impl FnMut() -> f64,
 ) -> Result<usize, EngineError> {
     session.run("BEGIN").await?;
+    let serial = route.ordering.is_serial();
+    if serial {
+        // The lines first, as everybody does who settles.
+        let entities = session
+            .rows(
+                "SELECT DISTINCT d.entity FROM oncehook.deliveries d
+                  WHERE d.route = $2 AND d.state = 'running' AND d.lease_until <= coalesce($1::bigint, oncehook.micros())
+                    AND d.entity IS NOT NULL",
+                &[&given, &route.name.as_str()],
+            )
+            .await?;
+        lines::lock(session, &route.name, &entities.iter().map(|row| row.get(0)).collect()).await?;
+    }
     let rows = session
         .rows(
             "SELECT d.event, d.epoch, d.attempt, d.attempt_limit, coalesce($1::bigint, oncehook.micros())
@@ -491,9 +580,57 @@ pub(super) async fn reclaim(
         let ended: Vec<_> =
             expired.iter().map(|(fence, verdict)| Ended { fence, verdict, followups: &[] }).collect();
         taken = settle(session, given, now, Held::LostLease, &ended).await?.len();
+        if serial {
+            let fences: Vec<&Fence> = expired.iter().map(|(fence, _)| fence).collect();
+            let about = lines::about(session, &fences).await?;
+            let came: Vec<Came<'_>> = expired
+                .iter()
+                .filter_map(|(fence, verdict)| Some(about.get(&fence.delivery.event)?.came(verdict)))
+                .collect();
+            lines::after(session, given, route, &came).await?;
+        }
     }
     session.run("COMMIT").await?;
     Ok(taken)
+}
+
+/// Settles leased attempts of routes that look at entities, in one transaction with what follows for others. Returns the fences
+/// that were the latest.
+pub(super) async fn settle_in_line(
+    session: &Session,
+    given: Option<i64>,
+    now: UnixMicros,
+    ended: &[Ended<'_>],
+    known: &KnownLines,
+) -> Result<HashMap<Fence, ()>, EngineError> {
+    session.run("BEGIN").await?;
+    let fences: Vec<&Fence> = ended.iter().map(|ended| ended.fence).collect();
+    let about = lines::about(session, &fences).await?;
+    let mut routes: BTreeMap<&RouteName, (Arc<Route>, BTreeSet<&str>)> = BTreeMap::new();
+    for fence in &fences {
+        let name = &fence.delivery.route;
+        if let (Some(about), Some(route)) = (about.get(&fence.delivery.event), known.get(name)) {
+            routes.entry(name).or_insert_with(|| (route, BTreeSet::new())).1.insert(&about.entity);
+        }
+    }
+    for (name, (_, entities)) in &routes {
+        lines::lock(session, name, entities).await?;
+    }
+    let done = settle(session, given, now, Held::Lease, ended).await?;
+    let settled = || ended.iter().filter(|ended| done.contains_key(ended.fence));
+    for (name, (route, _)) in &routes {
+        let of_route = settled().filter(|ended| ended.fence.delivery.route == **name);
+        let came: Vec<Came<'_>> = of_route
+            .filter_map(|ended| Some(about.get(&ended.fence.delivery.event)?.came(ended.verdict)))
+            .collect();
+        lines::after(session, given, route, &came).await?;
+    }
+    let succeeded = settled().filter(|ended| matches!(ended.verdict, Verdict::Succeeded(_)));
+    let entities: BTreeSet<&str> =
+        succeeded.filter_map(|ended| Some(about.get(&ended.fence.delivery.event)?.entity.as_str())).collect();
+    lines::wake_parked(session, given, &entities.into_iter().collect::<Vec<_>>()).await?;
+    session.run("COMMIT").await?;
+    Ok(done)
 }
 
 /// How long until the next delivery of a route is due, in microseconds; negative if one is due already.
@@ -505,8 +642,8 @@ pub(super) async fn next_due(
     let row = session
         .row(
             "SELECT min(run_at) - coalesce($1::bigint, oncehook.micros()) FROM oncehook.deliveries
-              WHERE route = $2 AND state IN ('ready', 'retrying')",
-            &[&given, &route.as_str()],
+              WHERE route = $2 AND state IN ('ready', 'retrying') AND run_at < $3",
+            &[&given, &route.as_str(), &NO_TIME.0],
         )
         .await?;
     Ok(row.and_then(|row| row.get(0)))

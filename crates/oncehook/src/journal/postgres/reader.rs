@@ -26,6 +26,7 @@ use crate::journal::{
     Attempt, AuditEntry, Backlog, Conflict, Delivery, EventDetail, EventPage, EventQuery, EventStatus,
     EventSummary, Flag, ReadError, RecentKey, SourceCounts, Standing, Stats, StoredBody,
 };
+use crate::ordering::NO_TIME;
 
 /// One snapshot for all queries of an answer.
 const BEGIN: &str = "BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY";
@@ -309,10 +310,11 @@ async fn deliveries(
     session: &Session,
     events: &Vec<Uuid>,
 ) -> Result<HashMap<Uuid, Vec<Delivery>>, EngineError> {
-    let sql = "SELECT event, route, epoch, state, attempt, run_at, result, error, cause, settled_at
+    let sql = "SELECT event, route, epoch, state, attempt, CASE WHEN run_at = $2 THEN coalesce(blocked_at, run_at) ELSE run_at END,
+                      result, error, cause, settled_at, blocked_at, parked_at
                  FROM oncehook.deliveries WHERE event = ANY($1) ORDER BY event, route, epoch";
     let mut found: HashMap<Uuid, Vec<Delivery>> = HashMap::new();
-    for row in session.rows(sql, &[events]).await? {
+    for row in session.rows(sql, &[events, &NO_TIME.0]).await? {
         found.entry(row.get(0)).or_default().push(Delivery {
             route: row.get(1),
             epoch: number(row.get(2)),
@@ -323,6 +325,8 @@ async fn deliveries(
             error: row.get(7),
             cause: row.get(8),
             settled_at: row.get::<_, Option<i64>>(9).map(UnixMicros),
+            blocked_at: row.get::<_, Option<i64>>(10).map(UnixMicros),
+            parked_at: row.get::<_, Option<i64>>(11).map(UnixMicros),
             attempts: Vec::new(),
         });
     }
@@ -390,24 +394,28 @@ async fn backlog(session: &Session) -> Result<Vec<Backlog>, EngineError> {
     let mut routes: BTreeMap<String, Backlog> = BTreeMap::new();
     // Each part walks one of the partial indexes, so it costs what waits and not what was.
     for (part, sql) in [
-        "SELECT route, count(*), min(run_at) FROM oncehook.deliveries WHERE state IN ('ready', 'retrying') GROUP BY route",
+        // What waits for its turn is due at no time: the largest number.
+        "SELECT route, count(*), nullif(min(run_at), 9223372036854775807)
+           FROM oncehook.deliveries WHERE state IN ('ready', 'retrying') GROUP BY route",
         "SELECT route, count(*), NULL::bigint FROM oncehook.deliveries WHERE state = 'running' GROUP BY route",
         "SELECT route, count(*), NULL::bigint FROM oncehook.deliveries WHERE state = 'dead' GROUP BY route",
+        "SELECT route, count(*), NULL::bigint FROM oncehook.deliveries WHERE state = 'parked' GROUP BY route",
+        "SELECT route, count(*), min(blocked_at) FROM oncehook.deliveries
+          WHERE blocked_at IS NOT NULL AND state IN ('ready', 'retrying') AND run_at = 9223372036854775807 GROUP BY route",
     ]
     .into_iter()
     .enumerate()
     {
         for row in session.rows(sql, &[]).await? {
             let route: String = row.get(0);
-            let empty = Backlog { route: route.clone(), waiting: 0, running: 0, dead: 0, oldest: None };
-            let backlog = routes.entry(route).or_insert(empty);
+            let backlog = routes.entry(route.clone()).or_insert_with(|| Backlog::none(route));
+            let (found, since) = (count(&row, 1), row.get::<_, Option<i64>>(2).map(UnixMicros));
             match part {
-                0 => {
-                    backlog.waiting = count(&row, 1);
-                    backlog.oldest = row.get::<_, Option<i64>>(2).map(UnixMicros);
-                }
-                1 => backlog.running = count(&row, 1),
-                _ => backlog.dead = count(&row, 1),
+                0 => (backlog.waiting, backlog.oldest) = (found, since),
+                1 => backlog.running = found,
+                2 => backlog.dead = found,
+                3 => backlog.waiting += found,
+                _ => (backlog.blocked, backlog.blocked_since) = (found, since),
             }
         }
     }

@@ -90,6 +90,7 @@ fn event(key: &EventKey, digest: u8) -> NewEvent {
         kind: None,
         entity: None,
         occurred_at: None,
+        version: None,
         received_at: UnixMicros(1),
         expires_at: UnixMicros(1),
         integrity: Integrity::None,
@@ -98,6 +99,7 @@ fn event(key: &EventKey, digest: u8) -> NewEvent {
         digest: [digest; 32],
         quarantine: None,
         routes: Default::default(),
+        by_entity: false,
         peer: std::net::Ipv4Addr::UNSPECIFIED.into(),
     }
 }

@@ -34,6 +34,8 @@ const RESULT_BYTES: usize = 64 << 10;
 pub(super) enum Trouble {
     /// They failed: an attempt of the delivery.
     Failed(Failure),
+    /// What they require is not there yet. Nothing was done.
+    Deferred(Failure),
     /// Two transactions stood in each other's way: no attempt, and worth another try.
     Collision,
     /// The database failed: no attempt, nobody's fault but ours.
@@ -75,10 +77,39 @@ pub(super) fn bind(
 /// before the first is answered. Returns an outcome for each; after the first failure the transaction is spoilt.
 pub(super) async fn run(
     session: &Session,
+    handler: &SqlHandler,
     prepared: &[Statement],
     deliveries: &[Bound],
 ) -> Vec<Result<Option<String>, Trouble>> {
-    let statements = deliveries.iter().flat_map(|bound| prepared.iter().zip(&bound.0));
+    let Some((requirement, effects)) = prepared.split_first().filter(|_| handler.has_requirement()) else {
+        let all: Vec<&[Vec<Parameter>]> = deliveries.iter().map(|bound| bound.0.as_slice()).collect();
+        return run_all(session, prepared, &all).await;
+    };
+    // Those that have to wait are known before anything is done for any of them.
+    let split: Vec<_> = deliveries.iter().map(|bound| bound.0.split_at(bound.0.len().min(1))).collect();
+    let asked: Vec<&[Vec<Parameter>]> = split.iter().map(|(asked, _)| *asked).collect();
+    let answers = run_all(session, std::slice::from_ref(requirement), &asked).await;
+    let ready = |answer: &Result<Option<String>, Trouble>| matches!(answer, Ok(Some(_)));
+    let done: Vec<&[Vec<Parameter>]> =
+        split.iter().zip(&answers).filter(|(_, answer)| ready(answer)).map(|((_, done), _)| *done).collect();
+    let mut results = run_all(session, effects, &done).await.into_iter();
+    let deferred = || Err(Trouble::Deferred(handler.deferral()));
+    answers
+        .into_iter()
+        .map(|answer| match answer {
+            Ok(Some(_)) => results.next().unwrap_or_else(deferred),
+            Ok(None) => deferred(),
+            Err(trouble) => Err(trouble),
+        })
+        .collect()
+}
+
+async fn run_all(
+    session: &Session,
+    prepared: &[Statement],
+    deliveries: &[&[Vec<Parameter>]],
+) -> Vec<Result<Option<String>, Trouble>> {
+    let statements = deliveries.iter().flat_map(|bound| prepared.iter().zip(*bound));
     let queries = statements.map(|(statement, parameters)| async move {
         let parameters: Vec<&(dyn ToSql + Sync)> =
             parameters.iter().map(|parameter| parameter as &(dyn ToSql + Sync)).collect();

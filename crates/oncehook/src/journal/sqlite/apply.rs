@@ -5,9 +5,13 @@
 //! costs only itself, and nobody has to know what a failed statement has left behind. A delivery that failed before, and
 //! every call of a function, always runs alone.
 //!
+//! On a route that looks at entities, several deliveries of one entity may run one after the other in the same transaction, each
+//! as if those before it had taken effect. If one of them does not and others of its entity come after it, all run one by one.
+//!
 //! Promises: an effect is committed with its settlement or not at all. What another process' lock or a failing disk
 //! prevents is no attempt of anybody.
 
+use std::collections::{HashMap, HashSet};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
 
@@ -15,15 +19,18 @@ use oncehook_verify::UnixMicros;
 use rusqlite::{Connection, Transaction, TransactionBehavior};
 use serde_json::Value;
 
+use super::lines;
 use super::queue::{self, Due, Held};
-use super::user_sql;
+use super::turn::{self, Turns};
+use super::user_sql::{self, Ran};
 use super::writer::{blames_a_row, is_busy};
 use crate::delivery::{Cause, Claim, Failure, Fence, Settled, Verdict};
 use crate::handler::{Function, SqlHandler};
 use crate::journal::Progress;
+use crate::ordering::Company;
 use crate::planted::{self, Bug};
 use crate::retry::Chance;
-use crate::route::Route;
+use crate::route::{Route, Tried};
 
 /// A job ends after this time, so that accepting goes on beside it.
 const JOB_TIME: Duration = Duration::from_millis(20);
@@ -42,14 +49,27 @@ pub(super) fn sql(
     chance: &mut Chance,
 ) -> Result<Progress, rusqlite::Error> {
     let (due, full) = queue::due(connection, route, now, limit)?;
-    let (fresh, failed_before): (Vec<Due>, Vec<Due>) = due.into_iter().partition(|due| due.attempt == 0);
-    let mut job =
-        Job { route, handler, now, chance, progress: Progress::default(), until: Instant::now() + JOB_TIME };
+    let mut job = Job {
+        parked: lines::anything_parked(connection)?,
+        route,
+        handler,
+        now,
+        chance,
+        progress: Progress::default(),
+        until: Instant::now() + JOB_TIME,
+    };
     if planted::has(Bug::MarkFirst) {
+        let fresh: Vec<Due> = due.into_iter().filter(|due| due.attempt == 0).collect();
         return job.mark_first(connection, &fresh);
     }
-    let left = job.in_company(connection, &fresh)? + job.one_by_one(connection, &failed_before)?;
+    let left = if route.ordering.is_serial() {
+        job.in_turn(connection, due)?
+    } else {
+        let (fresh, failed_before): (Vec<Due>, Vec<Due>) = due.into_iter().partition(|due| due.attempt == 0);
+        job.in_company(connection, &fresh)? + job.one_by_one(connection, failed_before)?
+    };
     job.progress.more = full || left > 0;
+    job.progress.woken = job.parked;
     Ok(job.progress)
 }
 
@@ -61,6 +81,8 @@ struct Job<'j> {
     progress: Progress,
     /// When it should come to its end.
     until: Instant,
+    /// Whether anything waits for a prerequisite.
+    parked: bool,
 }
 
 /// What became of deliveries that ran together.
@@ -73,9 +95,19 @@ enum Together {
     Refused,
 }
 
+/// What became of deliveries that took their turns together.
+enum Turned {
+    /// All but so many were settled.
+    Done { left: usize },
+    /// This one failed, and stood at that place. Nothing was settled.
+    Failed { place: usize, failed: Box<Due> },
+    /// The commit failed for a reason that lies in the rows. Nothing was settled.
+    Refused,
+}
+
 /// Why the statements of a delivery did not come to their end.
 enum Halt {
-    /// The event does not fit the handler. Nothing was run.
+    /// The event does not fit the handler, or what it requires is not there. Nothing was changed.
     Unfit(Failure),
     /// A statement failed. The transaction must be undone.
     Broke(rusqlite::Error),
@@ -112,10 +144,10 @@ impl Job<'_> {
                     // Those before it once more, without it. It is the first of what is left then.
                     Together::Failed(place) if place > 0 => count = place,
                     Together::Failed(_) => {
-                        self.alone(connection, first)?;
+                        self.alone(connection, first.clone())?;
                         break 1;
                     }
-                    Together::Refused => return self.one_by_one(connection, rest),
+                    Together::Refused => return self.one_by_one(connection, rest.to_vec()),
                 }
             };
             rest = rest.get(done..).unwrap_or_default();
@@ -123,15 +155,100 @@ impl Job<'_> {
         Ok(rest.len())
     }
 
-    /// Runs each in a transaction of its own. Returns how many were left for the next time.
-    fn one_by_one(&mut self, connection: &mut Connection, due: &[Due]) -> Result<usize, rusqlite::Error> {
-        for (count, delivery) in due.iter().enumerate() {
-            if Instant::now() >= self.until {
-                return Ok(due.len() - count);
+    /// Runs deliveries of a route that looks at entities. Returns how many were left for the next time.
+    fn in_turn(&mut self, connection: &mut Connection, due: Vec<Due>) -> Result<usize, rusqlite::Error> {
+        // One that failed before runs alone, and so do those behind it.
+        let troubled: HashSet<String> =
+            due.iter().filter(|due| due.attempt > 0).filter_map(|due| due.event.entity.clone()).collect();
+        let runs_alone = |due: &Due| match &due.event.entity {
+            Some(entity) => troubled.contains(entity),
+            None => due.attempt > 0,
+        };
+        let (mut alone, company): (Vec<Due>, Vec<Due>) = due.into_iter().partition(runs_alone);
+        let mut left = 0;
+        let mut most = usize::MAX;
+        while !company.is_empty() {
+            match self.turns_together(connection, company.clone(), most)? {
+                Turned::Done { left: rest } => left += rest,
+                // Those before it once more, without it. Then it runs alone, and the rest comes next time.
+                Turned::Failed { place, .. } if place > 0 && place < most => {
+                    most = place;
+                    left += 1;
+                    continue;
+                }
+                Turned::Failed { failed, .. } => {
+                    self.alone(connection, *failed)?;
+                    left += 1;
+                }
+                Turned::Refused => alone.splice(0..0, company).for_each(drop),
             }
-            self.alone(connection, delivery)?;
+            break;
         }
-        Ok(0)
+        // In the order of the lines, so that none is blocked by one that comes a moment later.
+        alone.sort_by_key(|due| lines::candidate(due).place);
+        Ok(left + self.one_by_one(connection, alone)?)
+    }
+
+    /// Those whose turn it is, in one transaction, but not more than `most`.
+    fn turns_together(
+        &mut self,
+        connection: &mut Connection,
+        due: Vec<Due>,
+        most: usize,
+    ) -> Result<Turned, rusqlite::Error> {
+        let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+        let company = Company::OneTransaction;
+        let Turns { run, passed } = turn::take(&transaction, self.route, company, most, due, self.now)?;
+        let mut progress = Progress::default();
+        passed.iter().for_each(|passed| progress.count(passed.due.event.id, &passed.verdict));
+        let mut behind: HashMap<&str, usize> = HashMap::new();
+        for entity in run.iter().filter_map(|due| due.event.entity.as_deref()) {
+            *behind.entry(entity).or_default() += 1;
+        }
+        let mut left = run.len();
+        for (place, delivery) in run.iter().enumerate() {
+            let followed = delivery.event.entity.as_deref().and_then(|entity| behind.get_mut(entity));
+            let followed = followed.is_some_and(|count| {
+                *count -= 1;
+                *count > 0
+            });
+            let outcome = match self.run(&transaction, delivery, BUDGET_TOGETHER) {
+                Ok(result) => Ok(result),
+                Err(Halt::Unfit(failure)) if !followed => Err(failure),
+                Err(Halt::Broke(error)) if is_ours(&error) => return Err(error),
+                // Dropping the transaction undoes it all.
+                Err(Halt::Unfit(_) | Halt::Broke(_)) => {
+                    return Ok(Turned::Failed { place, failed: Box::new(delivery.clone()) });
+                }
+            };
+            self.settle(&transaction, delivery, outcome, &mut progress)?;
+            left -= 1;
+            if Instant::now() >= self.until {
+                break;
+            }
+        }
+        match transaction.commit() {
+            Ok(()) => {
+                self.add(progress);
+                Ok(Turned::Done { left })
+            }
+            Err(error) if blames_a_row(&error) => Ok(Turned::Refused),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Runs each in a transaction of its own. Returns how many were left for the next time.
+    fn one_by_one(&mut self, connection: &mut Connection, due: Vec<Due>) -> Result<usize, rusqlite::Error> {
+        let mut left = due.len();
+        for delivery in due {
+            self.alone(connection, delivery)?;
+            left -= 1;
+            // After the first, so that there is progress however long came before.
+            if Instant::now() >= self.until {
+                break;
+            }
+        }
+        Ok(left)
     }
 
     fn together(&mut self, connection: &mut Connection, due: &[Due]) -> Result<Together, rusqlite::Error> {
@@ -162,9 +279,25 @@ impl Job<'_> {
         }
     }
 
-    fn alone(&mut self, connection: &mut Connection, delivery: &Due) -> Result<(), rusqlite::Error> {
+    fn alone(&mut self, connection: &mut Connection, delivery: Due) -> Result<(), rusqlite::Error> {
         let mut progress = Progress::default();
         let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+        let delivery = if self.route.ordering.is_serial() {
+            let company = Company::OneTransaction;
+            let Turns { mut run, passed } =
+                turn::take(&transaction, self.route, company, 1, vec![delivery], self.now)?;
+            let Some(delivery) = run.pop() else {
+                // It is settled already, or not its turn.
+                passed.iter().for_each(|passed| progress.count(passed.due.event.id, &passed.verdict));
+                transaction.commit()?;
+                self.add(progress);
+                return Ok(());
+            };
+            delivery
+        } else {
+            delivery
+        };
+        let delivery = &delivery;
         let failure = match self.run(&transaction, delivery, BUDGET_ALONE) {
             Ok(result) => {
                 self.settle(&transaction, delivery, Ok(result), &mut progress)?;
@@ -206,7 +339,10 @@ impl Job<'_> {
         let values = self.handler.values(&delivery.event).map_err(Halt::Unfit)?;
         crate::crash::point(if self.route.after.is_some() { "in_follow_up" } else { "in_handler" });
         let result = user_sql::foreign(budget, || user_sql::run(transaction, self.handler, &values));
-        let result = result.map_err(Halt::Broke)?;
+        let result = match result.map_err(Halt::Broke)? {
+            Ran::Done(result) => result,
+            Ran::Deferred => return Err(Halt::Unfit(self.handler.deferral())),
+        };
         crate::crash::point("after_effect");
         Ok(result)
     }
@@ -221,21 +357,17 @@ impl Job<'_> {
         let fence = Fence { delivery: delivery.id(self.route), attempt: delivery.attempt + 1 };
         let verdict = match outcome {
             Ok(result) => Verdict::Succeeded(result),
-            Err(failure) => self.route.retry.after_failure(
-                failure,
-                fence.attempt,
-                delivery.attempt_limit,
-                self.now,
-                self.chance.draw(),
-            ),
+            Err(failure) => {
+                let Due { attempt_limit: limit, parked_at, .. } = *delivery;
+                let tried = Tried { attempt: fence.attempt, limit, parked_at };
+                self.route.after_failure(failure, tried, self.now, self.chance.draw())
+            }
         };
-        match &verdict {
-            Verdict::Succeeded(_) => progress.succeeded += 1,
-            Verdict::RetryAt(..) => progress.retrying += 1,
-            Verdict::Dead(failure) => progress.dead.push((delivery.event.id, failure.message.clone())),
-        }
+        progress.count(delivery.event.id, &verdict);
+        self.parked |= matches!(verdict, Verdict::Parked(..));
         if queue::settle(connection, &fence, Held::Lock, &verdict, &self.route.followups, self.now)? {
-            Ok(())
+            let ordering = self.route.ordering.is_serial().then_some(&self.route.ordering);
+            lines::after(connection, ordering, &fence.delivery, &verdict, self.parked, self.now)
         } else {
             // We hold the write lock and are the only process: the row was read a moment ago. If it is not there now,
             // nothing here can be trusted, and the transaction is undone.
@@ -244,9 +376,7 @@ impl Job<'_> {
     }
 
     fn add(&mut self, progress: Progress) {
-        self.progress.succeeded += progress.succeeded;
-        self.progress.retrying += progress.retrying;
-        self.progress.dead.extend(progress.dead);
+        self.progress.add(progress);
     }
 }
 
@@ -265,6 +395,8 @@ pub(super) fn function(
     chance: &mut Chance,
 ) -> Result<Vec<Settled>, rusqlite::Error> {
     let mut settled = Vec::with_capacity(claims.len());
+    let ordering = route.ordering.is_serial().then_some(&route.ordering);
+    let parked = lines::anything_parked(connection)?;
     for claim in claims {
         let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
         let failure = match user_sql::foreign(BUDGET_ALONE, || call(&transaction, function, claim)) {
@@ -276,6 +408,7 @@ pub(super) fn function(
                     settled.push(Settled::Lost);
                     continue;
                 }
+                lines::after(&transaction, ordering, &fence.delivery, &verdict, parked, now)?;
                 match transaction.commit() {
                     Ok(()) => {
                         settled.push(Settled::Done);
@@ -291,13 +424,17 @@ pub(super) fn function(
             }
         };
         let (attempt, limit) = (claim.fence.attempt, claim.attempt_limit);
-        let verdict = route.retry.after_failure(failure, attempt, limit, now, chance.draw());
+        let tried = Tried { attempt, limit, parked_at: claim.parked_at };
+        let verdict = route.after_failure(failure, tried, now, chance.draw());
         if let Verdict::Dead(failure) = &verdict {
             let (event, route) = (claim.fence.delivery.event, route.name.as_str());
             tracing::error!(%event, route, error = failure.message.as_str(), "a delivery is dead");
         }
         let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
         let done = queue::settle(&transaction, &claim.fence, Held::Lease, &verdict, &[], now)?;
+        if done {
+            lines::after(&transaction, ordering, &claim.fence.delivery, &verdict, parked, now)?;
+        }
         transaction.commit()?;
         settled.push(if done { Settled::Done } else { Settled::Lost });
     }

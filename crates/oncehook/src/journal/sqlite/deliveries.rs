@@ -11,13 +11,14 @@ use tokio::sync::{oneshot, watch};
 use super::orders::{self, Refused};
 use super::queue::{self, Held};
 use super::writer::{Command, Desk};
-use super::{SqliteJournal, apply, forget};
+use super::{SqliteJournal, apply, forget, lines, turn};
 use crate::delivery::{Claim, DeliveryId, Fence, RouteName, Settled, Settlement, Verdict};
 use crate::handler::Handler;
 use crate::journal::{
     Backlog, BoxFuture, Deliveries, Forgotten, Order, OrderError, Ordered, Pausable, Pause, Progress,
     Retention, Who, WorkError,
 };
+use crate::ordering::{Company, PEEK};
 use crate::route::Route;
 
 /// How long to wait before a full queue is tried again.
@@ -118,7 +119,8 @@ impl Deliveries for SqliteJournal {
         self.work(move |connection, now| {
             let mut chance = chance.lock().unwrap_or_else(PoisonError::into_inner);
             let progress = apply::sql(connection, &route, &handler, limit, now, &mut chance)?;
-            if progress.succeeded > 0 && !route.followups.is_empty() {
+            // Whoever waited for what happened may be on another lane.
+            if progress.succeeded > 0 && (!route.followups.is_empty() || progress.woken) {
                 shared.changed();
             }
             Ok(progress)
@@ -131,18 +133,26 @@ impl Deliveries for SqliteJournal {
         limit: usize,
         lease: Duration,
     ) -> BoxFuture<'_, Result<Vec<Claim>, WorkError>> {
+        let lines = Arc::clone(&self.lines);
         self.work(move |connection, now| {
-            let (due, _) = queue::due(connection, &route, now, limit)?;
+            let serial = route.ordering.is_serial();
+            let most = if serial { limit.max(PEEK) } else { limit };
+            let (mut due, _) = queue::due(connection, &route, now, most)?;
             if due.is_empty() {
                 return Ok(Vec::new());
             }
             let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+            if serial {
+                lines.note(&route);
+                due = turn::take(&transaction, &route, Company::Lease, limit, due, now)?.run;
+            }
             let mut claims = Vec::with_capacity(due.len());
             for delivery in due {
                 let fence = Fence { delivery: delivery.id(&route), attempt: delivery.attempt + 1 };
                 let attempt_limit = delivery.attempt_limit;
                 if queue::lease(&transaction, &fence, attempt_limit, now, later(now, lease))? {
-                    claims.push(Claim { fence, attempt_limit, event: delivery.event });
+                    let parked_at = delivery.parked_at;
+                    claims.push(Claim { fence, attempt_limit, parked_at, event: delivery.event });
                 }
             }
             transaction.commit()?;
@@ -160,7 +170,7 @@ impl Deliveries for SqliteJournal {
         self.work(move |connection, now| {
             let mut chance = chance.lock().unwrap_or_else(PoisonError::into_inner);
             let settled = apply::function(connection, &route, function.as_ref(), &claims, now, &mut chance)?;
-            if !route.followups.is_empty() {
+            if !route.followups.is_empty() || lines::anything_parked(connection)? {
                 shared.changed();
             }
             Ok(settled)
@@ -168,19 +178,25 @@ impl Deliveries for SqliteJournal {
     }
 
     fn settle(&self, settlements: Vec<Settlement>) -> BoxFuture<'_, Result<Vec<Settled>, WorkError>> {
-        let shared = Arc::clone(&self.shared);
+        let (shared, lines) = (Arc::clone(&self.shared), Arc::clone(&self.lines));
         self.work(move |connection, now| {
             let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+            let parked = lines::anything_parked(&transaction)?;
             let mut settled = Vec::with_capacity(settlements.len());
             for Settlement { fence, verdict, followups } in &settlements {
                 let done = queue::settle(&transaction, fence, Held::Lease, verdict, followups, now)?;
+                if done {
+                    let route = lines.get(&fence.delivery.route);
+                    let ordering = route.as_ref().map(|route| &route.ordering);
+                    lines::after(&transaction, ordering, &fence.delivery, verdict, parked, now)?;
+                }
                 settled.push(if done { Settled::Done } else { Settled::Lost });
             }
             transaction.commit()?;
             // A lane knows by itself when its own deliveries are due again.
             let followed =
                 |one: &Settlement| matches!(one.verdict, Verdict::Succeeded(_)) && !one.followups.is_empty();
-            if settlements.iter().any(followed) {
+            if parked || settlements.iter().any(followed) {
                 shared.changed();
             }
             Ok(settled)
@@ -206,9 +222,10 @@ impl Deliveries for SqliteJournal {
         self.work(move |connection, now| {
             let mut chance = chance.lock().unwrap_or_else(PoisonError::into_inner);
             let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+            let woken = lines::look_again(&transaction, &route, now)?;
             let reclaimed = queue::reclaim(&transaction, &route, now, &mut chance)?;
             transaction.commit()?;
-            if reclaimed > 0 {
+            if woken || reclaimed > 0 {
                 shared.changed();
             }
             Ok(reclaimed)

@@ -25,6 +25,7 @@ mod deliveries;
 mod follower;
 mod forget;
 mod ledger;
+mod lines;
 mod orders;
 pub(crate) mod place;
 mod queries;
@@ -34,6 +35,7 @@ mod rehearse;
 mod schema;
 mod search;
 mod self_test;
+mod turn;
 mod user_sql;
 pub(crate) mod writer;
 
@@ -56,6 +58,7 @@ use crate::clock::Clock;
 use crate::delivery::DeliveryId;
 use crate::event::{EventId, NewEvents, SourceName};
 use crate::retry::Chance;
+use crate::route::KnownLines;
 use ledger::Recent;
 use place::LockFile;
 use reader::Readers;
@@ -155,6 +158,7 @@ pub struct SqliteJournal {
     /// Where forgetting has come to.
     round: Arc<Mutex<forget::Round>>,
     chance: Arc<Mutex<Chance>>,
+    lines: Arc<KnownLines>,
 }
 
 /// What the writer thread and the rest look at together.
@@ -266,6 +270,7 @@ impl SqliteJournal {
             incarnation: drawn(),
             round: Arc::default(),
             chance: Arc::new(Mutex::new(Chance::random())),
+            lines: Arc::default(),
         })
     }
 

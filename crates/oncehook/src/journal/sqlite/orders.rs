@@ -3,7 +3,7 @@
 use oncehook_verify::UnixMicros;
 use rusqlite::{Connection, OptionalExtension, Transaction, params};
 
-use super::queue;
+use super::{lines, queue};
 use crate::delivery::RouteName;
 use crate::event::EventId;
 use crate::journal::{Order, OrderError, Ordered, Pausable, Pause, Verb, Who};
@@ -87,6 +87,7 @@ pub(super) fn carry_out(
     };
     routes.sort_unstable();
     routes.dedup();
+    let_others_go_on(transaction, event, &routes, now)?;
     let detail = serde_json::json!({
         "routes": routes.iter().map(RouteName::as_str).collect::<Vec<_>>(),
         "epoch": epoch,
@@ -100,6 +101,20 @@ pub(super) fn carry_out(
         now,
     )?;
     Ok(Ordered { routes, epoch })
+}
+
+/// Whoever waited for a delivery that was changed may look again.
+fn let_others_go_on(
+    connection: &Connection,
+    event: EventId,
+    routes: &[RouteName],
+    now: UnixMicros,
+) -> Result<(), rusqlite::Error> {
+    let entity: Option<String> = connection
+        .prepare_cached("SELECT entity FROM oncehook_events WHERE seq = ?1")?
+        .query_row([event.sequence()], |row| row.get(0))?;
+    let Some(entity) = entity else { return Ok(()) };
+    routes.iter().try_for_each(|route| lines::let_go_on(connection, route.as_str(), &entity, now))
 }
 
 /// Whether the event is held; `None` if there is no such event.
@@ -130,7 +145,7 @@ fn revive(
         connection,
         "UPDATE oncehook_deliveries
             SET state = CASE WHEN attempt > 0 THEN 'retrying' ELSE 'ready' END, run_at = ?3, settled_at = NULL,
-                cause = NULL, attempt_limit = attempt + ?4
+                cause = NULL, attempt_limit = attempt + ?4, blocked_at = NULL, parked_at = NULL
           WHERE event = ?1 AND (?2 IS NULL OR route = ?2) AND state IN ('dead', 'retrying', 'parked')
         RETURNING route",
         params![order.event.sequence(), only, now.0, order.attempts],
@@ -159,7 +174,8 @@ fn skip(connection: &Connection, order: &Order, now: UnixMicros) -> Result<Vec<R
         .execute(params![order.event.sequence(), only, now.0])?;
     let skipped = changed_routes(
         connection,
-        "UPDATE oncehook_deliveries SET state = 'skipped', settled_at = ?3, lease_until = NULL
+        "UPDATE oncehook_deliveries SET state = 'skipped', settled_at = ?3, lease_until = NULL, blocked_at = NULL, parked_at = NULL,
+                run_at = iif(run_at = 9223372036854775807, ?3, run_at)
           WHERE event = ?1 AND (?2 IS NULL OR route = ?2) AND state IN ('ready', 'running', 'retrying', 'parked', 'dead')
         RETURNING route",
         params![order.event.sequence(), only, now.0],

@@ -26,12 +26,13 @@ impl<'t> Statements<'t> {
             transaction,
             insert_event: transaction.prepare_cached(
                 "INSERT INTO oncehook_events (seq, id, source, key, key_signed, type, entity, occurred_at, received_at,
-                                              key_expires_at, integrity, digest, headers, body)
-                 VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14)",
+                                              key_expires_at, integrity, digest, headers, body, version)
+                 VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15)",
             )?,
             // The event is new, so its deliveries are: a conflict here is a broken journal, and an error.
             insert_delivery: transaction.prepare_cached(
-                "INSERT INTO oncehook_deliveries (event, route, state, run_at) VALUES (?1, ?2, 'ready', ?3)",
+                "INSERT INTO oncehook_deliveries (event, route, state, run_at, entity, version)
+                 VALUES (?1, ?2, 'ready', ?3, ?4, ?5)",
             )?,
         })
     }
@@ -83,11 +84,15 @@ impl<'t> Statements<'t> {
             event.digest,
             &event.headers[..],
             &event.body[..],
+            event.version,
         ])?;
         let expires_at = event.expires_at;
         let Some(reason) = event.quarantine else {
+            let entity = event.entity.as_deref().filter(|_| event.by_entity);
+            let version = event.version.filter(|_| event.by_entity);
             for route in &event.routes {
-                self.insert_delivery.execute(params![id.sequence(), route.as_str(), now.0])?;
+                let delivery = params![id.sequence(), route.as_str(), now.0, entity, version];
+                self.insert_delivery.execute(delivery)?;
             }
             return Ok(Appended { id, verdict: Verdict::New, expires_at });
         };

@@ -7,19 +7,28 @@ use bytes::Bytes;
 use oncehook_verify::{EventKey, UnixMicros};
 use rusqlite::{Connection, Row, params};
 
-use crate::delivery::{DeliveryId, Failure, Fence, HandedEvent, RouteName, Verdict};
+use super::lines;
+use crate::delivery::{
+    Cause, Columns, DeliveryId, DeliveryState, Failure, Fence, HandedEvent, RouteName, Verdict,
+};
 use crate::event::{EventId, SourceName};
+use crate::ordering::NO_TIME;
 use crate::planted::{self, Bug};
 use crate::retry::Chance;
 use crate::route::Route;
 
 /// A delivery that is due.
+#[derive(Clone)]
 pub(super) struct Due {
     pub(super) event: HandedEvent,
     pub(super) epoch: u32,
     /// Attempts so far.
     pub(super) attempt: u32,
     pub(super) attempt_limit: u32,
+    /// Since when it has waited for a prerequisite, if it has.
+    pub(super) parked_at: Option<UnixMicros>,
+    /// Whether it stands in the line of its entity.
+    pub(super) in_line: bool,
 }
 
 impl Due {
@@ -45,7 +54,7 @@ pub(super) fn due(
                 -- A follow-up that is forced alone knows the result of the epoch before.
                 (SELECT p.result FROM oncehook_deliveries p
                   WHERE p.event = d.event AND p.route = ?2 AND p.epoch <= d.epoch AND p.state = 'succeeded'
-                  ORDER BY p.epoch DESC LIMIT 1)
+                  ORDER BY p.epoch DESC LIMIT 1), e.version, d.parked_at, d.entity IS NOT NULL
            FROM oncehook_deliveries d INDEXED BY oncehook_deliveries_due
            JOIN oncehook_events e ON e.seq = d.event
           WHERE d.route = ?1 AND d.state IN ('ready', 'retrying') AND d.run_at <= ?3
@@ -64,6 +73,8 @@ pub(super) fn due(
             epoch: row.get(0)?,
             attempt: row.get(1)?,
             attempt_limit: row.get::<_, Option<u32>>(2)?.unwrap_or(route.retry.max_attempts),
+            parked_at: row.get::<_, Option<i64>>(14)?.map(UnixMicros),
+            in_line: row.get(15)?,
             event,
         });
     }
@@ -71,7 +82,7 @@ pub(super) fn due(
     Ok((due, more))
 }
 
-/// An event from the columns `id … body, result` that begin at `first`.
+/// An event from the columns `id … body, result, version` that begin at `first`.
 fn handed(row: &Row<'_>, route: &Route, first: usize) -> Result<HandedEvent, rusqlite::Error> {
     let source = row.get_ref(first + 1)?.as_str()?;
     let key = row.get_ref(first + 2)?.as_blob()?;
@@ -91,10 +102,14 @@ fn handed(row: &Row<'_>, route: &Route, first: usize) -> Result<HandedEvent, rus
         headers: Bytes::from(row.get::<_, Vec<u8>>(first + 7)?),
         body: Bytes::from(row.get::<_, Vec<u8>>(first + 8)?),
         result: row.get(first + 9)?,
+        version: row.get(first + 10)?,
+        state: None,
+        current: None,
     })
 }
 
-/// Makes deliveries that are due at once. Those that exist stay as they are.
+/// Makes deliveries that are due at once. Those that exist stay as they are. If others of the event stand in the line of its
+/// entity, these do too.
 pub(super) fn enqueue<'r>(
     connection: &Connection,
     event: EventId,
@@ -106,7 +121,11 @@ pub(super) fn enqueue<'r>(
     for route in routes {
         let inserted = connection
             .prepare_cached(
-                "INSERT INTO oncehook_deliveries (event, route, epoch, state, run_at) VALUES (?1, ?2, ?3, 'ready', ?4)
+                "INSERT INTO oncehook_deliveries (event, route, epoch, state, run_at, entity, version)
+                 SELECT ?1, ?2, ?3, 'ready', ?4,
+                        (SELECT entity FROM oncehook_deliveries WHERE event = ?1 AND entity IS NOT NULL LIMIT 1),
+                        (SELECT version FROM oncehook_deliveries WHERE event = ?1 AND entity IS NOT NULL LIMIT 1)
+                  WHERE true
                  ON CONFLICT (event, route, epoch) DO NOTHING",
             )?
             .execute(params![event.sequence(), route.as_str(), epoch, now.0])?;
@@ -128,7 +147,8 @@ pub(super) fn lease(
     let DeliveryId { event, route, epoch } = &fence.delivery;
     let leased = connection
         .prepare_cached(
-            "UPDATE oncehook_deliveries SET state = 'running', attempt = ?4, lease_until = ?5, lease_limit = ?6
+            "UPDATE oncehook_deliveries SET state = 'running', attempt = ?4, lease_until = ?5, lease_limit = ?6,
+                    blocked_at = NULL
               WHERE event = ?1 AND route = ?2 AND epoch = ?3 AND state IN ('ready', 'retrying') AND attempt = ?4 - 1",
         )?
         .execute(params![event.sequence(), route.as_str(), epoch, fence.attempt, until.0, limit])?;
@@ -161,30 +181,29 @@ pub(super) fn settle(
     now: UnixMicros,
 ) -> Result<bool, rusqlite::Error> {
     let DeliveryId { event, route, epoch } = &fence.delivery;
-    let (state, run_at, result, failure) = match verdict {
-        Verdict::Succeeded(result) => ("succeeded", None, result.as_deref(), None),
-        Verdict::RetryAt(at, failure) => ("retrying", Some(at.0), None, Some(failure)),
-        Verdict::Dead(failure) => ("dead", None, None, Some(failure)),
-    };
-    let final_at = run_at.is_none().then_some(now.0);
+    let Columns { state, run_at, result, error, cause } = verdict.columns();
+    let parked = state == DeliveryState::Parked;
     // One statement for each way of holding it: the fence is part of both.
     let sql = match held {
         Held::Lease if planted::has(Bug::NoFence) => {
             "UPDATE oncehook_deliveries
                 SET state = ?5, run_at = coalesce(?6, run_at), lease_until = NULL, settled_at = ?7, result = ?8,
                     error = ?9, cause = ?10
-              WHERE event = ?1 AND route = ?2 AND epoch = ?3 AND ?4 > 0"
+              WHERE event = ?1 AND route = ?2 AND epoch = ?3 AND ?4 > 0 AND (?11 OR ?12 OR ?13)"
         }
         Held::Lease => {
             "UPDATE oncehook_deliveries
                 SET state = ?5, run_at = coalesce(?6, run_at), lease_until = NULL, settled_at = ?7, result = ?8,
-                    error = ?9, cause = ?10
+                    error = ?9, cause = ?10, blocked_at = NULL, parked_at = iif(?12, coalesce(parked_at, ?13), NULL),
+                    entity = iif(?12, coalesce(entity, (SELECT e.entity FROM oncehook_events e WHERE e.seq = ?1)), entity),
+                    attempt_limit = iif(?11, attempt_limit, lease_limit + 1)
               WHERE event = ?1 AND route = ?2 AND epoch = ?3 AND attempt = ?4 AND state = 'running'"
         }
         Held::Lock => {
             "UPDATE oncehook_deliveries
-                SET state = ?5, attempt = ?4, run_at = coalesce(?6, run_at), settled_at = ?7, result = ?8,
-                    error = ?9, cause = ?10
+                SET state = ?5, attempt = iif(?11, ?4, attempt), run_at = coalesce(?6, run_at), settled_at = ?7, result = ?8,
+                    error = ?9, cause = ?10, blocked_at = NULL, parked_at = iif(?12, coalesce(parked_at, ?13), NULL),
+                    entity = iif(?12, coalesce(entity, (SELECT e.entity FROM oncehook_events e WHERE e.seq = ?1)), entity)
               WHERE event = ?1 AND route = ?2 AND epoch = ?3 AND attempt = ?4 - 1 AND state IN ('ready', 'retrying')"
         }
     };
@@ -193,23 +212,32 @@ pub(super) fn settle(
         route.as_str(),
         epoch,
         fence.attempt,
-        state,
-        run_at,
-        final_at,
+        state.as_str(),
+        run_at.map(|at| at.0),
+        run_at.is_none().then_some(now.0),
         result,
-        failure.map(|failure| &failure.message),
-        // Whose fault it is that it is dead.
-        failure.filter(|_| final_at.is_some()).map(|failure| failure.cause.as_str()),
+        error,
+        cause.map(Cause::as_str),
+        verdict.is_attempt(),
+        parked,
+        now.0,
     ])?;
     if settled == 0 {
         return Ok(false);
     }
-    let outcome = if failure.is_some() { "failed" } else { "succeeded" };
-    let error = failure.map(|failure| failure.message.as_str());
+    let succeeded = matches!(verdict, Verdict::Succeeded(_));
+    let outcome = match verdict {
+        Verdict::Succeeded(_) => "succeeded",
+        Verdict::RetryAt(..) | Verdict::Dead(_) => "failed",
+        Verdict::Parked(..) | Verdict::Superseded(_) => "given_back",
+    };
     match held {
-        Held::Lease => end_attempt(connection, fence, outcome, error, now)?,
-        // A success that was never leased stands in the delivery itself.
-        Held::Lock if failure.is_some() => {
+        Held::Lease => {
+            let error = error.filter(|_| !matches!(verdict, Verdict::Superseded(_)));
+            end_attempt(connection, fence, outcome, error, now)?;
+        }
+        // A success that was never leased stands in the delivery itself; what was put off is no attempt.
+        Held::Lock if verdict.is_attempt() && !succeeded => {
             connection
                 .prepare_cached(
                     "INSERT INTO oncehook_attempts (event, route, epoch, attempt, started_at, finished_at, outcome, error)
@@ -219,7 +247,7 @@ pub(super) fn settle(
         }
         Held::Lock => {}
     }
-    if matches!(verdict, Verdict::Succeeded(_)) && !followups.is_empty() {
+    if succeeded && !followups.is_empty() {
         enqueue(connection, *event, *epoch, followups, now)?;
     }
     Ok(true)
@@ -304,6 +332,8 @@ pub(super) fn reclaim(
         let message = Failure::never_ended().message;
         let verdict = route.after_lost_lease(fence.attempt, *limit, now, chance.draw());
         settle(connection, fence, Held::Lease, &verdict, &[], now)?;
+        let ordering = route.ordering.is_serial().then_some(&route.ordering);
+        lines::after(connection, ordering, &fence.delivery, &verdict, false, now)?;
         end_attempt(connection, fence, "lost", Some(&message), now)?;
     }
     Ok(expired.len())
@@ -317,9 +347,9 @@ pub(super) fn next_due(
     connection
         .prepare_cached(
             "SELECT min(run_at) FROM oncehook_deliveries INDEXED BY oncehook_deliveries_due
-              WHERE route = ?1 AND state IN ('ready', 'retrying')",
+              WHERE route = ?1 AND state IN ('ready', 'retrying') AND run_at < ?2",
         )?
-        .query_row([route.as_str()], |row| row.get::<_, Option<i64>>(0))
+        .query_row(params![route.as_str(), NO_TIME.0], |row| row.get::<_, Option<i64>>(0))
         .map(|at| at.map(UnixMicros))
 }
 
@@ -354,13 +384,13 @@ pub(super) fn unsettled(
 pub(super) fn begin_anew(connection: &Connection, now: UnixMicros) -> Result<(), rusqlite::Error> {
     connection.execute("UPDATE oncehook_deliveries SET lease_until = 0 WHERE state = 'running'", [])?;
     connection.execute(
-        "UPDATE oncehook_deliveries SET run_at = ?1 WHERE state = 'ready' AND run_at > ?1",
-        [now.0],
+        "UPDATE oncehook_deliveries SET run_at = ?1 WHERE state = 'ready' AND run_at > ?1 AND run_at < ?2",
+        [now.0, NO_TIME.0],
     )?;
     let tomorrow = now.0.saturating_add(86_400 * 1_000_000);
     connection.execute(
-        "UPDATE oncehook_deliveries SET run_at = ?1 WHERE state = 'retrying' AND run_at > ?1",
-        [tomorrow],
+        "UPDATE oncehook_deliveries SET run_at = ?1 WHERE state IN ('retrying', 'parked') AND run_at > ?1 AND run_at < ?2",
+        [tomorrow, NO_TIME.0],
     )?;
     Ok(())
 }

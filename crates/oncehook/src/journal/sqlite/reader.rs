@@ -24,6 +24,7 @@ use crate::journal::{
     Attempt, AuditEntry, Backlog, Conflict, Delivery, EventDetail, EventPage, EventQuery, EventSummary,
     ReadError, RecentKey, SourceCounts, Standing, Stats, StoredBody,
 };
+use crate::ordering::NO_TIME;
 
 /// The longest that a read may take.
 const DEADLINE: Duration = Duration::from_secs(5);
@@ -195,12 +196,19 @@ impl Readers {
             let mut routes: BTreeMap<String, Backlog> = BTreeMap::new();
             // Each part walks one of the partial indexes, so it costs what waits and not what was.
             for (part, sql) in [
-                "SELECT route, count(*), min(run_at) FROM oncehook_deliveries INDEXED BY oncehook_deliveries_due
+                // What waits for its turn is due at no time: the largest number.
+                "SELECT route, count(*), nullif(min(run_at), 9223372036854775807)
+                   FROM oncehook_deliveries INDEXED BY oncehook_deliveries_due
                   WHERE state IN ('ready', 'retrying') GROUP BY route",
                 "SELECT route, count(*), NULL FROM oncehook_deliveries INDEXED BY oncehook_deliveries_leased
                   WHERE state = 'running' GROUP BY route",
                 "SELECT route, count(*), NULL FROM oncehook_deliveries INDEXED BY oncehook_deliveries_dead
                   WHERE state = 'dead' GROUP BY route",
+                "SELECT route, count(*), NULL FROM oncehook_deliveries INDEXED BY oncehook_deliveries_parked
+                  WHERE state = 'parked' GROUP BY route",
+                "SELECT route, count(*), min(blocked_at) FROM oncehook_deliveries INDEXED BY oncehook_deliveries_blocked
+                  WHERE blocked_at IS NOT NULL AND state IN ('ready', 'retrying') AND run_at = 9223372036854775807
+                  GROUP BY route",
             ]
             .into_iter()
             .enumerate()
@@ -209,17 +217,15 @@ impl Readers {
                 let mut rows = statement.query([])?;
                 while let Some(row) = rows.next()? {
                     let route: String = row.get(0)?;
-                    let empty =
-                        Backlog { route: route.clone(), waiting: 0, running: 0, dead: 0, oldest: None };
-                    let backlog = routes.entry(route).or_insert(empty);
+                    let backlog = routes.entry(route.clone()).or_insert_with(|| Backlog::none(route));
                     let found = count(row, 1)?;
+                    let since = row.get::<_, Option<i64>>(2)?.map(UnixMicros);
                     match part {
-                        0 => {
-                            backlog.waiting = found;
-                            backlog.oldest = row.get::<_, Option<i64>>(2)?.map(UnixMicros);
-                        }
+                        0 => (backlog.waiting, backlog.oldest) = (found, since),
                         1 => backlog.running = found,
-                        _ => backlog.dead = found,
+                        2 => backlog.dead = found,
+                        3 => backlog.waiting += found,
+                        _ => (backlog.blocked, backlog.blocked_since) = (found, since),
                     }
                 }
             }
@@ -321,10 +327,12 @@ fn read_error(error: rusqlite::Error) -> ReadError {
 fn deliveries(connection: &Connection, event: EventId) -> Result<Vec<Delivery>, rusqlite::Error> {
     connection
         .prepare_cached(
-            "SELECT route, epoch, state, attempt, run_at, result, error, cause, settled_at FROM oncehook_deliveries
+            "SELECT route, epoch, state, attempt, iif(run_at = ?2, coalesce(blocked_at, run_at), run_at), result, error, cause,
+                    settled_at, blocked_at, parked_at
+               FROM oncehook_deliveries
               WHERE event = ?1 ORDER BY route, epoch",
         )?
-        .query_map([event.sequence()], |row| {
+        .query_map(params![event.sequence(), NO_TIME.0], |row| {
             Ok(Delivery {
                 route: row.get(0)?,
                 epoch: row.get(1)?,
@@ -335,6 +343,8 @@ fn deliveries(connection: &Connection, event: EventId) -> Result<Vec<Delivery>, 
                 error: row.get(6)?,
                 cause: row.get(7)?,
                 settled_at: row.get::<_, Option<i64>>(8)?.map(UnixMicros),
+                blocked_at: row.get::<_, Option<i64>>(9)?.map(UnixMicros),
+                parked_at: row.get::<_, Option<i64>>(10)?.map(UnixMicros),
                 attempts: Vec::new(),
             })
         })?

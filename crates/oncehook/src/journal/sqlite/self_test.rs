@@ -134,6 +134,7 @@ fn event(key: &EventKey, digest: u8, now: UnixMicros) -> NewEvent {
         kind: None,
         entity: None,
         occurred_at: None,
+        version: None,
         received_at: now,
         expires_at: now,
         integrity: Integrity::None,
@@ -142,6 +143,7 @@ fn event(key: &EventKey, digest: u8, now: UnixMicros) -> NewEvent {
         digest: [digest; 32],
         quarantine: None,
         routes: Default::default(),
+        by_entity: false,
         peer: std::net::Ipv4Addr::UNSPECIFIED.into(),
     }
 }

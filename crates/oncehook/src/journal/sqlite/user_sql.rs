@@ -80,17 +80,32 @@ pub(super) fn run(
     connection: &Connection,
     handler: &SqlHandler,
     values: &[Found<'_>],
-) -> Result<Option<String>, rusqlite::Error> {
+) -> Result<Ran, rusqlite::Error> {
     let mut result = None;
-    for statement in handler.statements() {
+    for (place, statement) in handler.statements().iter().enumerate() {
         let mut prepared = connection.prepare_cached(statement.text())?;
-        for (place, parameter) in statement.parameters().iter().enumerate() {
+        for (position, parameter) in statement.parameters().iter().enumerate() {
             let value = values.get(*parameter).map_or(ToSqlOutput::Owned(SqlValue::Null), bound);
-            prepared.raw_bind_parameter(place + 1, value)?;
+            prepared.raw_bind_parameter(position + 1, value)?;
         }
-        result = rows(&mut prepared)?.or(result);
+        let found = rows(&mut prepared)?;
+        if place == 0 && handler.has_requirement() {
+            if found.is_none() {
+                return Ok(Ran::Deferred);
+            }
+            continue;
+        }
+        result = found.or(result);
     }
-    Ok(result)
+    Ok(Ran::Done(result))
+}
+
+/// What statements came to.
+pub(super) enum Ran {
+    /// They ran, with this result.
+    Done(Option<String>),
+    /// What they require is not there yet. Nothing was done.
+    Deferred,
 }
 
 /// A value as SQLite takes it. Whole numbers beyond 64 bits stay text, so that no digit is lost.

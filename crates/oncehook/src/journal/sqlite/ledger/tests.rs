@@ -101,6 +101,7 @@ fn event(key: &str) -> NewEvent {
         kind: None,
         entity: None,
         occurred_at: None,
+        version: None,
         received_at: NOW,
         expires_at: UnixMicros(NOW.0 + 77),
         integrity: Integrity::Body,
@@ -109,6 +110,7 @@ fn event(key: &str) -> NewEvent {
         digest: [1; 32],
         quarantine: None,
         routes: Default::default(),
+        by_entity: false,
         peer: [127, 0, 0, 1].into(),
     }
 }

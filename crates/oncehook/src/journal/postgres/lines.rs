@@ -1,0 +1,453 @@
+//! The lines of entities: who stands before whom, and who lets whom go on.
+//!
+//! Whoever decides whose turn it is, and whoever settles a delivery that others may wait for, first locks the row of (route,
+//! entity) in `entities`, in the order of their names, and keeps it until the end of the transaction. Statements after that see
+//! what the one before has left. So a delivery cannot be taken out of the queue while the one that it waits for ends.
+//!
+//! Rows of deliveries are locked before that only with SKIP LOCKED, and only due ones; under the lock nobody waits for those.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+use oncehook_verify::UnixMicros;
+use tokio_postgres::Row;
+use uuid::Uuid;
+
+use super::connection::{EngineError, Session};
+use super::queries::{event_id, uuid};
+use super::queue::{int, number};
+use crate::delivery::{DeliveryState, Fence, RouteName, Verdict};
+use crate::event::EventId;
+use crate::ordering::{Candidate, Line, Mark, NO_TIME, OnDead, Place, Standing};
+use crate::route::Route;
+
+/// So many lines are looked after in one go.
+const LOOKED_AFTER: i64 = 1_000;
+
+/// A delivery that is due, without its event's body.
+pub(super) struct Peeked {
+    pub(super) candidate: Candidate,
+    pub(super) attempt: u32,
+    pub(super) parked_at: Option<UnixMicros>,
+    /// Bytes of the body.
+    pub(super) size: usize,
+    /// Whether it stands in the line of its entity.
+    in_line: bool,
+}
+
+/// Due deliveries of a route, the longest due first, locked until the transaction ends; and the transaction's time. With `only`,
+/// just that one, if it is still due with that attempt.
+pub(super) async fn peek(
+    session: &Session,
+    given: Option<i64>,
+    route: &Route,
+    limit: usize,
+    only: Option<(EventId, u32, u32)>,
+) -> Result<(Vec<Peeked>, UnixMicros), EngineError> {
+    let limit = i64::try_from(limit).unwrap_or(i64::MAX);
+    let (event, epoch, attempt) = match only {
+        Some((event, epoch, attempt)) => (Some(uuid(event)), int(epoch), int(attempt)),
+        None => (None, 0, 0),
+    };
+    let chosen = match event {
+        Some(_) => "d.event = $4 AND d.epoch = $5 AND d.attempt = $6",
+        None => {
+            "d.run_at <= coalesce($1::bigint, oncehook.micros()) AND ($4::uuid IS NULL OR $5::integer = $6::integer)"
+        }
+    };
+    let sql = format!(
+        "WITH due AS MATERIALIZED (
+           SELECT d.event, d.epoch, d.attempt, d.parked_at, d.run_at, d.entity IS NOT NULL AS in_line
+             FROM oncehook.deliveries d
+            WHERE d.route = $2 AND d.state IN ('ready', 'retrying') AND {chosen}
+            ORDER BY d.run_at, d.event, d.epoch LIMIT $3
+              FOR UPDATE SKIP LOCKED
+         )
+         SELECT d.event, d.epoch, d.attempt, d.parked_at, d.in_line, e.entity, e.version, e.occurred_at, e.type,
+                octet_length(e.body), coalesce($1::bigint, oncehook.micros())
+           FROM due d JOIN oncehook.events e ON e.id = d.event
+          ORDER BY d.run_at, d.event, d.epoch"
+    );
+    let rows = session.rows(&sql, &[&given, &route.name.as_str(), &limit, &event, &epoch, &attempt]).await?;
+    let now = UnixMicros(rows.first().map_or(0, |row| row.get(10)));
+    let peeked = rows.iter().map(|row| {
+        let version: Option<i64> = row.get(6);
+        Peeked {
+            candidate: Candidate {
+                entity: row.get(5),
+                place: Place { version, event: event_id(row.get(0)), epoch: number(row.get(1)) },
+                mark: Mark { version, at: row.get::<_, Option<i64>>(7).map(UnixMicros) },
+                kind: row.get(8),
+            },
+            attempt: number(row.get(2)),
+            parked_at: row.get::<_, Option<i64>>(3).map(UnixMicros),
+            size: usize::try_from(row.get::<_, i32>(9)).unwrap_or(0),
+            in_line: row.get(4),
+        }
+    });
+    Ok((peeked.collect(), now))
+}
+
+/// Puts deliveries into the lines of their entities that were made before the route looked at them.
+pub(super) async fn adopt(session: &Session, route: &Route, due: &[Peeked]) -> Result<(), EngineError> {
+    let strange = due.iter().filter(|due| !due.in_line && due.candidate.entity.is_some());
+    let (events, epochs): (Vec<Uuid>, Vec<i32>) =
+        strange.map(|due| (uuid(due.candidate.place.event), int(due.candidate.place.epoch))).unzip();
+    if events.is_empty() {
+        return Ok(());
+    }
+    session
+        .change(
+            "UPDATE oncehook.deliveries d SET entity = e.entity, version = e.version
+               FROM unnest($2::uuid[], $3::integer[]) AS t(event, epoch) JOIN oncehook.events e ON e.id = t.event
+              WHERE d.event = t.event AND d.route = $1 AND d.epoch = t.epoch",
+            &[&route.name.as_str(), &events, &epochs],
+        )
+        .await?;
+    Ok(())
+}
+
+/// Locks entities of a route until the end of the transaction.
+pub(super) async fn lock(
+    session: &Session,
+    route: &RouteName,
+    entities: &BTreeSet<&str>,
+) -> Result<(), EngineError> {
+    let entities: Vec<&str> = entities.iter().copied().collect();
+    if entities.is_empty() {
+        return Ok(());
+    }
+    session
+        .change(
+            "INSERT INTO oncehook.entities (scope, entity) SELECT $1, entity FROM unnest($2::text[]) AS t(entity)
+             ON CONFLICT (scope, entity) DO NOTHING",
+            &[&route.as_str(), &entities],
+        )
+        .await?;
+    session
+        .rows(
+            "SELECT 1 FROM oncehook.entities WHERE scope = $1 AND entity = ANY ($2) ORDER BY entity FOR UPDATE",
+            &[&route.as_str(), &entities],
+        )
+        .await?;
+    Ok(())
+}
+
+/// The lines of entities that are locked. `wanted`: how many candidates of each there are.
+pub(super) async fn of(
+    session: &Session,
+    route: &Route,
+    wanted: &BTreeMap<&str, i64>,
+) -> Result<HashMap<String, Line>, EngineError> {
+    let entities: Vec<&str> = wanted.keys().copied().collect();
+    let lengths: Vec<i64> = wanted.values().map(|count| count + 1).collect();
+    let mut lines: HashMap<String, Line> =
+        entities.iter().map(|entity| ((*entity).to_owned(), Line::default())).collect();
+    let ordering = &route.ordering;
+    let sql = "SELECT d.entity, d.event, d.epoch, d.version, d.state
+                 FROM oncehook.deliveries d WHERE d.route = $1 AND d.entity = ANY ($2) AND d.state = 'running'
+               UNION ALL
+               SELECT u.entity, d.event, d.epoch, d.version, d.state
+                 FROM unnest($2::text[], $3::bigint[]) AS u(entity, length)
+                CROSS JOIN LATERAL (
+                  SELECT event, epoch, version, state FROM oncehook.deliveries
+                   WHERE route = $1 AND entity = u.entity AND state IN ('ready', 'retrying', 'running', 'dead')
+                     AND (state <> 'dead' OR $4) AND $5
+                   ORDER BY version NULLS FIRST, event, epoch LIMIT u.length) d";
+    let blocking_dead = ordering.on_dead == OnDead::Block;
+    let name = route.name.as_str();
+    for row in session.rows(sql, &[&name, &entities, &lengths, &blocking_dead, &ordering.by_entity]).await? {
+        let state = DeliveryState::parse(row.get(4));
+        let state = state.ok_or_else(|| EngineError::other("a delivery's state is damaged"))?;
+        let place = Place { event: event_id(row.get(1)), epoch: number(row.get(2)), version: row.get(3) };
+        if let Some(line) = lines.get_mut(row.get::<_, &str>(0)) {
+            line.running |= state == DeliveryState::Running;
+            line.front.push((place, state));
+        }
+    }
+    // One that runs was told twice.
+    for line in lines.values_mut() {
+        line.front.sort_unstable_by_key(|(place, _)| *place);
+        line.front.dedup_by_key(|(place, _)| *place);
+    }
+    if ordering.remembers() {
+        for (entity, standing) in standings(session, &ordering.scope(name), &entities).await? {
+            if let Some(line) = lines.get_mut(&entity) {
+                line.standing = standing;
+            }
+        }
+    }
+    Ok(lines)
+}
+
+/// What is known of entities. Their line is locked, so nobody else changes it.
+async fn standings(
+    session: &Session,
+    scope: &str,
+    entities: &[&str],
+) -> Result<HashMap<String, Standing>, EngineError> {
+    let sql = "SELECT entity, newest, last_at, state, version FROM oncehook.entities WHERE scope = $1 AND entity = ANY ($2)";
+    let rows = session.rows(sql, &[&scope, &entities]).await?;
+    let known = |row: &Row| {
+        let newest = Mark { version: row.get(1), at: row.get::<_, Option<i64>>(2).map(UnixMicros) };
+        (row.get(0), Standing { newest, state: row.get(3), version: row.get(4) })
+    };
+    Ok(rows.iter().map(known).collect())
+}
+
+/// Takes deliveries out of the queue until somebody before them lets them go on.
+pub(super) async fn block(
+    session: &Session,
+    given: Option<i64>,
+    route: &Route,
+    places: impl Iterator<Item = Place>,
+) -> Result<(), EngineError> {
+    let (events, epochs): (Vec<Uuid>, Vec<i32>) =
+        places.map(|place| (uuid(place.event), int(place.epoch))).unzip();
+    if events.is_empty() {
+        return Ok(());
+    }
+    session
+        .change(
+            "UPDATE oncehook.deliveries d
+                SET run_at = $5, blocked_at = coalesce(d.blocked_at, $1::bigint, oncehook.micros())
+               FROM unnest($3::uuid[], $4::integer[]) AS t(event, epoch)
+              WHERE d.event = t.event AND d.route = $2 AND d.epoch = t.epoch AND d.state IN ('ready', 'retrying')",
+            &[&given, &route.name.as_str(), &events, &epochs, &NO_TIME.0],
+        )
+        .await?;
+    Ok(())
+}
+
+/// What a delivery of an entity came to.
+pub(super) struct Came<'v> {
+    pub(super) entity: &'v str,
+    pub(super) mark: Mark,
+    pub(super) kind: Option<&'v str>,
+    pub(super) verdict: &'v Verdict,
+}
+
+/// What follows for others from what deliveries of a route came to, in their order. The lines are locked.
+pub(super) async fn after(
+    session: &Session,
+    given: Option<i64>,
+    route: &Route,
+    came: &[Came<'_>],
+) -> Result<(), EngineError> {
+    let ordering = &route.ordering;
+    let succeeded = |came: &&Came<'_>| matches!(came.verdict, Verdict::Succeeded(_));
+    if ordering.remembers() {
+        let scope = ordering.scope(route.name.as_str());
+        let effects: Vec<&Came<'_>> = came.iter().filter(succeeded).collect();
+        let entities: BTreeSet<&str> = effects.iter().map(|came| came.entity).collect();
+        let entities: Vec<&str> = entities.into_iter().collect();
+        if !entities.is_empty() {
+            let mut known = standings(session, &scope, &entities).await?;
+            for effect in effects {
+                let standing = known.entry(effect.entity.to_owned()).or_default();
+                ordering.advance(standing, effect.mark, effect.kind);
+            }
+            remember(session, &scope, &known).await?;
+        }
+    }
+    let free: BTreeSet<&str> =
+        came.iter().filter(|came| ordering.lets_go_on(came.verdict)).map(|came| came.entity).collect();
+    let_go_on(session, given, &route.name, &free.into_iter().collect::<Vec<_>>()).await
+}
+
+async fn remember(
+    session: &Session,
+    scope: &str,
+    known: &HashMap<String, Standing>,
+) -> Result<(), EngineError> {
+    let known: BTreeMap<&String, &Standing> = known.iter().collect();
+    let entities: Vec<&str> = known.keys().map(|entity| entity.as_str()).collect();
+    let standings = || known.values();
+    let versions: Vec<i64> = standings().map(|known| known.version).collect();
+    let times: Vec<Option<i64>> = standings().map(|known| known.newest.at.map(|at| at.0)).collect();
+    let states: Vec<Option<&str>> = standings().map(|known| known.state.as_deref()).collect();
+    let newest: Vec<Option<i64>> = standings().map(|known| known.newest.version).collect();
+    session
+        .change(
+            "INSERT INTO oncehook.entities (scope, entity, version, last_at, state, newest)
+             SELECT $1, * FROM unnest($2::text[], $3::bigint[], $4::bigint[], $5::text[], $6::bigint[])
+             ON CONFLICT (scope, entity) DO UPDATE
+                SET version = excluded.version, last_at = excluded.last_at, state = excluded.state, newest = excluded.newest",
+            &[&scope, &entities, &versions, &times, &states, &newest],
+        )
+        .await?;
+    Ok(())
+}
+
+/// Puts the first of those that wait for their turn in each line back into the queue. If it is not its turn after all, it is
+/// taken out again when it is looked at.
+pub(super) async fn let_go_on(
+    session: &Session,
+    given: Option<i64>,
+    route: &RouteName,
+    entities: &[&str],
+) -> Result<(), EngineError> {
+    if entities.is_empty() {
+        return Ok(());
+    }
+    session
+        .change(
+            "UPDATE oncehook.deliveries d SET run_at = coalesce($1::bigint, oncehook.micros())
+               FROM (SELECT f.event, f.epoch FROM unnest($3::text[]) AS u(entity)
+                      CROSS JOIN LATERAL (
+                        SELECT event, epoch FROM oncehook.deliveries
+                         WHERE route = $2 AND entity = u.entity AND state IN ('ready', 'retrying') AND run_at = $4
+                         ORDER BY version NULLS FIRST, event, epoch LIMIT 1) f) AS n
+              WHERE d.event = n.event AND d.route = $2 AND d.epoch = n.epoch AND d.run_at = $4",
+            &[&given, &route.as_str(), &entities, &NO_TIME.0],
+        )
+        .await?;
+    Ok(())
+}
+
+/// Something of these entities took effect: whatever waits for a prerequisite looks again. Returns whether there was any.
+pub(super) async fn wake_parked(
+    session: &Session,
+    given: Option<i64>,
+    entities: &[&str],
+) -> Result<bool, EngineError> {
+    if entities.is_empty() {
+        return Ok(false);
+    }
+    let woken = session
+        .change(
+            "UPDATE oncehook.deliveries
+                SET state = CASE WHEN attempt > 0 THEN 'retrying' ELSE 'ready' END,
+                    run_at = coalesce($1::bigint, oncehook.micros())
+              WHERE state = 'parked' AND entity = ANY ($2)",
+            &[&given, &entities],
+        )
+        .await?;
+    Ok(woken > 0)
+}
+
+/// The same for the entities of events.
+pub(super) async fn wake_parked_of(
+    session: &Session,
+    given: Option<i64>,
+    events: &[Uuid],
+) -> Result<bool, EngineError> {
+    let woken = session
+        .change(
+            "UPDATE oncehook.deliveries
+                SET state = CASE WHEN attempt > 0 THEN 'retrying' ELSE 'ready' END,
+                    run_at = coalesce($1::bigint, oncehook.micros())
+              WHERE state = 'parked' AND entity IN (SELECT entity FROM oncehook.events WHERE id = ANY ($2))",
+            &[&given, &events],
+        )
+        .await?;
+    Ok(woken > 0)
+}
+
+/// A parked delivery is found by its entity.
+pub(super) async fn name_parked(session: &Session, events: &[Uuid]) -> Result<(), EngineError> {
+    session
+        .change(
+            "UPDATE oncehook.deliveries d SET entity = e.entity FROM oncehook.events e
+              WHERE d.event = ANY ($1) AND e.id = d.event AND d.state = 'parked' AND d.entity IS NULL",
+            &[&events],
+        )
+        .await?;
+    Ok(())
+}
+
+/// What a leased delivery is about.
+pub(super) struct About {
+    pub(super) entity: String,
+    pub(super) mark: Mark,
+    pub(super) kind: Option<String>,
+}
+
+impl About {
+    /// With what it came to.
+    pub(super) fn came<'v>(&'v self, verdict: &'v Verdict) -> Came<'v> {
+        Came { entity: &self.entity, mark: self.mark, kind: self.kind.as_deref(), verdict }
+    }
+}
+
+/// What leased deliveries are about, where their events have an entity.
+pub(super) async fn about(
+    session: &Session,
+    fences: &[&Fence],
+) -> Result<HashMap<EventId, About>, EngineError> {
+    let events: Vec<Uuid> = fences.iter().map(|fence| uuid(fence.delivery.event)).collect();
+    let sql = "SELECT id, entity, version, occurred_at, type FROM oncehook.events WHERE id = ANY ($1) AND entity IS NOT NULL";
+    let rows = session.rows(sql, &[&events]).await?;
+    let about = |row: &Row| {
+        let mark = Mark { version: row.get(2), at: row.get::<_, Option<i64>>(3).map(UnixMicros) };
+        (event_id(row.get(0)), About { entity: row.get(1), mark, kind: row.get(4) })
+    };
+    Ok(rows.iter().map(about).collect())
+}
+
+/// Looks after those that wait for others: parked ones whose time has come, and the first of a line that nobody is before any
+/// more. Returns whether something is due now. One transaction.
+pub(super) async fn look_again(
+    session: &Session,
+    given: Option<i64>,
+    route: &Route,
+) -> Result<bool, EngineError> {
+    let name = route.name.as_str();
+    let mut woken = session
+        .change(
+            "UPDATE oncehook.deliveries
+                SET state = CASE WHEN attempt > 0 THEN 'retrying' ELSE 'ready' END,
+                    run_at = coalesce($1::bigint, oncehook.micros())
+              WHERE route = $2 AND state = 'parked' AND run_at <= coalesce($1::bigint, oncehook.micros())",
+            &[&given, &name],
+        )
+        .await?;
+    if !route.ordering.is_serial() {
+        woken += session
+            .change(
+                "UPDATE oncehook.deliveries SET run_at = coalesce($1::bigint, oncehook.micros())
+                  WHERE route = $2 AND blocked_at IS NOT NULL AND state IN ('ready', 'retrying') AND run_at = $3",
+                &[&given, &name, &NO_TIME.0],
+            )
+            .await?;
+        return Ok(woken > 0);
+    }
+    let waiting = session
+        .rows(
+            "SELECT DISTINCT entity FROM (
+               SELECT entity FROM oncehook.deliveries
+                WHERE route = $1 AND blocked_at IS NOT NULL AND state IN ('ready', 'retrying') AND run_at = $2
+                  AND entity IS NOT NULL
+                ORDER BY blocked_at LIMIT $3) d",
+            &[&name, &NO_TIME.0, &LOOKED_AFTER],
+        )
+        .await?;
+    if waiting.is_empty() {
+        return Ok(woken > 0);
+    }
+    let entities: BTreeSet<&str> = waiting.iter().map(|row| row.get(0)).collect();
+    session.run("BEGIN").await?;
+    lock(session, &route.name, &entities).await?;
+    // Everybody in the line waits for his turn, and nobody has it.
+    let stranded = session
+        .rows(
+            "SELECT u.entity FROM unnest($2::text[]) AS u(entity)
+              CROSS JOIN LATERAL (
+                SELECT run_at FROM oncehook.deliveries
+                 WHERE route = $1 AND entity = u.entity AND state IN ('ready', 'retrying', 'dead') AND (state <> 'dead' OR $3)
+                 ORDER BY version NULLS FIRST, event, epoch LIMIT 1) f
+              WHERE f.run_at = $4
+                AND NOT EXISTS (SELECT 1 FROM oncehook.deliveries r
+                                 WHERE r.route = $1 AND r.entity = u.entity AND r.state = 'running')",
+            &[
+                &name,
+                &entities.iter().copied().collect::<Vec<_>>(),
+                &(route.ordering.by_entity && route.ordering.on_dead == OnDead::Block),
+                &NO_TIME.0,
+            ],
+        )
+        .await?;
+    let stranded: Vec<&str> = stranded.iter().map(|row| row.get(0)).collect();
+    let_go_on(session, given, &route.name, &stranded).await?;
+    session.run("COMMIT").await?;
+    Ok(woken > 0 || !stranded.is_empty())
+}

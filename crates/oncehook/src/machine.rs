@@ -1,0 +1,331 @@
+//! State machines of entities: which events may follow which, and what becomes of one that does not fit.
+//!
+//! Promises: a [`Machine`] value is consistent (every state that is named exists, no event has two ways out of one state).
+//! Pure: it says what an event would do; the journal keeps the state and changes it in the effect's transaction.
+//!
+//! Does not: hold back an event that can never fit again. One that came too early may wait for its time; for one whose time is
+//! over there is nothing to wait for, and `park` treats it as overtaken.
+
+use std::collections::BTreeSet;
+
+/// A machine.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Machine {
+    name: String,
+    states: Vec<String>,
+    initial: String,
+    transitions: Vec<Transition>,
+    misfit: Misfit,
+}
+
+/// What an event type does.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Transition {
+    /// The type of the event.
+    pub on: String,
+    /// The states in which it fits.
+    pub from: Vec<String>,
+    /// The state after it.
+    pub to: String,
+}
+
+/// What becomes of an event that does not fit the state.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Misfit {
+    /// It waits until it fits. If it never can, because the machine has passed the place, it is superseded.
+    #[default]
+    Park,
+    /// It is kept without an effect.
+    Supersede,
+    /// It is dead, and a person looks at it.
+    Dead,
+}
+
+impl Misfit {
+    /// The word in the configuration.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Park => "park",
+            Self::Supersede => "supersede",
+            Self::Dead => "dead",
+        }
+    }
+
+    /// What that word means.
+    #[must_use]
+    pub fn parse(word: &str) -> Option<Self> {
+        [Self::Park, Self::Supersede, Self::Dead].into_iter().find(|misfit| misfit.as_str() == word)
+    }
+}
+
+/// How an event and a state go together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fit<'m> {
+    /// It leads to this state.
+    Moves(&'m str),
+    /// Not now, but from here a state can be reached in which it fits.
+    Early,
+    /// Not now, and never again. Also a type that the machine does not know.
+    Late,
+}
+
+/// Why a machine is none.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum MachineError {
+    /// A state is named that is not in the list.
+    #[error("`{0}` is not one of the states")]
+    NoState(String),
+    /// A state stands in the list twice.
+    #[error("the state `{0}` stands in the list twice")]
+    Twice(String),
+    /// An event would lead out of one state in two ways.
+    #[error("`{event}` leads from `{state}` to two places")]
+    TwoWays {
+        /// The type of the event.
+        event: String,
+        /// The state.
+        state: String,
+    },
+}
+
+impl Machine {
+    /// Puts a machine together.
+    pub fn new(
+        name: &str,
+        states: Vec<String>,
+        initial: &str,
+        transitions: Vec<Transition>,
+        misfit: Misfit,
+    ) -> Result<Self, MachineError> {
+        for (place, state) in states.iter().enumerate() {
+            if states.iter().take(place).any(|other| other == state) {
+                return Err(MachineError::Twice(state.clone()));
+            }
+        }
+        let known = |state: &String| {
+            if states.contains(state) { Ok(()) } else { Err(MachineError::NoState(state.clone())) }
+        };
+        known(&initial.to_owned())?;
+        let mut ways = BTreeSet::new();
+        for transition in &transitions {
+            known(&transition.to)?;
+            for from in &transition.from {
+                known(from)?;
+                if !ways.insert((&transition.on, from)) {
+                    let (event, state) = (transition.on.clone(), from.clone());
+                    return Err(MachineError::TwoWays { event, state });
+                }
+            }
+        }
+        Ok(Self { name: name.to_owned(), initial: initial.to_owned(), states, transitions, misfit })
+    }
+
+    /// Its name.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Its states, in the order of the configuration.
+    #[must_use]
+    pub fn states(&self) -> &[String] {
+        &self.states
+    }
+
+    /// The state of an entity of which nothing has happened yet.
+    #[must_use]
+    pub fn initial(&self) -> &str {
+        &self.initial
+    }
+
+    /// Its transitions, in the order of the configuration.
+    #[must_use]
+    pub fn transitions(&self) -> &[Transition] {
+        &self.transitions
+    }
+
+    /// What becomes of events that do not fit.
+    #[must_use]
+    pub fn misfit(&self) -> Misfit {
+        self.misfit
+    }
+
+    /// What an event of that type does in that state.
+    #[must_use]
+    pub fn fit(&self, state: &str, kind: Option<&str>) -> Fit<'_> {
+        let of_kind = || self.transitions.iter().filter(|transition| kind == Some(transition.on.as_str()));
+        if let Some(way) = of_kind().find(|transition| transition.from.iter().any(|from| from == state)) {
+            return Fit::Moves(&way.to);
+        }
+        let ahead = self.reachable_from(state);
+        if of_kind().any(|transition| transition.from.iter().any(|from| ahead.contains(from.as_str()))) {
+            Fit::Early
+        } else {
+            Fit::Late
+        }
+    }
+
+    /// States that no history leads to.
+    #[must_use]
+    pub fn unreachable(&self) -> Vec<&str> {
+        let reached = self.reachable_from(&self.initial);
+        let unreached = self.states.iter().map(String::as_str).filter(|state| !reached.contains(state));
+        unreached.collect()
+    }
+
+    /// Whether some state has a way out for events of that type.
+    #[must_use]
+    pub fn knows(&self, kind: &str) -> bool {
+        self.transitions.iter().any(|transition| transition.on == kind)
+    }
+
+    /// The states that can follow this one, itself included.
+    fn reachable_from<'m>(&'m self, state: &'m str) -> BTreeSet<&'m str> {
+        let mut reached = BTreeSet::from([state]);
+        loop {
+            let next: Vec<&str> = self
+                .transitions
+                .iter()
+                .filter(|transition| transition.from.iter().any(|from| reached.contains(from.as_str())))
+                .map(|transition| transition.to.as_str())
+                .filter(|to| !reached.contains(to))
+                .collect();
+            if next.is_empty() {
+                return reached;
+            }
+            reached.extend(next);
+        }
+    }
+
+    /// As a Graphviz graph.
+    #[must_use]
+    pub fn to_graphviz(&self) -> String {
+        let mut text = format!("digraph {} {{\n  rankdir=LR;\n", quoted(&self.name));
+        for state in &self.states {
+            let shape = if *state == self.initial { "doublecircle" } else { "circle" };
+            text.push_str(&format!("  {} [shape={shape}];\n", quoted(state)));
+        }
+        for (from, transition) in self.ways() {
+            let (from, to, on) = (quoted(from), quoted(&transition.to), quoted(&transition.on));
+            text.push_str(&format!("  {from} -> {to} [label={on}];\n"));
+        }
+        text.push_str("}\n");
+        text
+    }
+
+    /// As a Mermaid state diagram.
+    #[must_use]
+    pub fn to_mermaid(&self) -> String {
+        let id = |state: &str| {
+            let place = self.states.iter().position(|known| known == state).unwrap_or_default();
+            format!("s{place}")
+        };
+        let mut text = "stateDiagram-v2\n".to_owned();
+        for state in &self.states {
+            text.push_str(&format!("  state {} as {}\n", quoted(state), id(state)));
+        }
+        text.push_str(&format!("  [*] --> {}\n", id(&self.initial)));
+        for (from, transition) in self.ways() {
+            // A colon or semicolon would end the label.
+            let on = transition.on.replace([':', ';', '\n'], " ");
+            text.push_str(&format!("  {} --> {}: {on}\n", id(from), id(&transition.to)));
+        }
+        text
+    }
+
+    fn ways(&self) -> impl Iterator<Item = (&str, &Transition)> {
+        self.transitions
+            .iter()
+            .flat_map(|transition| transition.from.iter().map(move |from| (from.as_str(), transition)))
+    }
+}
+
+/// For people: one line per way.
+impl std::fmt::Display for Machine {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        writeln!(f, "machine {}: begins in {}, misfits: {}", self.name, self.initial, self.misfit.as_str())?;
+        let widest = self.states.iter().map(|state| state.chars().count()).max().unwrap_or(0);
+        for (from, transition) in self.ways() {
+            writeln!(f, "  {from:widest$}  --{}-->  {}", transition.on, transition.to)?;
+        }
+        Ok(())
+    }
+}
+
+fn quoted(text: &str) -> String {
+    format!("\"{}\"", text.replace('\\', "\\\\").replace('"', "\\\""))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn way(on: &str, from: &[&str], to: &str) -> Transition {
+        let from = from.iter().map(|state| (*state).to_owned()).collect();
+        Transition { on: on.to_owned(), from, to: to.to_owned() }
+    }
+
+    fn machine(states: &[&str], transitions: Vec<Transition>) -> Result<Machine, MachineError> {
+        let states = states.iter().map(|state| (*state).to_owned()).collect();
+        Machine::new("payout", states, "new", transitions, Misfit::Park)
+    }
+
+    fn payout() -> Machine {
+        let transitions = vec![
+            way("created", &["new"], "pending"),
+            way("processing", &["pending"], "processing"),
+            way("completed", &["processing"], "completed"),
+            way("failed", &["pending", "processing"], "failed"),
+        ];
+        machine(&["new", "pending", "processing", "completed", "failed"], transitions).unwrap()
+    }
+
+    #[test]
+    fn r31_an_event_fits_comes_early_or_comes_late() {
+        let payout = payout();
+        assert_eq!(payout.fit("new", Some("created")), Fit::Moves("pending"));
+        assert_eq!(payout.fit("processing", Some("failed")), Fit::Moves("failed"));
+        assert_eq!(payout.fit("new", Some("completed")), Fit::Early);
+        assert_eq!(payout.fit("completed", Some("completed")), Fit::Late);
+        assert_eq!(payout.fit("failed", Some("completed")), Fit::Late);
+        assert_eq!(payout.fit("new", Some("renamed")), Fit::Late);
+        assert_eq!(payout.fit("new", None), Fit::Late);
+        // In a circle nothing is ever late.
+        let door =
+            machine(&["new", "open"], vec![way("open", &["new"], "open"), way("shut", &["open"], "new")]);
+        assert_eq!(door.unwrap().fit("open", Some("open")), Fit::Early);
+    }
+
+    #[test]
+    fn r31_machines_that_contradict_themselves_are_refused() {
+        let error = |states: &[&str], ways| machine(states, ways).unwrap_err().to_string();
+        assert!(error(&["old"], vec![]).contains("`new` is not one"));
+        assert!(error(&["new", "new"], vec![]).contains("twice"));
+        assert!(error(&["new"], vec![way("go", &["new"], "there")]).contains("`there`"));
+        assert!(error(&["new"], vec![way("go", &["here"], "new")]).contains("`here`"));
+        let two = vec![way("go", &["new"], "a"), way("go", &["new"], "b")];
+        assert!(error(&["new", "a", "b"], two).contains("two places"));
+    }
+
+    #[test]
+    fn r31_states_that_nothing_leads_to_are_found() {
+        assert_eq!(payout().unreachable(), [""; 0]);
+        let lost = machine(&["new", "a", "b"], vec![way("go", &["b"], "a")]).unwrap();
+        assert_eq!(lost.unreachable(), ["a", "b"]);
+        assert!(lost.knows("go") && !lost.knows("stop"));
+    }
+
+    #[test]
+    fn r31_pictures_hold_every_way() {
+        let payout = payout();
+        let graph = payout.to_graphviz();
+        assert!(graph.contains("\"pending\" -> \"failed\" [label=\"failed\"];"), "{graph}");
+        assert!(graph.contains("\"new\" [shape=doublecircle];"), "{graph}");
+        let mermaid = payout.to_mermaid();
+        assert!(mermaid.contains("[*] --> s0\n") && mermaid.contains("s2 --> s3: completed\n"), "{mermaid}");
+        let text = payout.to_string();
+        assert!(text.contains("processing  --completed-->  completed\n"), "{text}");
+        assert_eq!(text.lines().count(), 6);
+    }
+}

@@ -1,0 +1,355 @@
+//! The order of an entity's events on a route: whose turn it is, what is too old to matter, and what must wait.
+//!
+//! Pure. A journal asks [`plan`] what to do with the deliveries it found due, while it holds the lock of their entities; it tells
+//! what else is in the entity's line, and what is known of the entity ([`Standing`]). All journals ask the same function.
+//!
+//! - Place in the line: by the provider's version where the event has one, else by arrival. What has no version stands before
+//!   what has one. A lower version that comes later is simply next; nobody waits for a gap to close.
+//! - Newer only: strictly older than what took effect means superseded. Equal or unknown goes on. Versions are compared
+//!   where both have one, else times.
+//! - What is parked stands in no line: what it waits for may well come after it.
+//!
+//! Does not: decide when something is tried again (`retry`), or which state follows which (`machine`).
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::Arc;
+use std::time::Duration;
+
+use oncehook_verify::UnixMicros;
+
+use crate::delivery::{Cause, DeliveryState, Failure, Verdict};
+use crate::event::EventId;
+use crate::machine::{Fit, Machine, Misfit};
+
+/// The due time of a delivery that waits for its turn: none.
+pub const NO_TIME: UnixMicros = UnixMicros(i64::MAX);
+
+/// So many due deliveries are looked at to find those whose turn it is, or more if more are wanted.
+pub const PEEK: usize = 256;
+
+/// What a route asks about the entity of its events.
+#[derive(Debug, Clone, Default)]
+pub struct Ordering {
+    /// Deliveries of an entity run one at a time, in their order.
+    pub by_entity: bool,
+    /// What a dead delivery means for those behind it.
+    pub on_dead: OnDead,
+    /// Events older than what took effect are superseded.
+    pub newer_only: bool,
+    /// Only events that fit the entity's state run.
+    pub machine: Option<Arc<Machine>>,
+    /// How long a prerequisite is waited for.
+    pub parking: Parking,
+}
+
+/// What a dead delivery means for those behind it in an ordered line.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum OnDead {
+    /// They wait until an operator retries or skips it.
+    #[default]
+    Block,
+    /// They go on.
+    Continue,
+}
+
+/// How long a delivery waits for a prerequisite.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Parking {
+    /// The longest wait, from the first time it was put off. Then it is dead.
+    pub longest: Duration,
+    /// The longest time between two looks. The first come sooner.
+    pub every: Duration,
+}
+
+impl Default for Parking {
+    fn default() -> Self {
+        Self { longest: Duration::from_secs(24 * 3_600), every: Duration::from_secs(60) }
+    }
+}
+
+/// The first look at a parked delivery comes after this time, and no two come closer.
+const FIRST_LOOK: Duration = Duration::from_secs(1);
+
+impl Parking {
+    /// What becomes of a delivery that is put off: parked, and looked at again after about as long as it has waited; or
+    /// dead, if that has been too long. `since` is when it was first put off.
+    #[must_use]
+    pub fn after_deferral(&self, reason: &str, since: Option<UnixMicros>, now: UnixMicros) -> Verdict {
+        let waited = now.0.saturating_sub(since.unwrap_or(now).0).max(0).unsigned_abs();
+        let waited = Duration::from_micros(waited);
+        if waited >= self.longest {
+            let message = format!("it waited for {} too long: {reason}", describe(self.longest));
+            return Verdict::Dead(Failure::permanent(Cause::Prerequisite, message));
+        }
+        let wait = waited.clamp(FIRST_LOOK, self.every.max(FIRST_LOOK)).min(self.longest - waited);
+        let micros = i64::try_from(wait.as_micros()).unwrap_or(i64::MAX);
+        Verdict::Parked(UnixMicros(now.0.saturating_add(micros)), Failure::defer(reason))
+    }
+}
+
+fn describe(time: Duration) -> String {
+    match time.as_secs() {
+        seconds if seconds > 0 && seconds % 3_600 == 0 => format!("{} h", seconds / 3_600),
+        seconds if seconds > 0 && seconds % 60 == 0 => format!("{} min", seconds / 60),
+        seconds => format!("{seconds} s"),
+    }
+}
+
+impl Ordering {
+    /// Whether no two deliveries of an entity may be under way at once.
+    #[must_use]
+    pub fn is_serial(&self) -> bool {
+        self.by_entity || self.newer_only || self.machine.is_some()
+    }
+
+    /// Whether something of the entity must be remembered beyond its deliveries.
+    #[must_use]
+    pub fn remembers(&self) -> bool {
+        self.newer_only || self.machine.is_some()
+    }
+
+    /// The scope under which entities of that route are known. A machine's name outlives a renamed route; the `:` keeps it
+    /// apart from every route's name.
+    #[must_use]
+    pub fn scope(&self, route: &str) -> String {
+        match &self.machine {
+            Some(machine) => format!("machine:{}", machine.name()),
+            None => route.to_owned(),
+        }
+    }
+
+    /// Whether whoever stands behind a delivery may go on now that it came to this.
+    #[must_use]
+    pub fn lets_go_on(&self, verdict: &Verdict) -> bool {
+        match verdict {
+            Verdict::Succeeded(_) | Verdict::Superseded(_) | Verdict::Parked(..) => true,
+            // One at a time, but in no order: another one may go while this one waits.
+            Verdict::RetryAt(..) => !self.by_entity,
+            Verdict::Dead(_) => !self.by_entity || self.on_dead == OnDead::Continue,
+        }
+    }
+
+    /// What is known of an entity once an event has taken effect.
+    pub fn advance(&self, standing: &mut Standing, mark: Mark, kind: Option<&str>) {
+        standing.newest = standing.newest.raised_by(mark);
+        standing.version += 1;
+        if let Some(machine) = &self.machine {
+            let state = standing.state.as_deref().unwrap_or(machine.initial());
+            if let Fit::Moves(to) = machine.fit(state, kind) {
+                standing.state = Some(to.to_owned());
+            }
+        }
+    }
+
+    fn judge(&self, standing: &Standing, candidate: &Candidate) -> Step {
+        if self.newer_only && candidate.mark.is_older_than(&standing.newest) {
+            return Step::Settle(Verdict::Superseded(format!(
+                "a newer event took effect before: {}",
+                standing.newest
+            )));
+        }
+        let Some(machine) = &self.machine else { return Step::Run(None) };
+        let state = standing.state.as_deref().unwrap_or(machine.initial());
+        let kind = candidate.kind.as_deref().unwrap_or("an event without a type");
+        match (machine.fit(state, candidate.kind.as_deref()), machine.misfit()) {
+            (Fit::Moves(to), _) => Step::Run(Some(to.to_owned())),
+            (Fit::Early, Misfit::Park) => {
+                Step::Defer(format!("`{kind}` does not fit the state `{state}` yet"))
+            }
+            (Fit::Late, Misfit::Park) | (_, Misfit::Supersede) => {
+                Step::Settle(Verdict::Superseded(format!("`{kind}` does not fit the state `{state}`")))
+            }
+            (_, Misfit::Dead) => {
+                let message = format!("`{kind}` does not fit the state `{state}`");
+                Step::Settle(Verdict::Dead(Failure::permanent(Cause::Prerequisite, message)))
+            }
+        }
+    }
+}
+
+/// Which of an entity's versions an event tells about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Mark {
+    /// The provider's version or sequence.
+    pub version: Option<i64>,
+    /// When it happened, as the provider says.
+    pub at: Option<UnixMicros>,
+}
+
+impl Mark {
+    /// Strictly older, by version where both have one, else by time. Unknown is never older.
+    #[must_use]
+    pub fn is_older_than(&self, other: &Self) -> bool {
+        match (self.version, other.version) {
+            (Some(mine), Some(theirs)) => mine < theirs,
+            _ => matches!((self.at, other.at), (Some(mine), Some(theirs)) if mine < theirs),
+        }
+    }
+
+    fn raised_by(self, other: Self) -> Self {
+        Self { version: self.version.max(other.version), at: self.at.max(other.at) }
+    }
+}
+
+impl std::fmt::Display for Mark {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match (self.version, self.at) {
+            (Some(version), _) => write!(f, "version {version}"),
+            (None, Some(at)) => f.write_str(&at.to_rfc3339()),
+            (None, None) => f.write_str("of unknown age"),
+        }
+    }
+}
+
+/// What is known of an entity.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Standing {
+    /// The newest of what took effect.
+    pub newest: Mark,
+    /// Its state, if it ever left the initial one.
+    pub state: Option<String>,
+    /// How many effects there were.
+    pub version: i64,
+}
+
+/// A place in an entity's line. The order is that of the line.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Place {
+    /// The provider's version.
+    pub version: Option<i64>,
+    /// The event: ids grow with arrival.
+    pub event: EventId,
+    /// The delivery's epoch.
+    pub epoch: u32,
+}
+
+/// A delivery that is due.
+#[derive(Debug, Clone)]
+pub struct Candidate {
+    /// The event's entity. Without one there is no line.
+    pub entity: Option<String>,
+    /// Its place in the entity's line.
+    pub place: Place,
+    /// Which version it tells about.
+    pub mark: Mark,
+    /// The event's type.
+    pub kind: Option<String>,
+}
+
+/// What a journal knows of an entity while it holds its lock.
+#[derive(Debug, Clone, Default)]
+pub struct Line {
+    /// What has been before.
+    pub standing: Standing,
+    /// Whether a delivery of it is leased.
+    pub running: bool,
+    /// The front of the line, in order: deliveries that are ready, retrying, running or dead. At least one more than there are
+    /// candidates of the entity, if there are as many.
+    pub front: Vec<(Place, DeliveryState)>,
+}
+
+/// How many deliveries of an entity may be taken at once.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Company {
+    /// Several, one after the other in one transaction.
+    OneTransaction,
+    /// One, which is leased.
+    Lease,
+}
+
+/// What to do with a candidate whose turn it is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Step {
+    /// Run it. With a machine, it leads to this state.
+    Run(Option<String>),
+    /// Settle it without running it.
+    Settle(Verdict),
+    /// Put it off, for this reason ([`Parking::after_deferral`]).
+    Defer(String),
+}
+
+/// What to do with the candidates, by their place in the list.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Plan {
+    /// To do now, in this order.
+    pub steps: Vec<(usize, Step)>,
+    /// Not their turn: to be taken out of the queue until somebody before them lets them go on.
+    pub blocked: Vec<usize>,
+}
+
+/// Decides whose turn it is. `room` is how many may run. What is neither in the steps nor blocked stays due.
+///
+/// In company, the steps of an entity assume that those before them take effect; if one does not, all are undone.
+#[must_use]
+pub fn plan(
+    ordering: &Ordering,
+    company: Company,
+    room: usize,
+    candidates: &[Candidate],
+    lines: &HashMap<String, Line>,
+) -> Plan {
+    let mut plan = Plan::default();
+    let mut runs = 0;
+    let mut groups: HashMap<&str, BTreeMap<Place, usize>> = HashMap::new();
+    for (index, candidate) in candidates.iter().enumerate() {
+        if let Some(entity) = candidate.entity.as_deref() {
+            groups.entry(entity).or_default().insert(candidate.place, index);
+        }
+    }
+    for (index, candidate) in candidates.iter().enumerate() {
+        if runs >= room {
+            break;
+        }
+        let Some(entity) = candidate.entity.as_deref() else {
+            runs += 1;
+            plan.steps.push((index, Step::Run(None)));
+            continue;
+        };
+        // The whole entity at the first of its candidates.
+        let Some(mine) = groups.remove(entity) else { continue };
+        let nothing = Line::default();
+        let line = lines.get(entity).unwrap_or(&nothing);
+        let turn = turns(ordering, line, &mine);
+        let mut standing = line.standing.clone();
+        let mut busy = false;
+        for (place, index) in &mine {
+            let Some(candidate) = candidates.get(*index) else { continue };
+            if busy || !turn.contains(place) {
+                plan.blocked.push(*index);
+                continue;
+            }
+            if runs >= room {
+                continue;
+            }
+            let step = ordering.judge(&standing, candidate);
+            match &step {
+                Step::Run(_) => {
+                    runs += 1;
+                    busy = company == Company::Lease;
+                    ordering.advance(&mut standing, candidate.mark, candidate.kind.as_deref());
+                }
+                Step::Settle(verdict) => busy = !ordering.lets_go_on(verdict),
+                Step::Defer(_) => {}
+            }
+            plan.steps.push((*index, step));
+        }
+    }
+    plan
+}
+
+/// The candidates that nothing stands before.
+fn turns(ordering: &Ordering, line: &Line, mine: &BTreeMap<Place, usize>) -> BTreeSet<Place> {
+    if line.running {
+        return BTreeSet::new();
+    }
+    if !ordering.by_entity {
+        return mine.keys().copied().collect();
+    }
+    let passes = |state: DeliveryState| state == DeliveryState::Dead && ordering.on_dead == OnDead::Continue;
+    line.front
+        .iter()
+        .filter(|(_, state)| !passes(*state))
+        .map(|(place, _)| *place)
+        .take_while(|place| mine.contains_key(place))
+        .collect()
+}
