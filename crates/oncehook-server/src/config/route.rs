@@ -93,11 +93,26 @@ pub(super) fn read_routes(
             complete = false;
         }
         let placing = read_route(&mut table, ground, &mut declared, ordering);
+        if placing.as_ref().is_some_and(|placing| remembers_elsewhere(&placing.route)) {
+            table.problem(
+                table.span(),
+                "`newer_only` and `machine` are not part of this version yet for another `database`: what they compare with \
+                 would not commit with the effect",
+            );
+            complete = false;
+        }
         complete &= placing.is_some();
         placings.extend(placing);
         table.finish(LATER_KEYS);
     }
     put_together(file, placings, &declared).filter(|_| complete)
+}
+
+/// Versions and states stand in the journal. An effect in another database commits apart from them, so an attempt that
+/// everybody has forgotten could bring an older state back.
+fn remembers_elsewhere(route: &Route) -> bool {
+    let remembers = route.ordering.newer_only || route.ordering.machine.is_some();
+    remembers && matches!(route.handler, Handler::Elsewhere(_))
 }
 
 /// Puts routes together. What does not fit is noted and left out, until the rest fits.

@@ -684,6 +684,11 @@ fn r13_r24_r29_r30_order_and_machines_are_read() {
     refused("initial = \"new\"\n", "", "needs `initial`");
     refused("to = \"done\"", "to = \"gone\"", "`gone` is not one of the states");
     refused("SELECT 1 FROM accounts", "DELETE FROM accounts", "`requires` is one SELECT");
+    refused(
+        "requires = \"SELECT 1 FROM accounts WHERE id = :id\"\n",
+        "database = \"postgres://shop@127.0.0.1:1/shop\"\n",
+        "not part of this version yet for another `database`",
+    );
 }
 
 #[test]
