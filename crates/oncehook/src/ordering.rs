@@ -118,15 +118,15 @@ impl Ordering {
         }
     }
 
-    /// Whether whoever stands behind a delivery may go on now that it came to this.
-    #[must_use]
-    pub fn lets_go_on(&self, verdict: &Verdict) -> bool {
-        match verdict {
-            Verdict::Succeeded(_) | Verdict::Superseded(_) | Verdict::Parked(..) => true,
-            // One at a time, but in no order: another one may go while this one waits.
-            Verdict::RetryAt(..) => !self.by_entity,
-            Verdict::Dead(_) => !self.by_entity || self.on_dead == OnDead::Continue,
-        }
+    /// Whether those behind a delivery that came to this must wait. Those before it need not: a lower version may have come while
+    /// it ran, so whoever settles lets the first of the line look again, whatever the verdict.
+    fn holds_up(&self, verdict: &Verdict) -> bool {
+        let holds = match verdict {
+            Verdict::Succeeded(_) | Verdict::Superseded(_) | Verdict::Parked(..) => false,
+            Verdict::RetryAt(..) => true,
+            Verdict::Dead(_) => self.on_dead == OnDead::Block,
+        };
+        self.by_entity && holds
     }
 
     /// What is known of an entity once an event has taken effect.
@@ -328,7 +328,7 @@ pub fn plan(
                     busy = company == Company::Lease;
                     ordering.advance(&mut standing, candidate.mark, candidate.kind.as_deref());
                 }
-                Step::Settle(verdict) => busy = !ordering.lets_go_on(verdict),
+                Step::Settle(verdict) => busy = ordering.holds_up(verdict),
                 Step::Defer(_) => {}
             }
             plan.steps.push((*index, step));

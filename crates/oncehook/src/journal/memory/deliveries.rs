@@ -443,11 +443,10 @@ impl State {
                 Step::Settle(verdict) => verdict,
                 Step::Defer(reason) => route.ordering.parking.after_deferral(&reason, parked_at, now),
             };
-            let go_on = route.ordering.lets_go_on(&verdict);
             if let Some(record) = self.of(route, candidate.place) {
                 record.conclude(verdict, now);
             }
-            if go_on && let Some(entity) = &candidate.entity {
+            if let Some(entity) = &candidate.entity {
                 self.let_go_on(&route.name, entity, now);
             }
         }
@@ -551,9 +550,7 @@ impl State {
                 let standing = self.entities.entry((scope, entity.clone())).or_default();
                 ordering.advance(standing, mark, kind.as_deref());
             }
-            if ordering.lets_go_on(verdict) {
-                self.let_go_on(route, &entity, now);
-            }
+            self.let_go_on(route, &entity, now);
         }
         if succeeded {
             self.wake_parked(&entity, now);

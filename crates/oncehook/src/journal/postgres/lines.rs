@@ -249,8 +249,7 @@ pub(super) async fn after(
             remember(session, &scope, &known).await?;
         }
     }
-    let free: BTreeSet<&str> =
-        came.iter().filter(|came| ordering.lets_go_on(came.verdict)).map(|came| came.entity).collect();
+    let free: BTreeSet<&str> = came.iter().map(|came| came.entity).collect();
     let_go_on(session, given, &route.name, &free.into_iter().collect::<Vec<_>>()).await
 }
 

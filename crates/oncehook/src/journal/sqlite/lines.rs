@@ -165,8 +165,7 @@ pub(super) fn after(
     now: UnixMicros,
 ) -> Result<(), rusqlite::Error> {
     let succeeded = matches!(verdict, Verdict::Succeeded(_));
-    let in_line = ordering.is_some_and(|ordering| ordering.lets_go_on(verdict));
-    if !in_line && !(succeeded && parked) {
+    if ordering.is_none() && !(succeeded && parked) {
         return Ok(());
     }
     let (entity, mark, kind) = connection
@@ -184,9 +183,7 @@ pub(super) fn after(
             ordering.advance(&mut known, mark, kind.as_deref());
             remember(connection, &scope, &entity, &known)?;
         }
-        if ordering.lets_go_on(verdict) {
-            let_go_on(connection, delivery.route.as_str(), &entity, now)?;
-        }
+        let_go_on(connection, delivery.route.as_str(), &entity, now)?;
     }
     if succeeded && parked {
         wake_parked(connection, &entity, now)?;
