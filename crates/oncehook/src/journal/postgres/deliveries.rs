@@ -178,14 +178,25 @@ impl Deliveries for PostgresJournal {
                 given: self.shared.given_time(),
                 now: self.shared.clock.steady(),
                 route: &route,
+                lines: &self.lines,
                 function: function.as_ref(),
             };
+            let given = caller.given;
             let mut settled = Vec::with_capacity(claims.len());
+            let mut succeeded = Vec::new();
             for claim in &claims {
                 let chance = queue::drawing(&self.chance)();
-                settled.push(caller.call(claim, chance).await.map_err(unavailable)?);
+                let (came, took_effect) = caller.call(claim, chance).await.map_err(unavailable)?;
+                settled.push(came);
+                succeeded.extend(took_effect.then(|| super::queries::uuid(claim.fence.delivery.event)));
             }
-            if !route.followups.is_empty() {
+            let mut woken = false;
+            if !succeeded.is_empty() {
+                // As for `settle`: what is parked looks again by itself if this does not come to pass.
+                let waking = work!(self, |session| lines::wake_parked_of(&session, given, &succeeded));
+                woken = waking.unwrap_or(false);
+            }
+            if woken || route.ordering.is_serial() || !route.followups.is_empty() {
                 self.shared.changed();
             }
             Ok(settled)

@@ -24,7 +24,7 @@ use crate::delivery::{Cause, Claim, Failure, Settled, Verdict};
 use crate::handler::Function;
 use crate::handler::elsewhere::Answer;
 use crate::handler::function::{PostgresTransaction, Row, ToSql};
-use crate::route::Route;
+use crate::route::{KnownLines, Route, Tried};
 
 /// How often a call is repeated after a collision.
 const TRIES: usize = 5;
@@ -36,17 +36,19 @@ pub(super) struct Caller<'c> {
     /// From which the due times of verdicts are counted.
     pub(super) now: UnixMicros,
     pub(super) route: &'c Route,
+    /// The rules of routes that look at entities.
+    pub(super) lines: &'c KnownLines,
     pub(super) function: &'c dyn Function,
 }
 
 impl Caller<'_> {
-    /// Calls the function for one leased delivery and settles it.
-    pub(super) async fn call(&self, claim: &Claim, chance: f64) -> Result<Settled, EngineError> {
+    /// Calls the function for one leased delivery and settles it. Returns whether it took effect, too.
+    pub(super) async fn call(&self, claim: &Claim, chance: f64) -> Result<(Settled, bool), EngineError> {
         let mut tries = 0;
         let failure = loop {
             match self.attempt(claim).await {
-                Ok(settled) => return Ok(settled),
-                Err(Trouble::Failed(failure)) => break failure,
+                Ok(settled) => return Ok((settled, settled == Settled::Done)),
+                Err(Trouble::Failed(failure) | Trouble::Deferred(failure)) => break failure,
                 Err(Trouble::Engine(error)) => return Err(error),
                 // Another transaction was in the way, and all of it is undone.
                 Err(Trouble::Collision) if tries < TRIES => tries += 1,
@@ -56,16 +58,19 @@ impl Caller<'_> {
             }
         };
         let (attempt, limit) = (claim.fence.attempt, claim.attempt_limit);
-        let verdict = self.route.retry.after_failure(failure, attempt, limit, self.now, chance);
+        let tried = Tried { attempt, limit, parked_at: claim.parked_at };
+        let verdict = self.route.after_failure(failure, tried, self.now, chance);
         if let Verdict::Dead(failure) = &verdict {
             let (event, route) = (claim.fence.delivery.event, self.route.name.as_str());
             tracing::error!(%event, route, error = failure.message.as_str(), "a delivery is dead");
         }
         // On another connection: the function's may still be at work.
         let session = self.pool.take().await?;
+        session.run("BEGIN").await?;
         let settled = self.settle(&session, claim, &verdict).await?;
+        session.run("COMMIT").await?;
         session.keep();
-        Ok(settled)
+        Ok((settled, false))
     }
 
     /// One transaction: the function, then the settlement. The connection is kept only after a commit; every other end
@@ -100,6 +105,7 @@ impl Caller<'_> {
         Ok(settled)
     }
 
+    /// In the transaction that is open.
     async fn settle(
         &self,
         session: &Session,
@@ -107,7 +113,11 @@ impl Caller<'_> {
         verdict: &Verdict,
     ) -> Result<Settled, EngineError> {
         let ended = [Ended { fence: &claim.fence, verdict, followups: &self.route.followups }];
-        let settled = queue::settle(session, self.given, self.now, Held::Lease, &ended).await?;
+        let settled = if self.route.ordering.is_serial() {
+            queue::settle_along_the_line(session, self.given, self.now, &ended, self.lines).await?
+        } else {
+            queue::settle(session, self.given, self.now, Held::Lease, &ended).await?
+        };
         Ok(if settled.is_empty() { Settled::Lost } else { Settled::Done })
     }
 }

@@ -604,6 +604,19 @@ pub(super) async fn settle_in_line(
     known: &KnownLines,
 ) -> Result<HashMap<Fence, ()>, EngineError> {
     session.run("BEGIN").await?;
+    let done = settle_along_the_line(session, given, now, ended, known).await?;
+    session.run("COMMIT").await?;
+    Ok(done)
+}
+
+/// The same in the transaction that is open.
+pub(super) async fn settle_along_the_line(
+    session: &Session,
+    given: Option<i64>,
+    now: UnixMicros,
+    ended: &[Ended<'_>],
+    known: &KnownLines,
+) -> Result<HashMap<Fence, ()>, EngineError> {
     let fences: Vec<&Fence> = ended.iter().map(|ended| ended.fence).collect();
     let about = lines::about(session, &fences).await?;
     let mut routes: BTreeMap<&RouteName, (Arc<Route>, BTreeSet<&str>)> = BTreeMap::new();
@@ -629,7 +642,6 @@ pub(super) async fn settle_in_line(
     let entities: BTreeSet<&str> =
         succeeded.filter_map(|ended| Some(about.get(&ended.fence.delivery.event)?.entity.as_str())).collect();
     lines::wake_parked(session, given, &entities.into_iter().collect::<Vec<_>>()).await?;
-    session.run("COMMIT").await?;
     Ok(done)
 }
 
