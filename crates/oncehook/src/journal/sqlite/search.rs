@@ -315,7 +315,8 @@ mod tests {
         schema::migrate(&mut connection, UnixMicros(0)).unwrap();
         connection
             .execute_batch(&format!(
-                "INSERT INTO oncehook_events
+                "INSERT INTO oncehook_events (seq, id, source, key, key_signed, type, entity, occurred_at, received_at, key_expires_at,
+                                              integrity, digest, headers, body)
                  SELECT {FIRST} + value, zeroblob(16), iif(value % 2, 'odd', 'even'), X'6B', 1,
                         NULL, NULL, NULL, value, 0, 'body', zeroblob(32), X'', X''
                    FROM (WITH RECURSIVE n(value) AS (SELECT 1 UNION ALL SELECT value + 1 FROM n LIMIT {EVENTS})
