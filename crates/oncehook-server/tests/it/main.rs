@@ -29,6 +29,8 @@ mod operate;
 #[cfg(test)]
 mod postgres;
 #[cfg(test)]
+mod prove;
+#[cfg(test)]
 mod providers;
 #[cfg(test)]
 mod signature;

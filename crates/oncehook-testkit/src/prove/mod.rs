@@ -1,7 +1,17 @@
 //! The proof: a real deployment under faults, what its senders were promised, what took effect, and the difference.
 //!
+//! - [`history`]: what was sent and what was answered.
+//! - [`audit`]: promises against facts, as numbers.
+//! - [`coverage`]: how often rare things happened.
 //! - [`disk`]: a disk whose power can be cut.
+//! - [`embedded`]: the scenarios on the embedded journal.
+//! - [`planted`]: the mistakes, and the scenario that must notice each.
 //!
 //! `bin/prove.rs` runs it at length and writes `docs/PROOF.md`; a short version is part of the gateway's tests.
 
+pub mod audit;
+pub mod coverage;
 pub mod disk;
+pub mod embedded;
+pub mod history;
+pub mod planted;
