@@ -38,6 +38,7 @@ bench: ## How much of the ceiling durable accepts reach, in one run (about 5 min
 services:
 	@command -v strace >/dev/null || { apt-get update -qq && apt-get install -y -qq strace; }
 	@ls /usr/lib/postgresql/*/bin/postgres >/dev/null 2>&1 || { apt-get update -qq && apt-get install -y -qq postgresql; }
+	@command -v redis-server >/dev/null || { apt-get update -qq && apt-get install -y -qq redis-server; }
 	@command -v mount >/dev/null || { apt-get update -qq && apt-get install -y -qq mount; }
 	@python3 -c 'import sqlite3' 2>/dev/null || { apt-get update -qq && apt-get install -y -qq python3; }
 	@for node in node target/tools/node_modules/*/bin/node; do $$node -e 'require("node:sqlite")' 2>/dev/null && exit; done; \

@@ -10,6 +10,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use oncehook::clock::Clock;
+use oncehook::intake::{Intake, Spool};
 use oncehook::journal::{Deliveries, Journal, JournalReader, Retention, SelfTestError};
 use oncehook::observe::Metrics;
 use oncehook::worker::Worker;
@@ -22,6 +23,7 @@ use crate::http::admin::{self, Admin};
 use crate::http::gate::Gate;
 use crate::http::listener::{self, ended};
 use crate::replay::Replays;
+use crate::spool;
 
 /// How often the self-test runs (R44). The gate follows its verdict.
 const SELF_TEST_EVERY: Duration = Duration::from_secs(60);
@@ -35,13 +37,19 @@ const SELF_TEST_WAIT: Duration = Duration::from_secs(15);
 /// How long the end may wait for whom.
 #[derive(Debug, Clone, Copy)]
 struct Patience {
+    /// What waits in the spool goes into the journal.
+    spool: Duration,
     /// Longer than the worker grants its attempts, and time to write down how they ended.
     worker: Duration,
     /// The journal.
     close: Duration,
 }
 
-const USUAL_PATIENCE: Patience = Patience { worker: Duration::from_secs(15), close: Duration::from_secs(30) };
+const USUAL_PATIENCE: Patience = Patience {
+    spool: Duration::from_secs(10),
+    worker: Duration::from_secs(15),
+    close: Duration::from_secs(30),
+};
 
 /// Events and keys that are looked at when something is to be forgotten: few, so that accepting does not wait.
 const FORGET_BATCH: usize = 500;
@@ -90,6 +98,7 @@ impl App {
         let access = admin::Access::new(&config.server);
         let limits = config.server.limits.clone();
         let routes = config.routes.clone();
+        let spool_alarm = config.spool.alarm;
         let retention = Retention {
             payload: config.retention_payload,
             dead: config.retention_dead,
@@ -98,6 +107,7 @@ impl App {
         };
         let gate = Arc::new(Gate::new(config, Arc::clone(&writer), clock.clone(), Arc::clone(&metrics)));
         let admin = Arc::new(Admin {
+            spool_alarm,
             gate: Arc::clone(&gate),
             journal: Arc::clone(&writer),
             reader: Arc::clone(&journal) as Arc<dyn JournalReader>,
@@ -112,6 +122,14 @@ impl App {
         });
         let (roles, lease, patience) = (Roles::ALL, None, USUAL_PATIENCE);
         Self { gate, admin, journal: writer, retention, roles, lease, patience, clock }
+    }
+
+    /// With a spool beside the journal.
+    #[must_use]
+    pub fn with_spool(self, spool: Spool, after: Duration) -> Self {
+        let intake = Intake::new(spool, after, Arc::clone(&self.admin.metrics));
+        self.gate.set_intake(Arc::new(intake));
+        self
     }
 
     /// With some of the work only.
@@ -130,18 +148,22 @@ impl App {
 
     /// Serves until `shutdown` is done; then refuses new connections, lets open requests and attempts finish, gives leases
     /// back, and closes the journal. A gateway that accepts nothing needs no listener for it.
+    ///
+    /// Returns how many events wait in the spool: the next start will drain them.
     pub async fn run(
         self,
         ingress: impl Into<Option<TcpListener>>,
         admin: TcpListener,
         shutdown: impl Future<Output = ()>,
-    ) {
+    ) -> u64 {
         let (end, ended) = watch::channel(false);
         let worker = self.roles.worker.then(|| self.start_worker());
         self.gate.set_open(true);
         let admin_parts = Arc::clone(&self.admin);
         tokio::spawn(async move { backlog::warn_of_left_behind(&admin_parts).await });
         let watching = tokio::spawn(watch_journal(Arc::clone(&self.admin), ended.clone()));
+        let draining = spool::start(&self.admin);
+        let fast_path = self.roles.ingest.then(|| self.start_fast_path());
         let serve = |listener| listener::serve_ingress(listener, Arc::clone(&self.gate), ended.clone());
         let ingress =
             ingress.into().filter(|_| self.roles.ingest).map(|listener| tokio::spawn(serve(listener)));
@@ -158,7 +180,13 @@ impl App {
         if let Some(ingress) = ingress {
             let _ = ingress.await;
         }
+        // It only remembers; there is nothing to finish.
+        fast_path.iter().for_each(tokio::task::JoinHandle::abort);
         self.admin.replays.cancel_all();
+        let left = match draining {
+            Some(draining) => draining.finish(self.patience.spool).await,
+            None => 0,
+        };
         if let Some(worker) = worker
             && tokio::time::timeout(self.patience.worker, worker.stop()).await.is_err()
         {
@@ -173,6 +201,13 @@ impl App {
         let _ = watching.await;
         self.gate.log_rejections();
         tracing::info!("stopped");
+        left
+    }
+
+    fn start_fast_path(&self) -> tokio::task::JoinHandle<()> {
+        let (path, clock) = (self.gate.fast_path(), self.clock.clone());
+        let (journal, reader) = (Arc::clone(&self.journal), Arc::clone(&self.admin.reader));
+        tokio::spawn(async move { path.run(&*journal, &*reader, &clock).await })
     }
 
     fn start_worker(&self) -> Worker {
@@ -356,7 +391,7 @@ mod tests {
         });
         let mut app = App::new(config, Arc::clone(&journal), Clock::system());
         let moment = Duration::from_millis(100);
-        app.patience = Patience { worker: moment, close: moment };
+        app.patience = Patience { spool: moment, worker: moment, close: moment };
         let listen = async || TcpListener::bind("127.0.0.1:0").await.unwrap();
         let (ingress, admin) = (listen().await, listen().await);
         let asked = async {

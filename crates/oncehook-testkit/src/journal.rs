@@ -7,10 +7,10 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use oncehook::clock::Clock;
-use oncehook::event::{NewEvent, NewEvents, SourceName};
+use oncehook::event::{EventIds, NewEvent, NewEvents, SourceName};
 use oncehook::journal::{
-    AppendError, Appended, CONFLICTS_KEPT, DUPLICATES_REMEMBERED, EventQuery, EventStatus, EventSummary,
-    Flag, Journal, JournalReader, Layer, Receipt, Verdict,
+    Alias, AppendError, Appended, CONFLICTS_KEPT, DUPLICATES_REMEMBERED, EventQuery, EventStatus,
+    EventSummary, Flag, Journal, JournalReader, Layer, Receipt, Verdict,
 };
 use oncehook_verify::{EventKey, Integrity, Quarantine, UnixMicros, digest};
 
@@ -50,6 +50,7 @@ pub async fn exercise<J: Journal + JournalReader>(subject: &Subject<J>) {
     run(subject, duplicates_are_counted_and_the_latest_remembered).await;
     run(subject, duplicates_recognised_elsewhere_are_counted_like_the_journals_own).await;
     run(subject, lists_filter_and_page).await;
+    run(subject, an_id_that_was_answered_before_the_journal_stays_valid).await;
     run(subject, the_self_test_passes_and_leaves_nothing).await;
     run(subject, a_closed_journal_refuses).await;
     if subject.survives {
@@ -76,6 +77,7 @@ where
 #[must_use]
 pub fn event(key: &str, body: &str) -> NewEvent {
     NewEvent {
+        id: None,
         source: SourceName::new("shop").unwrap(),
         key: EventKey::from_parts(&[key.as_bytes()]),
         key_signed: true,
@@ -456,6 +458,42 @@ async fn a_closed_journal_refuses<J: Journal + JournalReader>(case: Case<J>) {
     assert_eq!(sending.await.unwrap(), AppendError::Closed);
     assert_eq!(try_append(&*case.journal, [event("evt_2", "{}")]).await, Err(AppendError::Closed));
     drop(case.directory);
+}
+
+/// An intake has told senders its own ids. Each leads to an event, whether the journal kept the id or not, and however often
+/// the intake brings the event.
+async fn an_id_that_was_answered_before_the_journal_stays_valid<J: Journal + JournalReader>(case: Case<J>) {
+    let journal = &*case.journal;
+    let mut ids = EventIds::above(0, 7);
+    let first = append_one(journal, event("held_by_another", "{}")).await;
+    for key in ["evt_1", "evt_2", "held_by_another"] {
+        let told = ids.next(NOW);
+        let spooled = NewEvent { id: Some(told), ..event(key, "{}") };
+        let mut stored = Vec::new();
+        for _ in 0..2 {
+            let appended = append_one(journal, spooled.clone()).await;
+            if appended.id != told {
+                let alias = Alias { alias: told, event: appended.id };
+                // Twice, as after a crash in between.
+                journal.keep_aliases(vec![alias]).await.unwrap();
+                journal.keep_aliases(vec![alias]).await.unwrap();
+                assert_eq!(journal.resolve(told).await.unwrap(), Some(appended.id), "{key}");
+                assert!(
+                    journal.show(told).await.unwrap().is_none(),
+                    "{key} has two names and is shown under one"
+                );
+            }
+            let shown = journal.show(appended.id).await.unwrap().unwrap();
+            assert_eq!(shown.event.key.display(), key);
+            stored.push(appended.id);
+        }
+        assert_eq!(stored[0], stored[1], "{key}");
+        let copy = append_one(journal, event(key, "{}")).await;
+        assert_eq!((copy.id, copy.verdict), (stored[0], Verdict::Duplicate));
+    }
+    assert_eq!(journal.resolve(first.id).await.unwrap(), None, "an event's own id is no alias");
+    assert_eq!(journal.resolve(ids.next(NOW)).await.unwrap(), None);
+    assert_eq!(all(journal).await.len(), 3);
 }
 
 async fn what_was_stored_is_there_after_reopening<J: Journal + JournalReader>(subject: &Subject<J>) {

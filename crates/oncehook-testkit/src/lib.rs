@@ -11,6 +11,7 @@
 //! - [`promises`]: every 2xx that a sender got, to be checked against what is stored.
 //! - [`prove`]: everything at once, for as long as one likes, with mistakes planted that must be found.
 //! - [`receiver`]: a destination that a test controls, well-behaved or not.
+//! - [`redis`]: a real Redis, to stop, freeze and empty.
 //! - [`sender`]: signed requests and a small HTTP client that can misbehave.
 //! - [`shop`]: the gateway with a user's tables behind it, and the question whether each effect happened once.
 //! - [`workload`]: load with latency figures, shared by tests and benchmarks.
@@ -27,6 +28,7 @@ pub mod promises;
 pub mod prove;
 pub mod random;
 pub mod receiver;
+pub mod redis;
 pub mod sender;
 pub mod shop;
 pub mod workload;

@@ -8,8 +8,10 @@
 //! Does not: mock anything, or share data between databases. [`Server::shared`] is one server per process; every test
 //! makes a database of its own on it.
 
+use std::fs::Permissions;
 use std::io::{BufRead, BufReader, Write};
 use std::net::TcpListener;
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -18,10 +20,16 @@ use std::time::{Duration, Instant};
 
 /// Runs the server, does what it is told line by line, and tidies up when nobody can tell it anything any more.
 const KEEPER: &str = r#"
-bin=$1; data=$2; port=$3; shift 3
+bin=$1; data=$2; port=$3; primary=$4; shift 4
 start() { "$bin/postgres" -D "$data/db" -p "$port" -k "$data" "$@" >>"$data/log" 2>&1 & server=$!; }
 end() { kill -CONT "$server" 2>/dev/null; kill "-$1" "$server" 2>/dev/null; wait "$server"; }
-"$bin/initdb" -D "$data/db" -U postgres -A trust -E UTF8 --no-locale --no-sync >"$data/log" 2>&1 || { cat "$data/log" >&2; exit 1; }
+make() {
+  case $primary in
+    none) "$bin/initdb" -D "$data/db" -U postgres -A trust -E UTF8 --no-locale --no-sync ;;
+    *) "$bin/pg_basebackup" -D "$data/db" -h 127.0.0.1 -p "$primary" -U postgres -R -X stream -c fast --no-sync ;;
+  esac
+}
+make >"$data/log" 2>&1 || { cat "$data/log" >&2; exit 1; }
 start "$@"
 echo started
 while read -r word; do
@@ -29,6 +37,7 @@ while read -r word; do
     start) start "$@" ;;
     stop) end INT ;;
     crash) end QUIT ;;
+    promote) "$bin/pg_ctl" promote -s -w -t 60 -D "$data/db" >>"$data/log" 2>&1 ;;
   esac
   echo "$word"
 done
@@ -64,23 +73,54 @@ impl Server {
     /// Starts a server with further settings (`name=value`).
     #[must_use]
     pub fn start(settings: &[&str]) -> Self {
+        Self::launch("none", settings, &[])
+    }
+
+    /// Starts a server that speaks TLS with this certificate and key (PEM), to those who ask for it.
+    #[must_use]
+    pub fn start_encrypted(certificate: &str, key: &str) -> Self {
+        let settings = ["ssl=on", "ssl_cert_file=../server.crt", "ssl_key_file=../server.key"];
+        Self::launch("none", &settings, &[("server.crt", certificate), ("server.key", key)])
+    }
+
+    /// Starts a replica of this server, a copy of it as it is now that follows what happens from now on.
+    #[must_use]
+    pub fn replica(&self) -> Self {
+        Self::launch(&self.port.to_string(), &[], &[])
+    }
+
+    fn launch(primary: &str, settings: &[&str], files: &[(&str, &str)]) -> Self {
         let bin = installation();
         let port = TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap().port();
         let data = tempfile::Builder::new().prefix("oncehook-pg-").tempdir().unwrap().keep();
         let usual = ["fsync=on", "max_connections=500", "shared_buffers=256MB", "listen_addresses=127.0.0.1"];
         let settings = usual.iter().chain(settings).flat_map(|setting| ["-c", setting]);
         let mut command = unprivileged("sh", &data);
-        command.args(["-c", KEEPER, "keeper"]).arg(&bin).arg(&data).arg(port.to_string()).args(settings);
+        let owner = std::fs::metadata(&data).unwrap();
+        for (name, content) in files {
+            let path = data.join(name);
+            std::fs::write(&path, content).unwrap();
+            std::fs::set_permissions(&path, Permissions::from_mode(0o600)).unwrap();
+            std::os::unix::fs::chown(&path, Some(owner.uid()), Some(owner.gid())).unwrap();
+        }
+        command.args(["-c", KEEPER, "keeper"]).arg(&bin).arg(&data);
+        command.args([&port.to_string(), primary]).args(settings);
         let mut process = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
         let words = process.stdin.take();
         let mut answers = BufReader::new(process.stdout.take().unwrap());
         let mut line = String::new();
         answers.read_line(&mut line).unwrap();
-        assert_eq!(line.trim(), "started", "initdb failed");
+        assert_eq!(line.trim(), "started", "the server could not be made");
         let keeper = Mutex::new(Keeper { process, words, answers });
         let server = Self { bin, port, keeper, databases: AtomicU32::new(0) };
         server.wait();
         server
+    }
+
+    /// Another server's database, which is here too because this is its replica.
+    #[must_use]
+    pub fn same(&self, database: &Database<'_>) -> Database<'_> {
+        self.database_named(&database.name)
     }
 
     /// A new, empty database.
@@ -124,6 +164,11 @@ impl Server {
     /// Ends the server as a crash would.
     pub fn crash(&self) {
         self.tell("crash");
+    }
+
+    /// Makes a replica the primary.
+    pub fn promote(&self) {
+        self.tell("promote");
     }
 
     /// Starts the server again on the same data and port.
@@ -184,6 +229,12 @@ impl Database<'_> {
     #[must_use]
     pub fn url(&self) -> String {
         self.url_at(self.server.port)
+    }
+
+    /// Its name.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
     }
 
     /// How to reach it through another port (a proxy's).

@@ -147,6 +147,21 @@ impl Quarantine {
             Self::UnusableEntity => "unusable_entity",
         }
     }
+
+    /// What [`as_str`](Self::as_str) wrote.
+    #[must_use]
+    pub fn parse(text: &str) -> Option<Self> {
+        [
+            Self::MissingKey,
+            Self::AmbiguousJson,
+            Self::AmbiguousHeader,
+            Self::AmbiguousField,
+            Self::UnusableType,
+            Self::UnusableEntity,
+        ]
+        .into_iter()
+        .find(|reason| reason.as_str() == text)
+    }
 }
 
 /// Why a genuine request is answered with 400.

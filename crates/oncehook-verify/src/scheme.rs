@@ -112,6 +112,12 @@ impl Integrity {
             Self::None => "none",
         }
     }
+
+    /// What [`as_str`](Self::as_str) wrote.
+    #[must_use]
+    pub fn parse(text: &str) -> Option<Self> {
+        [Self::Body, Self::Fields, Self::None].into_iter().find(|level| level.as_str() == text)
+    }
 }
 
 impl Scheme {

@@ -147,6 +147,11 @@ impl EventIds {
         Self { last: u64::try_from(last).unwrap_or(0), tail }
     }
 
+    /// Stays above this id too, which somebody else has made.
+    pub fn stay_above(&mut self, sequence: i64) {
+        self.last = self.last.max(u64::try_from(sequence).unwrap_or(0));
+    }
+
     /// The next id at this time.
     pub fn next(&mut self, now: UnixMicros) -> EventId {
         let millis = u64::try_from(now.0 / 1_000).unwrap_or(0);
@@ -155,9 +160,12 @@ impl EventIds {
     }
 }
 
-/// An event as the front door hands it to a journal. It has no id yet: the journal gives one if the event is new.
+/// An event as the front door hands it to a journal. Usually it has no id yet: the journal gives one if the event is new.
 #[derive(Debug, Clone)]
 pub struct NewEvent {
+    /// The id under which an intake before the journal has accepted it, if one has. A journal that can keeps it, and
+    /// says `New` again if it holds this very event already; the receipt tells which id the event has.
+    pub id: Option<EventId>,
     /// The front door it came through; keys are scoped to it.
     pub source: SourceName,
     /// The idempotency key.

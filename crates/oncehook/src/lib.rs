@@ -10,6 +10,7 @@
 //! - [`handler`], [`route`]: what is done with an event, and which events go where.
 //! - [`journal`]: where an event becomes durable, where duplicates are decided and effects are recorded, with its backends.
 //! - [`fastpath`]: copies of what is known to be durable do not reach the journal.
+//! - [`intake`]: the journal, or a file of this node's own while the journal is away.
 //! - [`worker`]: takes what is due and sees that it takes effect.
 //!
 //! What this crate does not do: read configuration or the environment, listen on sockets, verify signatures (that is
@@ -22,6 +23,8 @@ pub mod event;
 pub mod fastpath;
 pub mod glob;
 pub mod handler;
+#[cfg(feature = "sqlite")]
+pub mod intake;
 pub mod journal;
 pub mod observe;
 pub mod outbound;

@@ -18,7 +18,23 @@ use prometheus_client::registry::{Registry, Unit};
 
 use oncehook_verify::UnixMicros;
 
+use crate::fastpath::SharedState;
 use crate::journal::{Backlog, JournalState, Layer, Verdict};
+
+/// The spool's figures at one moment.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct SpoolFigures {
+    /// Events that wait.
+    pub events: u64,
+    /// What they weigh.
+    pub bytes: u64,
+    /// For how many seconds the first of them waits.
+    pub age: u64,
+    /// Events that cannot be drained.
+    pub set_aside: u64,
+    /// Whether somebody should look.
+    pub alarm: bool,
+}
 
 /// Label: the source.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -59,6 +75,18 @@ pub struct KindLabel {
     kind: &'static str,
 }
 
+/// Label: what a drained event was to the journal.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct DrainLabel {
+    outcome: &'static str,
+}
+
+/// Label: what is counted.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct CountLabel {
+    count: &'static str,
+}
+
 /// Label: the durability level in force.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct DurabilityLabel {
@@ -96,6 +124,20 @@ pub struct Metrics {
     /// The routes that have these three.
     shown: Mutex<BTreeSet<String>>,
     forgotten: Family<KindLabel, Counter>,
+    redis: Family<CountLabel, Gauge>,
+    spooled: Family<SourceLabel, Counter>,
+    drained: Family<DrainLabel, Counter>,
+    spool: SpoolGauges,
+}
+
+/// What the spool holds.
+#[derive(Debug, Default)]
+struct SpoolGauges {
+    events: Gauge,
+    bytes: Gauge,
+    age: Gauge,
+    set_aside: Gauge,
+    alarm: Gauge,
 }
 
 /// One source's counters, ready to be added to.
@@ -105,6 +147,9 @@ pub struct SourceMetrics {
     accepted: Counter,
     duplicates: Counter,
     duplicates_in_memory: Counter,
+    duplicates_in_redis: Counter,
+    duplicates_in_spool: Counter,
+    spooled: Counter,
     conflicts: Counter,
     quarantined: Counter,
     rejected: Family<ReasonLabel, Counter>,
@@ -146,6 +191,10 @@ impl Metrics {
             oldest: Family::default(),
             shown: Mutex::default(),
             forgotten: Family::default(),
+            redis: Family::default(),
+            spooled: Family::default(),
+            drained: Family::default(),
+            spool: SpoolGauges::default(),
         };
         let registry = &mut metrics.registry;
         registry.register("accepted", "Events stored for the first time", metrics.accepted.clone());
@@ -196,13 +245,79 @@ impl Metrics {
             metrics.oldest.clone(),
         );
         registry.register("forgotten", "Events and keys that were forgotten", metrics.forgotten.clone());
+        registry.register("spooled", "Events that the spool accepted", metrics.spooled.clone());
+        registry.register(
+            "spool_drained",
+            "Events that went from the spool into the journal, by what they were there: new, duplicate, conflict",
+            metrics.drained.clone(),
+        );
+        registry.register("spool_events", "Events that wait in the spool", metrics.spool.events.clone());
+        registry.register_with_unit(
+            "spool_size",
+            "What the events in the spool weigh",
+            Unit::Bytes,
+            metrics.spool.bytes.clone(),
+        );
+        registry.register_with_unit(
+            "spool_age",
+            "For how long the first event in the spool waits",
+            Unit::Seconds,
+            metrics.spool.age.clone(),
+        );
+        registry.register(
+            "spool_set_aside",
+            "Events in the spool that cannot be drained",
+            metrics.spool.set_aside.clone(),
+        );
+        registry.register(
+            "spool_alarm",
+            "1 if somebody should look at the spool",
+            metrics.spool.alarm.clone(),
+        );
+        registry.register(
+            "redis",
+            "The shared cache of keys: 1 if it is up; hits, misses, unanswered, written and dropped since the start",
+            metrics.redis.clone(),
+        );
         metrics
+    }
+
+    /// Sets what is known of the cache that is shared with other nodes.
+    pub fn set_shared(&self, shared: &SharedState) {
+        let SharedState { problem, hits, misses, unanswered, written, dropped } = shared;
+        let counts = [
+            ("up", u64::from(problem.is_none())),
+            ("hits", *hits),
+            ("misses", *misses),
+            ("unanswered", *unanswered),
+            ("written", *written),
+            ("dropped", *dropped),
+        ];
+        for (count, value) in counts {
+            let gauge = self.redis.get_or_create_owned(&CountLabel { count });
+            gauge.set(i64::try_from(value).unwrap_or(i64::MAX));
+        }
     }
 
     /// The counters of a route.
     #[must_use]
     pub fn route(&self, route: &str) -> RouteMetrics<'_> {
         RouteMetrics { metrics: self, route: route.to_owned() }
+    }
+
+    /// Counts an event that went from the spool into the journal.
+    pub fn drained(&self, outcome: &'static str) {
+        self.drained.get_or_create(&DrainLabel { outcome }).inc();
+    }
+
+    /// Sets the spool's gauges.
+    pub fn set_spool(&self, figures: SpoolFigures) {
+        let gauge = |value: u64| i64::try_from(value).unwrap_or(i64::MAX);
+        self.spool.events.set(gauge(figures.events));
+        self.spool.bytes.set(gauge(figures.bytes));
+        self.spool.age.set(gauge(figures.age));
+        self.spool.set_aside.set(gauge(figures.set_aside));
+        self.spool.alarm.set(i64::from(figures.alarm));
     }
 
     /// Counts what the janitor removed.
@@ -246,15 +361,18 @@ impl Metrics {
     #[must_use]
     pub fn source(&self, source: &str) -> SourceMetrics {
         let label = SourceLabel { source: source.to_owned() };
-        let duplicates = |layer: Layer| {
-            let label = LayerLabel { source: source.to_owned(), layer: layer.as_str() };
-            self.duplicates.get_or_create_owned(&label)
+        let duplicates_by = |layer: &'static str| {
+            self.duplicates.get_or_create_owned(&LayerLabel { source: source.to_owned(), layer })
         };
+        let duplicates = |layer: Layer| duplicates_by(layer.as_str());
         SourceMetrics {
             source: source.to_owned(),
             accepted: self.accepted.get_or_create_owned(&label),
             duplicates: duplicates(Layer::Journal),
             duplicates_in_memory: duplicates(Layer::Memory),
+            duplicates_in_redis: duplicates(Layer::Redis),
+            duplicates_in_spool: duplicates_by("spool"),
+            spooled: self.spooled.get_or_create_owned(&label),
             conflicts: self.conflicts.get_or_create_owned(&label),
             quarantined: self.quarantined.get_or_create_owned(&label),
             rejected: self.rejected.clone(),
@@ -351,8 +469,17 @@ impl SourceMetrics {
             Verdict::Duplicate => match layer {
                 Layer::Journal => self.duplicates.inc(),
                 Layer::Memory => self.duplicates_in_memory.inc(),
+                Layer::Redis => self.duplicates_in_redis.inc(),
             },
             Verdict::Conflict => self.conflicts.inc(),
+        };
+    }
+
+    /// Counts what the spool accepted. What it is to the journal shows when it is drained.
+    pub fn count_spooled(&self, verdict: Verdict) {
+        match verdict {
+            Verdict::Duplicate => self.duplicates_in_spool.inc(),
+            Verdict::New | Verdict::Quarantined | Verdict::Conflict => self.spooled.inc(),
         };
     }
 
@@ -365,6 +492,16 @@ impl SourceMetrics {
     /// Counts a 503.
     pub fn count_unavailable(&self, reason: &'static str) {
         self.unavailable.get_or_create(&ReasonLabel { source: self.source.clone(), reason }).inc();
+    }
+
+    /// Duplicates since the start, by the layer that recognised them.
+    #[must_use]
+    pub fn duplicates(&self, layer: Layer) -> u64 {
+        match layer {
+            Layer::Journal => self.duplicates.get(),
+            Layer::Memory => self.duplicates_in_memory.get(),
+            Layer::Redis => self.duplicates_in_redis.get(),
+        }
     }
 
     /// Requests refused since the start, all reasons together.

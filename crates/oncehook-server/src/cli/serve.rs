@@ -10,7 +10,8 @@ use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 use oncehook::clock::Clock;
-use oncehook::journal::postgres::{PostgresJournal, PostgresOptions};
+use oncehook::intake::{Spool, SpoolOptions};
+use oncehook::journal::postgres::{OpenError, PostgresJournal, PostgresOptions};
 use oncehook::journal::sqlite::{SqliteJournal, SqliteOptions};
 use oncehook::journal::{Deliveries, Journal, JournalReader, JournalState};
 use tokio::net::TcpListener;
@@ -20,11 +21,14 @@ use tokio::time::Instant;
 
 use super::{Shared, check, rehearsal, say};
 use crate::app::{App, Roles};
-use crate::config::{Config, JournalConfig};
+use crate::config::{Config, JournalConfig, OnOutage, SpoolConfig};
 use crate::telemetry;
 
 /// Signals that come so soon after the first mean the same: `timeout` and some supervisors tell the process and its group.
 const SAID_TWICE: Duration = Duration::from_millis(500);
+
+/// How often a database that is not there is looked for at the start.
+const DATABASE_AGAIN: Duration = Duration::from_millis(500);
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Serve {
@@ -37,6 +41,9 @@ pub(super) struct Serve {
     /// Do only this part of the work; may be repeated. Others do the rest on the same server database
     #[arg(long, value_enum, value_name = "ROLE")]
     role: Vec<Role>,
+    /// How many seconds to wait at the start for a server database that is not there yet
+    #[arg(long, value_name = "SECONDS", default_value_t = 60)]
+    database_wait: u64,
     /// How long a lease holds, in milliseconds. For tests that freeze the process for longer than that.
     #[arg(long, hide = true, value_name = "MILLISECONDS")]
     lease: Option<u64>,
@@ -70,11 +77,13 @@ impl Serve {
         raise_file_limit();
         let runtime =
             tokio::runtime::Builder::new_multi_thread().enable_all().build().context("start the runtime")?;
-        runtime.block_on(self.serve(config, shared))?;
-        Ok(ExitCode::SUCCESS)
+        let left = runtime.block_on(self.serve(config, shared))?;
+        // Accepted, durable, and not in the journal: whoever takes the machine away must know.
+        Ok(if left == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
     }
 
-    async fn serve(self, config: Config, shared: &Shared) -> anyhow::Result<()> {
+    /// Returns how many events are left in the spool.
+    async fn serve(self, config: Config, shared: &Shared) -> anyhow::Result<u64> {
         // Before the journal is opened, so that a place on the way can be chosen too.
         let crash = arm();
         plant()?;
@@ -93,7 +102,12 @@ impl Serve {
             }
             JournalConfig::Postgres(url) => {
                 let options = PostgresOptions { clock: clock.clone(), ..PostgresOptions::new(url.reveal()) };
-                let journal = PostgresJournal::open(&options).await.context("open the journal")?;
+                let opened =
+                    in_patience(self.database_wait, async || match PostgresJournal::open(&options).await {
+                        Err(OpenError::Away(reason)) => Opening::Away(OpenError::Away(reason)),
+                        opened => Opening::Done(opened),
+                    });
+                let journal = opened.await.context("open the journal")?;
                 if self.roles().worker {
                     rehearsal::warn_on_postgres(&config, &journal).await;
                 }
@@ -114,8 +128,13 @@ impl Serve {
         clock: Clock,
         crash: Option<String>,
         shared: &Shared,
-    ) -> anyhow::Result<()> {
+    ) -> anyhow::Result<u64> {
         let roles = self.roles();
+        let spool = match roles.ingest && config.needs_spool() {
+            true => Some(open_spool(&config.spool)?),
+            false => None,
+        };
+        let after = config.spool.after;
         let ingress = match roles.ingest {
             true => Some(listen(config.server.ingress, "server.ingress").await?),
             false => None,
@@ -133,10 +152,53 @@ impl Serve {
         };
         let app =
             App::new(config, Arc::new(journal), clock).with_lease(self.lease.map(Duration::from_millis));
-        let app = app.with_roles(roles);
-        app.run(ingress, admin, shutdown).await;
-        Ok(())
+        let mut app = app.with_roles(roles);
+        if let Some(spool) = spool {
+            app = app.with_spool(spool, after);
+        }
+        Ok(app.run(ingress, admin, shutdown).await)
     }
+}
+
+/// One try to open a journal.
+enum Opening<J, E> {
+    /// It is open, or will not open however long one waits.
+    Done(Result<J, E>),
+    /// Its server is not there. It may come.
+    Away(E),
+}
+
+/// Opens a journal on a server. One that is not there is waited for, so that the database and the gateway may be started in
+/// any order; meanwhile no port is open. What waiting does not mend ends it at once.
+async fn in_patience<J, E: std::fmt::Display>(
+    seconds: u64,
+    open: impl AsyncFn() -> Opening<J, E>,
+) -> Result<J, E> {
+    let begun = Instant::now();
+    let mut told = None;
+    loop {
+        match open().await {
+            Opening::Done(opened) => return opened,
+            Opening::Away(error) if begun.elapsed() >= Duration::from_secs(seconds) => return Err(error),
+            Opening::Away(error) => {
+                let reason = error.to_string();
+                if told.as_ref() != Some(&reason) {
+                    tracing::warn!(reason, "waiting up to {seconds} s for the database; no port is open yet");
+                    told = Some(reason);
+                }
+                tokio::time::sleep(DATABASE_AGAIN).await;
+            }
+        }
+    }
+}
+
+fn open_spool(config: &SpoolConfig) -> anyhow::Result<Spool> {
+    let options = SpoolOptions {
+        path: config.path.clone(),
+        max_events: config.max_events,
+        max_bytes: config.max_bytes,
+    };
+    Spool::open(&options).with_context(|| format!("open the spool {} (spool.path)", config.path.display()))
 }
 
 /// Listens for signals from now on. The first one is passed on; a second one ends the process.
@@ -227,6 +289,11 @@ fn welcome(
         state.kind,
         state.durability.as_str()
     ));
+    if places.ingress.is_some() && config.needs_spool() {
+        let spooled = config.sources.iter().filter(|source| source.on_outage == OnOutage::Spool);
+        let names: Vec<&str> = spooled.map(|source| source.name.as_str()).collect();
+        lines.push(format!("  spool     {} (for {})", config.spool.path.display(), names.join(", ")));
+    }
     if let Some(plan) = crash {
         lines.push(format!("  crash     at {plan}: this build is for tests"));
     }

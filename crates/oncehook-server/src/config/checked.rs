@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use ipnet::IpNet;
 use oncehook::event::SourceName;
+use oncehook::fastpath::RedisAddress;
 use oncehook::handler::Dialect;
 use oncehook::journal::postgres;
 use oncehook::route::Routes;
@@ -28,8 +29,12 @@ pub struct Config {
     pub server: ServerConfig,
     /// `[journal]`
     pub journal: JournalConfig,
+    /// `[spool]`
+    pub spool: SpoolConfig,
     /// `dedup.window`: how long a key is remembered, from its first receipt.
     pub dedup_window: Duration,
+    /// `dedup.redis`: where nodes share what they know of keys. It may hold a password.
+    pub dedup_redis: Option<RedisAddress>,
     /// `retention.payload`: how long bodies are kept.
     pub retention_payload: Duration,
     /// `retention.dead`: how long dead letters are kept; `None` keeps them for ever.
@@ -107,6 +112,30 @@ impl JournalConfig {
     }
 }
 
+/// `[spool]`: where events wait while the journal is away.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SpoolConfig {
+    /// The file.
+    pub path: PathBuf,
+    /// At most so many events; 503 beyond.
+    pub max_events: u64,
+    /// At most so many bytes of them; 503 beyond.
+    pub max_bytes: u64,
+    /// How long the journal may take before the spool takes over.
+    pub after: Duration,
+    /// Somebody should look if an event has waited for so long.
+    pub alarm: Duration,
+}
+
+/// `on_outage`: what becomes of an event while the journal is away.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OnOutage {
+    /// It is answered 503, and the provider sends it again.
+    Retry,
+    /// The spool takes it.
+    Spool,
+}
+
 /// `[[source]]`
 pub struct SourceConfig {
     /// Its name, also in its URL.
@@ -131,6 +160,8 @@ pub struct SourceConfig {
     pub ack: Ack,
     /// Only these addresses may deliver; empty means all.
     pub allow_ips: Vec<IpNet>,
+    /// What becomes of its events while the journal is away.
+    pub on_outage: OnOutage,
 }
 
 impl std::fmt::Debug for SourceConfig {
@@ -145,7 +176,7 @@ impl std::fmt::Debug for SourceConfig {
 const DAY: u64 = 86_400;
 
 /// Keys of a source that a coming version knows.
-const LATER_SOURCE_KEYS: &[&str] = &["rate_limit", "on_outage", "wait"];
+const LATER_SOURCE_KEYS: &[&str] = &["rate_limit", "wait"];
 
 impl Default for Limits {
     fn default() -> Self {
@@ -179,6 +210,12 @@ impl Config {
         }
     }
 
+    /// Whether a source needs the spool.
+    #[must_use]
+    pub fn needs_spool(&self) -> bool {
+        self.sources.iter().any(|source| source.on_outage == OnOutage::Spool)
+    }
+
     /// The source of that name.
     #[must_use]
     pub fn source(&self, name: &str) -> Option<&SourceConfig> {
@@ -190,12 +227,19 @@ fn read(file: &File<'_>) -> Option<Config> {
     let mut root = file.root();
     let server = read_server(root.take_table("server", "[server]"));
     let journal = read_journal(root.take_table("journal", "[journal]"));
+    let spool = read_spool(root.take_table("spool", "[spool]"), journal.as_ref());
 
     let mut dedup = root.take_table("dedup", "[dedup]");
     let window = dedup.take_seconds("window");
     let window_span = window.as_ref().map_or(0..0, |window| window.span());
     let window = window.map_or(35 * DAY, toml::Spanned::into_inner);
-    dedup.finish(&["redis"]);
+    let redis = dedup.take_parsed("redis", |url| {
+        if url.starts_with("env:") || url.starts_with("file:") {
+            return secret_from_reference(url).and_then(|url| RedisAddress::parse(url.reveal()));
+        }
+        RedisAddress::parse(url)
+    });
+    dedup.finish(&[]);
     let mut retention = root.take_table("retention", "[retention]");
     let payload = retention.take_seconds("payload").map_or(30 * DAY, toml::Spanned::into_inner);
     let dead = retention.take_parsed("dead", |text| match text {
@@ -247,7 +291,9 @@ fn read(file: &File<'_>) -> Option<Config> {
     Some(Config {
         server: server?,
         journal: journal?,
+        spool,
         dedup_window: Duration::from_secs(window),
+        dedup_redis: redis.map(toml::Spanned::into_inner),
         retention_payload: Duration::from_secs(payload),
         retention_dead: dead.map(Duration::from_secs),
         retention_audit: Duration::from_secs(audit),
@@ -323,6 +369,33 @@ fn read_journal(mut table: Table<'_, '_>) -> Option<JournalConfig> {
     Some(url.map_or_else(|| JournalConfig::Sqlite(PathBuf::from("oncehook.db")), toml::Spanned::into_inner))
 }
 
+fn read_spool(mut table: Table<'_, '_>, journal: Option<&JournalConfig>) -> SpoolConfig {
+    let path = table.take_string("path");
+    let usual = match journal {
+        // Beside the journal's file: that directory is there, and is meant to last.
+        Some(JournalConfig::Sqlite(journal)) => {
+            let mut name = journal.file_stem().unwrap_or(journal.as_os_str()).to_os_string();
+            name.push("-spool.db");
+            journal.with_file_name(name)
+        }
+        Some(_) | None => PathBuf::from("oncehook-spool.db"),
+    };
+    if let (Some(path), Some(JournalConfig::Sqlite(journal))) = (&path, journal)
+        && Path::new(path.get_ref()) == journal
+    {
+        table.problem(path.span(), "the spool needs a file of its own, not the journal's");
+    }
+    let spool = SpoolConfig {
+        path: path.map_or(usual, |path| PathBuf::from(path.into_inner())),
+        max_events: table.take_number("max_events", 1..=1 << 32).unwrap_or(1_000_000),
+        max_bytes: table.take_number("max_bytes", 1 << 20..=1 << 40).unwrap_or(1 << 30),
+        after: table.take_duration("after").map_or(Duration::from_secs(2), toml::Spanned::into_inner),
+        alarm: table.take_duration("alarm").map_or(Duration::from_secs(300), toml::Spanned::into_inner),
+    };
+    table.finish(&[]);
+    spool
+}
+
 /// The error does not repeat the URL of a server: it may hold a password.
 fn journal_from_url(url: &str) -> Result<JournalConfig, String> {
     match url.split_once("://") {
@@ -385,6 +458,15 @@ fn read_source(
         .take_typed::<MissingKey>("missing_key")
         .map_or_else(MissingKey::default, toml::Spanned::into_inner);
     let allow_ips = read_networks(&mut table, "allow_ips");
+    let on_outage = table.take_parsed("on_outage", |word| match word {
+        "retry" => Ok(OnOutage::Retry),
+        "spool" => Ok(OnOutage::Spool),
+        _ => Err("write \"retry\" or \"spool\"".to_owned()),
+    });
+    // Whoever never sends again must not be told to.
+    let retries = preset.is_none_or(|preset| preset.retries);
+    let usual = if retries { OnOutage::Retry } else { OnOutage::Spool };
+    let on_outage = on_outage.map_or(usual, toml::Spanned::into_inner);
     let verify = table.take_typed::<Scheme>("verify");
     let identify = table.take_typed::<Identify>("identify");
 
@@ -484,6 +566,7 @@ fn read_source(
         verifier: verifier?,
         identifier: identifier?,
         allow_ips,
+        on_outage,
     })
 }
 

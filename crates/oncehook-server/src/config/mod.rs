@@ -12,7 +12,7 @@ mod problem;
 mod reference;
 mod route;
 
-pub use checked::{Config, JournalConfig, Limits, ServerConfig, SourceConfig};
+pub use checked::{Config, JournalConfig, Limits, OnOutage, ServerConfig, SourceConfig, SpoolConfig};
 pub(crate) use duration::parse_duration;
 pub use problem::{Problem, Problems};
 pub use reference::secret_from_reference;

@@ -5,6 +5,7 @@
 //! loopback listener has no token set. A call that changes something must not come from a strange page in a browser.
 
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use aws_lc_rs::constant_time::verify_slices_are_equal;
 use axum::Router;
@@ -40,12 +41,14 @@ pub struct Admin {
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) access: Access,
     pub(crate) limits: Limits,
+    /// How long an event may wait in the spool before somebody should look.
+    pub(crate) spool_alarm: Duration,
     /// The latest verdict of the self-test.
     pub(crate) self_test: watch::Sender<Result<(), SelfTestError>>,
 }
 
 impl Admin {
-    /// Whether events are accepted. The gate follows the journal a moment later; this is how things are now.
+    /// Whether the journal takes events. The gate follows the journal a moment later; this is how things are now.
     pub(crate) fn is_ready(&self) -> bool {
         self.gate.is_open() && self.self_test.borrow().is_ok() && self.journal.state().failing.is_none()
     }

@@ -2,29 +2,32 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use http::HeaderName;
 use ipnet::IpNet;
 use oncehook::clock::Clock;
 use oncehook::event::SourceName;
 use oncehook::fastpath::FastPath;
-use oncehook::journal::Journal;
+use oncehook::intake::Intake;
+use oncehook::journal::{Journal, Layer};
 use oncehook::observe::{Metrics, SourceMetrics};
 use oncehook::route::Routes;
 use oncehook_verify::{Ack, Handshakes, Identifier, Integrity, UnixMicros, Verifier};
 
 use super::keys::{KeyRing, WebFetcher};
 use super::rejections::Rejections;
-use crate::config::{Config, Limits};
+use crate::config::{Config, Limits, OnOutage};
 
 /// Everything that answering a webhook needs. Shared by all connections.
 pub struct Gate {
     pub(super) sources: HashMap<String, Source>,
     pub(super) routes: Routes,
     pub(super) journal: Arc<dyn Journal>,
-    pub(super) fast_path: FastPath,
+    pub(super) fast_path: Arc<FastPath>,
+    /// Where events wait while the journal is away. Set before the first request.
+    intake: OnceLock<Arc<Intake>>,
     pub(super) clock: Clock,
     pub(super) limits: Limits,
     pub(super) trusted_proxies: Vec<IpNet>,
@@ -48,6 +51,7 @@ pub(super) struct Source {
     /// The provider's own answer, if it insists on one.
     pub(super) ack: Option<Ack>,
     pub(super) allow_ips: Vec<IpNet>,
+    pub(super) on_outage: OnOutage,
     /// What the source knows beside its secrets.
     pub(super) params: BTreeMap<String, String>,
     /// Where a handed-over secret waits, if the source takes one.
@@ -71,6 +75,7 @@ impl Gate {
                 handshakes: source.handshakes,
                 ack: (source.ack != Ack::default()).then_some(source.ack),
                 allow_ips: source.allow_ips,
+                on_outage: source.on_outage,
                 params: source.settings.params,
                 handover: source.handover,
                 // A scheme that covers nothing compares a token, so its "signature" is the secret.
@@ -85,7 +90,8 @@ impl Gate {
             sources,
             routes: config.routes,
             journal,
-            fast_path: FastPath::default(),
+            fast_path: Arc::new(config.dedup_redis.map_or_else(FastPath::default, FastPath::with_redis)),
+            intake: OnceLock::new(),
             clock,
             limits: config.server.limits,
             trusted_proxies: config.server.trusted_proxies,
@@ -110,6 +116,29 @@ impl Gate {
         self.open.load(Ordering::Acquire)
     }
 
+    /// Puts a spool beside the journal. A second one is not taken.
+    pub fn set_intake(&self, intake: Arc<Intake>) {
+        // Nobody sets it twice.
+        let _ = self.intake.set(intake);
+    }
+
+    /// The spool beside the journal, if there is one.
+    #[must_use]
+    pub fn intake(&self) -> Option<&Arc<Intake>> {
+        self.intake.get()
+    }
+
+    /// The spool for a source's events, if it has one.
+    pub(super) fn intake_of(&self, source: &Source) -> Option<&Intake> {
+        self.intake().filter(|_| source.on_outage == OnOutage::Spool).map(|intake| &**intake)
+    }
+
+    /// Whether the spool takes events while the journal is away.
+    #[must_use]
+    pub fn has_usable_spool(&self) -> bool {
+        self.intake().is_some_and(|intake| intake.spool().state().failing.is_none())
+    }
+
     /// The time in which deliveries are due.
     #[must_use]
     pub fn steady(&self) -> UnixMicros {
@@ -125,6 +154,18 @@ impl Gate {
     /// The names of the sources.
     pub fn source_names(&self) -> impl Iterator<Item = &str> {
         self.sources.keys().map(String::as_str)
+    }
+
+    /// What stands before the journal.
+    #[must_use]
+    pub fn fast_path(&self) -> Arc<FastPath> {
+        Arc::clone(&self.fast_path)
+    }
+
+    /// Duplicates since the start, all sources together, by the layer that recognised them.
+    #[must_use]
+    pub fn duplicates(&self, layer: Layer) -> u64 {
+        self.sources.values().map(|source| source.metrics.duplicates(layer)).sum()
     }
 
     /// Requests of a source that were refused for their signature since the start.

@@ -1,7 +1,7 @@
 //! The hot path: read a bounded body, verify it on its raw bytes, identify it, hand it to the journal, answer.
 //!
-//! Promises: nothing unverified goes further than this file; a 2xx is sent only after the journal has said that the event
-//! is durable, or has said so before; everything else is an error that names itself and says whether to try again.
+//! Promises: nothing unverified goes further than this file; a 2xx is sent only after the journal (or the spool, for sources
+//! that have one) has said that the event is durable, or has said so before; everything else is an error that names itself and says whether to try again.
 //!
 //! Cancellation: hyper drops [`answer`] when the sender hangs up. Before the body is complete nothing has happened; after
 //! it was submitted the journal goes on by itself, and only the answer is lost. The sender's retry is then a duplicate.
@@ -17,6 +17,7 @@ use http_body_util::{BodyExt, Full};
 use hyper::body::{Body, Incoming};
 use oncehook::event::{NewEvent, NewEvents};
 use oncehook::fastpath::Settled;
+use oncehook::intake::{Refused, SpoolError, Taken};
 use oncehook::journal::{AppendError, Layer, Receipt};
 use oncehook_verify::{
     Ack, Action, FetchedKey, Identified, Item, KeyRequest, Rejection, Reply, Secret, UnixMicros,
@@ -70,7 +71,7 @@ async fn receive(
 ) -> Result<Answer, HttpError> {
     let (head, body) = request.into_parts();
     let source = find_source(gate, &head)?;
-    if !gate.is_open() {
+    if !gate.is_open() && gate.intake_of(source).is_none() {
         source.metrics.count_unavailable("not_ready");
         return Err(HttpError::unavailable("not_ready"));
     }
@@ -126,13 +127,21 @@ async fn receive(
         Identified::One(item) => (std::iter::once(event(item)).collect(), false),
         Identified::Batch(items) => (items.into_iter().map(event).collect(), true),
     };
-    let settled = store(gate, source, events).await?;
-    for appended in &settled.receipt {
-        source.metrics.count(appended.verdict, settled.layer);
-    }
+    let receipt = match store(gate, source, events).await? {
+        Taken::Journal(settled) => {
+            for appended in &settled.receipt {
+                source.metrics.count(appended.verdict, settled.layer);
+            }
+            settled.receipt
+        }
+        Taken::Spool(receipt) => {
+            receipt.iter().for_each(|appended| source.metrics.count_spooled(appended.verdict));
+            receipt
+        }
+    };
     Ok(match &source.ack {
-        None => accepted(&settled.receipt, batch),
-        Some(ack) => acknowledged(ack, &settled.receipt),
+        None => accepted(&receipt, batch),
+        Some(ack) => acknowledged(ack, &receipt),
     })
 }
 
@@ -327,6 +336,7 @@ fn new_event(
     sender: IpAddr,
 ) -> NewEvent {
     NewEvent {
+        id: None,
         routes: gate.routes.wanting(&source.name, item.kind.as_deref()),
         source: source.name.clone(),
         key: item.key,
@@ -345,19 +355,33 @@ fn new_event(
     }
 }
 
-/// Waits until the journal has the events, or is known to have them. An empty batch has nothing to wait for.
-async fn store(gate: &Gate, source: &Source, events: NewEvents) -> Result<Settled, HttpError> {
+/// Waits until the journal or the spool has the events, or the journal is known to have them. An empty batch has nothing to
+/// wait for.
+async fn store(gate: &Gate, source: &Source, events: NewEvents) -> Result<Taken, HttpError> {
     if events.is_empty() {
-        return Ok(Settled { receipt: Receipt::new(), layer: Layer::Journal });
+        return Ok(Taken::Journal(Settled { receipt: Receipt::new(), layer: Layer::Journal }));
     }
     let unavailable = |reason: &'static str| {
         source.metrics.count_unavailable(reason);
         HttpError::unavailable(reason)
     };
+    if let Some(intake) = gate.intake_of(source) {
+        let taken = intake.append(&gate.fast_path, &*gate.journal, events, gate.is_open()).await;
+        return taken.map_err(|refused| unavailable(refusal(&refused)));
+    }
     let append = gate.fast_path.append(&*gate.journal, events);
     match tokio::time::timeout(gate.limits.commit, append).await {
-        Ok(settled) => settled.map_err(|error| unavailable(reason(&error))),
+        Ok(settled) => settled.map(Taken::Journal).map_err(|error| unavailable(reason(&error))),
         Err(_) => Err(unavailable("journal_slow")),
+    }
+}
+
+fn refusal(refused: &Refused) -> &'static str {
+    match refused {
+        Refused::Journal(error) => reason(error),
+        Refused::Slow => "journal_slow",
+        Refused::Spool(SpoolError::Full) => "spool_full",
+        Refused::Spool(SpoolError::Unavailable(_) | SpoolError::Closed) => "spool_failed",
     }
 }
 

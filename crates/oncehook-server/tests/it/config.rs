@@ -232,7 +232,6 @@ fn what_cannot_be_read_is_said_with_its_place() {
 fn keys_of_later_versions_are_named_as_such() {
     for text in [
         "[server.tls]\ncert = \"x\"",
-        "[dedup]\nredis = \"redis://x\"",
         "[machine]\nname = \"x\"",
         "[[route]]\nnewer_only = true",
         "[[route]]\nrequires = \"x\"",
@@ -298,6 +297,7 @@ fn the_default_file_shows_the_defaults() {
 
     assert_eq!(format!("{:#?}", shown.server), format!("{:#?}", plain.server));
     assert_eq!(shown.journal.shown(), plain.journal.shown());
+    assert_eq!(shown.spool, plain.spool);
     assert_eq!((shown.dedup_window, shown.retention_payload), (plain.dedup_window, plain.retention_payload));
     assert_eq!((shown.retention_dead, shown.retention_audit), (plain.retention_dead, plain.retention_audit));
     let (shown, plain) = (&shown.sources[0], &plain.sources[0]);
@@ -305,7 +305,7 @@ fn the_default_file_shows_the_defaults() {
     assert_eq!(shown.verifier.tolerance_secs(), plain.verifier.tolerance_secs());
     // Key, policy and places.
     assert_eq!(format!("{:?}", shown.identifier), format!("{:?}", plain.identifier));
-    assert_eq!(shown.allow_ips, plain.allow_ips);
+    assert_eq!((&shown.allow_ips, shown.on_outage), (&plain.allow_ips, plain.on_outage));
 
     // And the example of an own provider is one.
     let mut own = String::new();
@@ -344,7 +344,7 @@ fn the_default_file_shows_the_defaults() {
 #[test]
 fn every_key_is_in_the_default_file() {
     // The help for an unknown key lists the known ones.
-    let text = "zzzzzzzz = 1\n[server]\nzzzzzzzz = 1\n[server.limits]\nzzzzzzzz = 1\n[journal]\nzzzzzzzz = 1\n[dedup]\nzzzzzzzz = 1\n\
+    let text = "zzzzzzzz = 1\n[server]\nzzzzzzzz = 1\n[server.limits]\nzzzzzzzz = 1\n[journal]\nzzzzzzzz = 1\n[spool]\nzzzzzzzz = 1\n[dedup]\nzzzzzzzz = 1\n\
                 [retention]\nzzzzzzzz = 1\n[[source]]\nzzzzzzzz = 1\nname = \"a\"\nprovider = \"stripe\"\n\
                 [[route]]\nzzzzzzzz = 1\n[route.retry]\nzzzzzzzz = 1\n[route.breaker]\nzzzzzzzz = 1\n\
                 [route.sql]\nzzzzzzzz = 1\n[route.http]\nzzzzzzzz = 1\n";

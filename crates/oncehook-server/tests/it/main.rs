@@ -29,9 +29,17 @@ mod operate;
 #[cfg(test)]
 mod postgres;
 #[cfg(test)]
-mod prove;
+mod postgres_failover;
+#[cfg(test)]
+mod postgres_faults;
+#[cfg(test)]
+mod postgres_ground;
 #[cfg(test)]
 mod providers;
+#[cfg(test)]
+mod prove;
+#[cfg(test)]
+mod redis;
 #[cfg(test)]
 mod signature;
 #[cfg(test)]

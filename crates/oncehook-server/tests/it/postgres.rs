@@ -43,21 +43,57 @@ statement = "INSERT INTO notes (order_id) VALUES (:order)"
 bind = { order = "$result/id" }
 "#;
 
-const SHOP: &str = "CREATE TABLE orders (id serial PRIMARY KEY, payment text NOT NULL, key text NOT NULL);
+pub(crate) const SHOP: &str =
+    "CREATE TABLE orders (id serial PRIMARY KEY, payment text NOT NULL, key text NOT NULL);
                     CREATE TABLE notes (order_id integer NOT NULL)";
 
 fn serve(database: &Database<'_>, directory: &Path, roles: &[&str]) -> Gateway {
+    serve_at(&database.url(), directory, roles)
+}
+
+/// The gateway of [`CONFIG`] on a database that is reached in some way.
+pub(crate) fn serve_at(url: &str, directory: &Path, roles: &[&str]) -> Gateway {
+    let arguments: Vec<&str> = roles.iter().flat_map(|role| ["--role", role]).collect();
+    try_serve(url, directory, &arguments).unwrap_or_else(|log| panic!("the gateway did not start:\n{log}"))
+}
+
+/// The same with any arguments; an end before it is ready gives its log as the error.
+pub(crate) fn try_serve(url: &str, directory: &Path, arguments: &[&str]) -> Result<Gateway, String> {
     prepare(directory, CONFIG);
     let mut command = Command::new(BINARY);
-    command.arg("serve").env("SHOP_DATABASE", database.url());
-    for role in roles {
-        command.args(["--role", role]);
+    command.arg("serve").args(arguments).env("SHOP_DATABASE", url);
+    Gateway::try_start(command, directory)
+}
+
+/// Waits until it accepts events.
+pub(crate) async fn until_ready(gateway: &Gateway) -> Duration {
+    let begun = Instant::now();
+    while gateway.get("/readyz").await.status != 200 {
+        assert!(begun.elapsed() < Duration::from_secs(60), "{}", gateway.log());
+        tokio::time::sleep(Duration::from_millis(20)).await;
     }
-    Gateway::start_command(command, directory)
+    begun.elapsed()
+}
+
+/// Nothing is pending, and every stored event has one order and one note; no other has any. Returns how many.
+pub(crate) async fn check_once(database: &Database<'_>) -> usize {
+    drained(database).await;
+    let stored = database.query("SELECT count(*) FROM oncehook.keys");
+    for count in [
+        "SELECT count(*) FROM orders",
+        "SELECT count(DISTINCT key) FROM orders",
+        "SELECT count(*) FROM orders o JOIN oncehook.keys k ON k.key = o.key::bytea",
+        "SELECT count(*) FROM notes",
+        "SELECT count(DISTINCT order_id) FROM notes",
+        "SELECT count(*) FROM oncehook.deliveries WHERE route = 'orders' AND state = 'succeeded'",
+    ] {
+        assert_eq!(database.query(count), stored, "{count}");
+    }
+    stored.parse().unwrap()
 }
 
 /// Waits until nothing is pending.
-async fn drained(database: &Database<'_>) {
+pub(crate) async fn drained(database: &Database<'_>) {
     let pending = "SELECT count(*) FROM oncehook.deliveries WHERE state IN ('ready', 'running', 'retrying')";
     let begun = Instant::now();
     while database.query(pending) != "0" {

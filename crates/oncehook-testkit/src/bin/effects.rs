@@ -158,6 +158,7 @@ fn event(number: usize, random: bool, poison: bool, now: UnixMicros) -> NewEvent
         "x".repeat(880)
     );
     NewEvent {
+        id: None,
         source: SourceName::new("shop").expect("a name"),
         key: EventKey::from_parts(&[key.as_bytes()]),
         key_signed: true,

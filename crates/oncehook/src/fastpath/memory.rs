@@ -1,7 +1,7 @@
 //! Keys that are known to be durable: a bounded cache in this process.
 //!
 //! Promises: holds only what a journal's receipt has said, so a hit is a fact and not a guess; says nothing once the key's
-//! time is over; takes a bounded amount of memory, whatever senders do.
+//! time is over, or the journal has begun another life; takes a bounded amount of memory, whatever senders do.
 //! Does not: know every durable key, or ever say that a key is new. A miss means: ask the journal.
 
 use std::hash::{Hash, Hasher, RandomState};
@@ -11,6 +11,7 @@ use quick_cache::sync::{Cache, DefaultLifecycle};
 use quick_cache::{Equivalent, Weighter};
 
 use crate::event::{EventId, NewEvent, SourceName};
+use crate::journal::Era;
 
 /// All keys together weigh at most this, as [`Weight`] counts.
 const BYTES: u64 = 16 << 20;
@@ -67,15 +68,18 @@ pub(super) struct Fact {
 #[derive(Clone)]
 struct Weight;
 
-impl Weighter<Name, Fact> for Weight {
-    fn weight(&self, name: &Name, _: &Fact) -> u64 {
+/// A fact and the life of the journal in which it was learnt.
+type Learnt = (Era, Fact);
+
+impl Weighter<Name, Learnt> for Weight {
+    fn weight(&self, name: &Name, _: &Learnt) -> u64 {
         BYTES_PER_KEY + name.key.as_bytes().len() as u64
     }
 }
 
 pub(super) struct KnownKeys {
     // The hasher is keyed: senders choose keys.
-    cache: Cache<Name, Fact, Weight, RandomState, DefaultLifecycle<Name, Fact>>,
+    cache: Cache<Name, Learnt, Weight, RandomState, DefaultLifecycle<Name, Learnt>>,
 }
 
 impl Default for KnownKeys {
@@ -86,14 +90,15 @@ impl Default for KnownKeys {
 }
 
 impl KnownKeys {
-    /// What is known of the event's key, unless its time is over.
-    pub(super) fn get(&self, event: &NewEvent) -> Option<Fact> {
-        self.cache.get(&NameOf(event)).filter(|fact| event.received_at < fact.expires_at)
+    /// What was learnt of the event's key in that era, unless its time is over.
+    pub(super) fn get(&self, event: &NewEvent, era: Era) -> Option<Fact> {
+        let (learnt_in, fact) = self.cache.get(&NameOf(event))?;
+        (learnt_in == era && event.received_at < fact.expires_at).then_some(fact)
     }
 
-    /// A receipt has said so.
-    pub(super) fn learn(&self, name: Name, fact: Fact) {
-        self.cache.insert(name, fact);
+    /// A receipt has said so, and was asked for in that era.
+    pub(super) fn learn(&self, name: Name, fact: Fact, era: Era) {
+        self.cache.insert(name, (era, fact));
     }
 }
 
@@ -102,24 +107,45 @@ mod tests {
     use super::super::tests::{NOW, event};
     use super::*;
     use crate::event::EventIds;
+    use crate::journal::Incarnation;
+
+    fn era() -> Era {
+        Incarnation::nameless().era().unwrap()
+    }
 
     #[test]
     fn a_key_is_forgotten_when_its_time_is_over() {
         let known = KnownKeys::default();
         let first = event("evt_1", 1);
-        assert_eq!(known.get(&first), None);
+        assert_eq!(known.get(&first, era()), None);
         let fact = Fact {
             event: EventIds::above(0, 0).next(NOW),
             digest: first.digest,
             expires_at: UnixMicros(NOW.0 + 10),
         };
-        known.learn(NameOf(&first).to_owned(), fact);
-        assert_eq!(known.get(&first), Some(fact));
+        known.learn(NameOf(&first).to_owned(), fact, era());
+        assert_eq!(known.get(&first, era()), Some(fact));
         let at = |micros: i64| NewEvent { received_at: UnixMicros(NOW.0 + micros), ..event("evt_1", 1) };
-        assert_eq!(known.get(&at(9)), Some(fact));
-        assert_eq!(known.get(&at(10)), None);
+        assert_eq!(known.get(&at(9), era()), Some(fact));
+        assert_eq!(known.get(&at(10), era()), None);
         let elsewhere = NewEvent { source: SourceName::new("bank").unwrap(), ..event("evt_1", 1) };
-        assert_eq!(known.get(&elsewhere), None);
+        assert_eq!(known.get(&elsewhere, era()), None);
+    }
+
+    #[test]
+    fn r17_a_key_is_forgotten_when_the_journal_begins_another_life() {
+        let (known, life) = (KnownKeys::default(), Incarnation::named("one"));
+        let first = event("evt_1", 1);
+        let fact = Fact {
+            event: EventIds::above(0, 0).next(NOW),
+            digest: first.digest,
+            expires_at: first.expires_at,
+        };
+        let before = life.era().unwrap();
+        known.learn(NameOf(&first).to_owned(), fact, before);
+        life.confirm("two");
+        assert_eq!(known.get(&first, life.era().unwrap()), None);
+        assert_eq!(known.get(&first, before), Some(fact));
     }
 
     #[test]
@@ -129,7 +155,7 @@ mod tests {
         for number in 0..200_000 {
             let event = event(&format!("{number:0>250}"), 1);
             let fact = Fact { event: ids.next(NOW), digest: event.digest, expires_at: event.expires_at };
-            known.learn(NameOf(&event).to_owned(), fact);
+            known.learn(NameOf(&event).to_owned(), fact, era());
         }
         assert!(known.cache.weight() <= BYTES && known.cache.len() < 70_000, "{}", known.cache.len());
         assert!(known.cache.len() > 20_000, "{}", known.cache.len());

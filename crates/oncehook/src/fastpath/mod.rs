@@ -1,20 +1,34 @@
 //! The fast path: copies of an event that is known to be durable do not reach the journal.
 //!
-//! Two means, both in this process: a cache of keys that receipts have named (`memory`), and one append for copies that
-//! arrive together (`flights`). They make things faster, never truer: both rest on a receipt of the journal, and whatever they
-//! do not know, or must not decide, goes there. That is every new key, every other body under a known key, every key
-//! whose time is over, and a request of several events unless all of them are known duplicates.
+//! Three means: a cache of keys that receipts have named, in this process (`memory`); one append for copies that arrive
+//! together (`flights`); and the same kind of cache for all nodes together (`shared`, in `redis`). They make things
+//! faster, never truer: all rest on a receipt of the journal, of its present life, and whatever they do not know, or must not
+//! decide, goes there. That is every new key, every other body under a known key, every key whose time is over, and a
+//! request of several events unless all of them are known here.
 //!
-//! Does not: outlive the process, or speak to other nodes.
+//! Does not: decide anything while it is in doubt which life of the journal this is.
 
 mod flights;
 mod memory;
+#[cfg(feature = "redis")]
+mod redis;
+mod shared;
 
-use crate::event::{NewEvent, NewEvents};
-use crate::journal::{AppendError, Appended, Journal, Layer, Receipt, Verdict};
+use std::sync::Arc;
+
+use smallvec::SmallVec;
+use tokio::time::timeout;
+
+use crate::clock::Clock;
+use crate::event::{NewEvent, NewEvents, SourceName};
+use crate::journal::{AppendError, Appended, Era, Journal, JournalReader, Layer, Receipt, Verdict};
 use crate::planted::{self, Bug};
 use flights::{Boarding, Flights, Landing, Leader};
-use memory::{Fact, KnownKeys, NameOf};
+use memory::{Fact, KnownKeys, Name, NameOf};
+#[cfg(feature = "redis")]
+pub use redis::RedisAddress;
+pub use shared::SharedState;
+use shared::{Heading, SharedKeys, WARM_KEYS, WARM_WAIT};
 
 /// What became of a request's events, and who knew it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -30,9 +44,66 @@ pub struct Settled {
 pub struct FastPath {
     known: KnownKeys,
     flights: Flights,
+    shared: Option<SharedKeys>,
+    /// The mistake that the tests must find: facts are written before they are facts.
+    #[cfg(test)]
+    written_too_early: bool,
+}
+
+/// The journal's life before an append: what the receipt says is written down under this one.
+struct Life {
+    era: Option<Era>,
+    /// The name under which other nodes know it, if there is somebody to tell.
+    name: Option<Arc<str>>,
+}
+
+impl Life {
+    /// Under what an event's fact will be written down for others.
+    fn heading(&self, event: &NewEvent) -> Option<Heading> {
+        self.name.as_ref().map(|name| Heading::of(name, event))
+    }
 }
 
 impl FastPath {
+    /// With a cache that is shared with other nodes. [`run`](Self::run) connects it.
+    #[cfg(feature = "redis")]
+    #[must_use]
+    pub fn with_redis(address: RedisAddress) -> Self {
+        Self::with_store(Box::new(redis::RedisStore::new(address)))
+    }
+
+    #[cfg(any(feature = "redis", test))]
+    fn with_store(store: Box<dyn shared::Store>) -> Self {
+        Self { shared: Some(SharedKeys::new(store)), ..Self::default() }
+    }
+
+    /// How the cache that is shared with other nodes is doing, if there is one.
+    #[must_use]
+    pub fn shared(&self) -> Option<SharedState> {
+        self.shared.as_ref().map(SharedKeys::state)
+    }
+
+    /// Warms the caches with the keys that came last, and looks after the shared one for as long as it is polled. Without
+    /// it the fast path works, but nothing is shared.
+    pub async fn run(&self, journal: &dyn Journal, reader: &dyn JournalReader, clock: &Clock) {
+        self.warm(journal, reader).await;
+        if let Some(shared) = &self.shared {
+            shared.run(journal, reader, clock).await;
+        }
+    }
+
+    /// Learns the keys that came last before the start.
+    async fn warm(&self, journal: &dyn Journal, reader: &dyn JournalReader) {
+        let Some(era) = journal.incarnation().era() else { return };
+        let Ok(Ok(recent)) = timeout(WARM_WAIT, reader.recent_keys(WARM_KEYS)).await else { return };
+        // The oldest first: what came last is forgotten last.
+        for recent in recent.into_iter().rev() {
+            let Ok(source) = SourceName::new(&recent.source) else { continue };
+            let fact = Fact { event: recent.event, digest: recent.digest, expires_at: recent.expires_at };
+            self.known.learn(Name { source, key: recent.key }, fact, era);
+        }
+    }
+
     /// Stores the events of a request, or finds that they are known. All branching of the fast path is here.
     ///
     /// If the future is dropped half-way, an append that was submitted goes on in the journal; followers of it ask there.
@@ -48,9 +119,17 @@ impl FastPath {
         };
         match self.flights.board(event) {
             Boarding::Apart => self.ask(journal, events).await,
-            Boarding::Leads(leader) => self.lead(journal, events, leader).await,
+            Boarding::Leads(leader) => match self.find(journal, event).await {
+                Some((era, fact)) if note(journal, event, &fact, Layer::Redis) => {
+                    if let Some(name) = leader.land(&Landing::Known(fact)) {
+                        self.known.learn(name, fact, era);
+                    }
+                    Ok(Settled { receipt: Receipt::from_elem(duplicate(&fact), 1), layer: Layer::Redis })
+                }
+                _ => self.lead(journal, events, leader).await,
+            },
             Boarding::Follows(landing) => match landing.await {
-                Ok(Landing::Known(fact)) if note(journal, event, &fact) => {
+                Ok(Landing::Known(fact)) if note(journal, event, &fact, Layer::Memory) => {
                     Ok(Settled { receipt: Receipt::from_elem(duplicate(&fact), 1), layer: Layer::Memory })
                 }
                 Ok(Landing::Failed(error)) => Err(error),
@@ -61,11 +140,22 @@ impl FastPath {
     }
 
     /// The receipt, if every event is a known duplicate.
-    fn recall(&self, journal: &dyn Journal, events: &NewEvents) -> Option<Receipt> {
-        let known = |event: &NewEvent| self.known.get(event).filter(|fact| fact.digest == event.digest);
-        let facts: smallvec::SmallVec<[Fact; 1]> = events.iter().map(known).collect::<Option<_>>()?;
-        let mut noted = events.iter().zip(&facts).map(|(event, fact)| note(journal, event, fact));
+    pub fn recall(&self, journal: &dyn Journal, events: &NewEvents) -> Option<Receipt> {
+        let era = journal.incarnation().era()?;
+        let known = |event: &NewEvent| self.known.get(event, era).filter(|fact| fact.digest == event.digest);
+        let facts: SmallVec<[Fact; 1]> = events.iter().map(known).collect::<Option<_>>()?;
+        let mut noted =
+            events.iter().zip(&facts).map(|(event, fact)| note(journal, event, fact, Layer::Memory));
         noted.all(|noted| noted).then(|| facts.iter().map(duplicate).collect())
+    }
+
+    /// What other nodes know of an event, if it is the same event and the journal lives on.
+    async fn find(&self, journal: &dyn Journal, event: &NewEvent) -> Option<(Era, Fact)> {
+        let shared = self.shared.as_ref()?;
+        let (era, name) = journal.incarnation().name()?;
+        let fact = shared.find(&name, event).await.filter(|fact| fact.digest == event.digest)?;
+        // The journal may have begun another life while the answer was under way.
+        (journal.incarnation().era() == Some(era)).then_some((era, fact))
     }
 
     /// Appends a single event for all who wait for it.
@@ -75,7 +165,18 @@ impl FastPath {
         events: NewEvents,
         leader: Leader<'_>,
     ) -> Result<Settled, AppendError> {
+        let life = self.life(journal);
         let digest = events.first().map(|event| event.digest).unwrap_or_default();
+        let heading = events.first().and_then(|event| life.heading(event));
+        if let Some(event) = events.first().filter(|_| planted::has(Bug::CacheFirst)) {
+            let guessed = crate::event::EventId::from_bytes([7; 16]);
+            self.tell(heading.clone(), &Fact { event: guessed, digest, expires_at: event.expires_at });
+        }
+        #[cfg(test)]
+        if let Some(event) = events.first().filter(|_| self.written_too_early) {
+            let fact = Fact { event: tests::guessed_id(), digest, expires_at: event.expires_at };
+            self.tell(heading.clone(), &fact);
+        }
         let outcome = submit(journal, events).await;
         let landing = match &outcome {
             Ok(receipt) => {
@@ -86,22 +187,44 @@ impl FastPath {
             }
             Err(error) => Landing::Failed(error.clone()),
         };
-        if let (Some(name), Landing::Known(fact)) = (leader.land(&landing), landing) {
-            self.known.learn(name, fact);
+        let name = leader.land(&landing);
+        if let Landing::Known(fact) = landing {
+            self.tell(heading, &fact);
+            if let (Some(name), Some(era)) = (name, life.era) {
+                self.known.learn(name, fact, era);
+            }
         }
         outcome.map(|receipt| Settled { receipt, layer: Layer::Journal })
     }
 
     /// Asks the journal for this request alone.
     async fn ask(&self, journal: &dyn Journal, events: NewEvents) -> Result<Settled, AppendError> {
-        let names: Vec<_> = events.iter().map(|event| (NameOf(event).to_owned(), event.digest)).collect();
+        let life = self.life(journal);
+        let asked = events.iter().map(|event| (NameOf(event).to_owned(), event.digest, life.heading(event)));
+        let asked: Vec<_> = asked.collect();
         let receipt = submit(journal, events).await?;
-        for ((name, digest), appended) in names.into_iter().zip(&receipt) {
-            if let Some(fact) = fact(appended, digest) {
-                self.known.learn(name, fact);
+        for ((name, digest, heading), appended) in asked.into_iter().zip(&receipt) {
+            let Some(fact) = fact(appended, digest) else { continue };
+            self.tell(heading, &fact);
+            if let Some(era) = life.era {
+                self.known.learn(name, fact, era);
             }
         }
         Ok(Settled { receipt, layer: Layer::Journal })
+    }
+
+    fn life(&self, journal: &dyn Journal) -> Life {
+        match self.shared.as_ref().and_then(|_| journal.incarnation().name()) {
+            Some((era, name)) => Life { era: Some(era), name: Some(name) },
+            None => Life { era: journal.incarnation().era(), name: None },
+        }
+    }
+
+    /// Tells other nodes. Only ever called with what a receipt has said.
+    fn tell(&self, heading: Option<Heading>, fact: &Fact) {
+        if let (Some(shared), Some(heading)) = (&self.shared, heading) {
+            shared.offer(heading, fact);
+        }
     }
 }
 
@@ -123,9 +246,11 @@ fn duplicate(fact: &Fact) -> Appended {
     Appended { id: fact.event, verdict: Verdict::Duplicate, expires_at: fact.expires_at }
 }
 
-fn note(journal: &dyn Journal, event: &NewEvent, fact: &Fact) -> bool {
-    journal.note_duplicate(fact.event, &event.source, event.received_at, event.peer, Layer::Memory)
+fn note(journal: &dyn Journal, event: &NewEvent, fact: &Fact, layer: Layer) -> bool {
+    journal.note_duplicate(fact.event, &event.source, event.received_at, event.peer, layer)
 }
 
+#[cfg(test)]
+mod interleavings;
 #[cfg(test)]
 mod tests;

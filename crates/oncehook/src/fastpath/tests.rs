@@ -16,6 +16,7 @@ pub(super) const NOW: UnixMicros = UnixMicros(1_790_000_000_000_000);
 
 pub(super) fn event(key: &str, digest: u8) -> NewEvent {
     NewEvent {
+        id: None,
         source: SourceName::new("shop").unwrap(),
         key: EventKey::from_bytes(key.as_bytes()).unwrap(),
         key_signed: true,
@@ -32,6 +33,11 @@ pub(super) fn event(key: &str, digest: u8) -> NewEvent {
         routes: Default::default(),
         peer: [127, 0, 0, 1].into(),
     }
+}
+
+/// An id that no journal has given.
+pub(super) fn guessed_id() -> EventId {
+    crate::event::EventIds::above(0, 0).next(NOW)
 }
 
 type Waiting = (NewEvents, oneshot::Sender<Result<Receipt, AppendError>>);
@@ -121,7 +127,7 @@ impl Rig {
 }
 
 /// Lets every task run until it waits. (One thread, so this is exact.)
-async fn settle() {
+pub(super) async fn settle() {
     for _ in 0..20 {
         tokio::task::yield_now().await;
     }

@@ -12,6 +12,7 @@
 //! [`JournalReader`] is for people (lists, one event's story, counts). None can do another's work.
 
 mod deliveries;
+mod incarnation;
 pub mod memory;
 #[cfg(feature = "postgres")]
 pub mod postgres;
@@ -28,15 +29,17 @@ use oncehook_verify::{EventKey, UnixMicros};
 use smallvec::SmallVec;
 use tokio::sync::oneshot;
 
+use crate::delivery::DeliveryId;
 use crate::event::{EventId, NewEvents, SourceName};
 
 pub use deliveries::{
     Backlog, Deliveries, Forgotten, Order, OrderError, Ordered, Pausable, Pause, Progress, Retention, Verb,
     Who, WorkError,
 };
+pub use incarnation::{Era, Incarnation};
 pub use read::{
     Attempt, AuditEntry, Conflict, Delivery, DuplicateSeen, EventDetail, EventPage, EventQuery, EventStatus,
-    EventSummary, Flag, ReadError, SourceCounts, Stats, StoredBody,
+    EventSummary, Flag, ReadError, RecentKey, SourceCounts, Standing, Stats, StoredBody,
 };
 
 /// A future that a trait object can return. Only calls off the hot path use it.
@@ -86,6 +89,8 @@ pub enum Layer {
     Journal,
     /// In this process, by what a receipt of the journal had said before.
     Memory,
+    /// In Redis, by what a receipt of the journal had said to some node before.
+    Redis,
 }
 
 impl Layer {
@@ -95,6 +100,7 @@ impl Layer {
         match self {
             Self::Journal => "journal",
             Self::Memory => "memory",
+            Self::Redis => "redis",
         }
     }
 }
@@ -165,6 +171,15 @@ pub struct JournalState {
     pub wal_pages: u64,
 }
 
+/// An id that an intake before the journal has answered, and the event that it stands for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Alias {
+    /// What the sender was told.
+    pub alias: EventId,
+    /// What the event is called in the journal.
+    pub event: EventId,
+}
+
 /// Why the self-test failed: the memory of keys does not do what it must.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("dedup self-test failed: {0}")]
@@ -188,8 +203,23 @@ pub trait Journal: Send + Sync + 'static {
         layer: Layer,
     ) -> bool;
 
+    /// Remembers what else events are called, for as long as the events are kept. To say it again changes nothing. A journal
+    /// that cannot, as here, must not stand behind a spool; the suite asks it of every backend.
+    fn keep_aliases(&self, _aliases: Vec<Alias>) -> BoxFuture<'_, Result<(), WorkError>> {
+        let reason = "this journal has no other names for events";
+        Box::pin(async move { Err(WorkError::Unsupported(reason.to_owned())) })
+    }
+
     /// How the journal is doing.
     fn state(&self) -> JournalState;
+
+    /// Which life of the journal this is. What receipts said in another one is not believed any more.
+    ///
+    /// Without a name, as here, nothing about this journal is shared with other nodes.
+    fn incarnation(&self) -> &Incarnation {
+        static ONLY: Incarnation = Incarnation::nameless();
+        &ONLY
+    }
 
     /// Proves, in a transaction that leaves nothing behind, that a key is refused the second time, that keys are
     /// compared byte by byte, and that the schema is the one this program expects.
@@ -210,8 +240,41 @@ pub trait JournalReader: Send + Sync + 'static {
     /// One event's body, with the headers that were kept.
     fn body(&self, id: EventId) -> BoxFuture<'_, Result<Option<StoredBody>, ReadError>>;
 
+    /// The event that an alias stands for; nothing if it is none, as here, where there are none.
+    fn resolve(&self, _alias: EventId) -> BoxFuture<'_, Result<Option<EventId>, ReadError>> {
+        Box::pin(async { Ok(None) })
+    }
+
     /// Counts since the journal was made.
     fn stats(&self) -> BoxFuture<'_, Result<Stats, ReadError>>;
+
+    /// How deliveries stand, one answer per delivery; `None` where there is no such delivery (yet). Asked many times a
+    /// second while callers wait for a result, so a backend answers all of them at once.
+    fn standings(
+        &self,
+        deliveries: Vec<DeliveryId>,
+    ) -> BoxFuture<'_, Result<Vec<Option<Standing>>, ReadError>> {
+        Box::pin(async move {
+            let mut standings = Vec::with_capacity(deliveries.len());
+            for id in deliveries {
+                let event = self.show(id.event).await?.map(|detail| detail.event);
+                let found = event.and_then(|event| {
+                    event
+                        .deliveries
+                        .into_iter()
+                        .find(|found| found.route == id.route.as_str() && found.epoch == id.epoch)
+                });
+                standings.push(found.and_then(Standing::of));
+            }
+            Ok(standings)
+        })
+    }
+
+    /// Keys of the events that were received last, at most `limit`: those that are most likely to come again. They warm
+    /// the caches after a start. A journal that tells none is only slower.
+    fn recent_keys(&self, _limit: usize) -> BoxFuture<'_, Result<Vec<RecentKey>, ReadError>> {
+        Box::pin(async { Ok(Vec::new()) })
+    }
 }
 
 /// At most this many different bodies are kept per key; further ones are only counted.

@@ -73,6 +73,21 @@ pub struct EventSummary {
     pub deliveries: Vec<Delivery>,
 }
 
+/// What is known of a key that came lately.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RecentKey {
+    /// The source.
+    pub source: String,
+    /// The key.
+    pub key: EventKey,
+    /// Its first event.
+    pub event: EventId,
+    /// The digest of that event's body.
+    pub digest: [u8; 32],
+    /// Until when the journal remembers the key at least.
+    pub expires_at: UnixMicros,
+}
+
 /// One event's whole story.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EventDetail {
@@ -130,6 +145,26 @@ impl Delivery {
             outcome: Some("succeeded".to_owned()),
             error: None,
         })
+    }
+}
+
+/// How a delivery stands, for somebody who waits for its result.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Standing {
+    /// Where it stands.
+    pub state: DeliveryState,
+    /// What the handler returned, as JSON.
+    pub result: Option<String>,
+    /// Why the last try failed.
+    pub error: Option<String>,
+    /// Whose fault it is that it is dead.
+    pub cause: Option<String>,
+}
+
+impl Standing {
+    pub(super) fn of(delivery: Delivery) -> Option<Self> {
+        let Delivery { state, result, error, cause, .. } = delivery;
+        Some(Self { state: DeliveryState::parse(&state)?, result, error, cause })
     }
 }
 

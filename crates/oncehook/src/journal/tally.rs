@@ -20,6 +20,8 @@ pub(crate) struct Pending {
     pub(crate) journal: u64,
     /// Recognised in memory, before the journal.
     pub(crate) memory: u64,
+    /// Recognised in Redis, before the journal.
+    pub(crate) redis: u64,
     pub(crate) first_at: UnixMicros,
     pub(crate) last_at: UnixMicros,
     /// The latest few, oldest first.
@@ -37,7 +39,7 @@ const EVENTS_HELD: usize = 16_384;
 
 impl Pending {
     pub(crate) fn count(&self) -> u64 {
-        self.journal + self.memory
+        self.journal + self.memory + self.redis
     }
 }
 
@@ -54,6 +56,7 @@ impl Tally {
             source: source.clone(),
             journal: 0,
             memory: 0,
+            redis: 0,
             first_at: at,
             last_at: at,
             latest: VecDeque::new(),
@@ -61,6 +64,7 @@ impl Tally {
         match layer {
             Layer::Journal => pending.journal += 1,
             Layer::Memory => pending.memory += 1,
+            Layer::Redis => pending.redis += 1,
         }
         pending.last_at = pending.last_at.max(at);
         remember(&mut pending.latest, DuplicateSeen { at, peer });
@@ -98,6 +102,7 @@ impl Tally {
             if let Some(newer) = self.events.remove(&event) {
                 older.journal += newer.journal;
                 older.memory += newer.memory;
+                older.redis += newer.redis;
                 older.last_at = older.last_at.max(newer.last_at);
                 newer.latest.into_iter().for_each(|seen| remember(&mut older.latest, seen));
             }

@@ -5,6 +5,8 @@ mod effects;
 #[cfg(test)]
 mod http;
 #[cfg(test)]
+mod intake;
+#[cfg(test)]
 mod ledger;
 #[cfg(test)]
 mod memory;

@@ -8,8 +8,10 @@ use axum::extract::{Path, Query, State};
 use axum::response::{IntoResponse, Response};
 use http::{HeaderName, HeaderValue, StatusCode, header};
 use oncehook::event::EventId;
+use oncehook::intake::Spooled;
 use oncehook::journal::{
-    Attempt, AuditEntry, Conflict, Delivery, EventDetail, EventQuery, EventStatus, EventSummary, ReadError,
+    Attempt, AuditEntry, Conflict, Delivery, EventDetail, EventQuery, EventStatus, EventSummary, Flag,
+    ReadError, StoredBody,
 };
 use oncehook_verify::{EventKey, UnixMicros};
 use serde::{Deserialize, Serialize};
@@ -58,6 +60,8 @@ pub(crate) struct EventJson {
     key: String,
     r#type: Option<String>,
     entity: Option<String>,
+    /// quarantined, unrouted, dead, parked, retrying, running, ready, superseded, skipped or succeeded; `spooled` while it
+    /// waits in the node's own file for the journal
     status: &'static str,
     /// conflict, suspected_replay, quarantined
     flags: Vec<&'static str>,
@@ -179,7 +183,10 @@ pub(crate) async fn show(
     State(admin): State<Arc<Admin>>,
     Path(id): Path<String>,
 ) -> Result<Json<DetailJson>, HttpError> {
-    let id = event_id(&id)?;
+    let id = match locate(&admin, &id).await? {
+        Located::Spooled(spooled) => return Ok(Json(spooled_json(&spooled))),
+        Located::Journal(id) => id,
+    };
     let detail = admin.reader.show(id).await.map_err(read_error)?.ok_or_else(no_event)?;
     let stored = admin.reader.body(id).await.map_err(read_error)?.ok_or_else(no_event)?;
     Ok(Json(detail_json(&detail, &stored.headers)))
@@ -193,8 +200,10 @@ pub(crate) async fn body(
     State(admin): State<Arc<Admin>>,
     Path(id): Path<String>,
 ) -> Result<Response, HttpError> {
-    let id = event_id(&id)?;
-    let stored = admin.reader.body(id).await.map_err(read_error)?.ok_or_else(no_event)?;
+    let stored = match locate(&admin, &id).await? {
+        Located::Spooled(spooled) => StoredBody { headers: spooled.event.headers, body: spooled.event.body },
+        Located::Journal(id) => admin.reader.body(id).await.map_err(read_error)?.ok_or_else(no_event)?,
+    };
     let mut response = stored.body.into_response();
     let headers = response.headers_mut();
     // Never the sender's own content type: a browser must not run what a stranger sent.
@@ -269,6 +278,28 @@ fn query(params: ListParams) -> Result<EventQuery, HttpError> {
         return Err(bad("limit must be between 1 and 1000"));
     }
     Ok(EventQuery { after, limit, ..query })
+}
+
+/// Where the event of an id is.
+pub(super) enum Located {
+    /// It waits in this node's spool.
+    Spooled(Box<Spooled>),
+    /// It is, or was, in the journal under this id, which may be another than the one that was asked for.
+    Journal(EventId),
+}
+
+/// Finds out what an id stands for. The spool first: what is not there any more has its alias in the journal.
+pub(super) async fn locate(admin: &Admin, id: &str) -> Result<Located, HttpError> {
+    let id = event_id(id)?;
+    if let Some(intake) = admin.gate.intake() {
+        match intake.spool().find(id).await {
+            Ok(Some(spooled)) => return Ok(Located::Spooled(Box::new(spooled))),
+            Ok(None) => {}
+            Err(error) => tracing::warn!(%error, "the spool could not be asked for an event"),
+        }
+    }
+    let alias = admin.reader.resolve(id).await.map_err(read_error)?;
+    Ok(Located::Journal(alias.unwrap_or(id)))
 }
 
 pub(super) fn event_id(text: &str) -> Result<EventId, HttpError> {
@@ -373,6 +404,34 @@ fn detail_json(detail: &EventDetail, headers: &[u8]) -> DetailJson {
         }),
         conflicts: detail.conflicts.iter().map(conflict_json).collect(),
         audit: detail.audit.iter().map(audit_json).collect(),
+    }
+}
+
+/// An event that the journal does not know yet: it has no deliveries, and nobody can order anything for it.
+fn spooled_json(spooled: &Spooled) -> DetailJson {
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    let event = &spooled.event;
+    DetailJson {
+        event: EventJson {
+            id: spooled.id.to_string(),
+            source: event.source.to_string(),
+            key: event.key.display().into_owned(),
+            r#type: event.kind.clone(),
+            entity: event.entity.clone(),
+            status: "spooled",
+            flags: event.quarantine.iter().map(|_| Flag::Quarantined.as_str()).collect(),
+            integrity: event.integrity.as_str().to_owned(),
+            occurred_at: event.occurred_at.map(|at| at.to_rfc3339()),
+            received_at: event.received_at.to_rfc3339(),
+            size: event.body.len() as u64,
+            duplicates: spooled.copies,
+            deliveries: Vec::new(),
+        },
+        digest: hex::encode(event.digest),
+        headers: header_lines(&event.headers).map(|(name, value)| (text(name), text(value))).collect(),
+        duplicates_seen: None,
+        conflicts: Vec::new(),
+        audit: Vec::new(),
     }
 }
 

@@ -9,8 +9,10 @@ use http::{StatusCode, header};
 use serde::Serialize;
 use utoipa::ToSchema;
 
+use super::stats::{SpoolJson, spool_json};
 use crate::backlog;
 use crate::http::admin::Admin;
+use crate::spool::figures;
 
 /// The process is alive.
 #[derive(Serialize, ToSchema)]
@@ -23,7 +25,7 @@ pub(crate) struct Health {
 #[derive(Serialize, ToSchema)]
 pub(crate) struct Readiness {
     ready: bool,
-    /// `ready` or `not_ready`
+    /// `ready`, `degraded` (the journal is away; events of sources with a spool are accepted, others are not) or `not_ready`
     status: &'static str,
     /// The journal's kind
     journal: &'static str,
@@ -33,6 +35,11 @@ pub(crate) struct Readiness {
     self_test: String,
     /// Why the journal cannot store, if it cannot
     failing: Option<String>,
+    /// What waits in this node's spool, if it has one
+    spool: Option<SpoolJson>,
+    /// `ok`, or what is wrong with Redis; without it events are accepted all the same. Only where it is configured
+    #[serde(skip_serializing_if = "Option::is_none")]
+    redis: Option<String>,
 }
 
 #[utoipa::path(get, path = "/healthz", responses((status = 200, description = "The process answers", body = Health)))]
@@ -41,28 +48,43 @@ pub(crate) async fn healthz() -> Json<Health> {
 }
 
 #[utoipa::path(get, path = "/readyz", responses(
-    (status = 200, description = "Events are accepted", body = Readiness),
+    (status = 200, description = "Events are accepted, at least into the spool", body = Readiness),
     (status = 503, description = "Events are refused", body = Readiness),
 ))]
 pub(crate) async fn readyz(State(admin): State<Arc<Admin>>) -> impl IntoResponse {
     let state = admin.journal.state();
     let self_test = admin.self_test.borrow().clone();
-    let ready = admin.is_ready();
+    let (ready, degraded) = (admin.is_ready(), admin.gate.has_usable_spool());
     let readiness = Readiness {
-        ready,
-        status: if ready { "ready" } else { "not_ready" },
+        ready: ready || degraded,
+        status: match (ready, degraded) {
+            (true, _) => "ready",
+            (false, true) => "degraded",
+            (false, false) => "not_ready",
+        },
         journal: state.kind,
         durability: state.durability.as_str(),
         self_test: self_test.map_or_else(|error| error.to_string(), |()| "passed".to_owned()),
         failing: state.failing,
+        spool: spool_json(&admin),
+        redis: admin.gate.fast_path().shared().map(|shared| match shared.problem {
+            None => "ok".to_owned(),
+            Some(problem) => format!("degraded: {problem}"),
+        }),
     };
-    let status = if ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+    let status = if ready || degraded { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
     (status, Json(readiness))
 }
 
 #[utoipa::path(get, path = "/metrics", responses((status = 200, description = "OpenMetrics text", body = String)))]
 pub(crate) async fn metrics(State(admin): State<Arc<Admin>>) -> impl IntoResponse {
     backlog::measure(&admin).await;
+    if let Some(intake) = admin.gate.intake() {
+        admin.metrics.set_spool(figures(&intake.spool().state(), &admin));
+    }
+    if let Some(shared) = admin.gate.fast_path().shared() {
+        admin.metrics.set_shared(&shared);
+    }
     let text = admin.metrics.render(&admin.journal.state(), admin.is_ready());
     ([(header::CONTENT_TYPE, "application/openmetrics-text; version=1.0.0; charset=utf-8")], text)
 }

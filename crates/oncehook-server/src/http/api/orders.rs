@@ -14,7 +14,7 @@ use oncehook::journal::{OrderError, Ordered, Verb, Who, WorkError};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use super::events::{event_id, no_event, read_error};
+use super::events::{Located, locate, no_event, read_error};
 use super::input::{Input, Operator};
 use crate::http::admin::Admin;
 use crate::http::error::HttpError;
@@ -157,7 +157,14 @@ async fn give(
     route: Option<String>,
     who: Who,
 ) -> Result<Json<OrderedJson>, HttpError> {
-    let id = event_id(id)?;
+    let id = match locate(admin, id).await? {
+        Located::Journal(id) => id,
+        Located::Spooled(_) => {
+            let message =
+                "the event waits in this node's spool until the journal is back; give the order then";
+            return Err(HttpError::new(StatusCode::CONFLICT, "spooled", message));
+        }
+    };
     let route = route.map(|route| route_name(&route)).transpose()?;
     let detail = admin.reader.show(id).await.map_err(read_error)?.ok_or_else(no_event)?;
     let order = order(&admin.routes, &detail.event, verb, route, who).map_err(no_route)?;

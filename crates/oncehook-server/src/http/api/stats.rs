@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use axum::Json;
 use axum::extract::State;
-use oncehook::journal::SourceCounts;
+use oncehook::journal::{Layer, SourceCounts};
 use serde::Serialize;
 use utoipa::ToSchema;
 
@@ -14,6 +14,7 @@ use super::routes::{BacklogJson, backlog_json};
 use crate::backlog::left_behind;
 use crate::http::admin::Admin;
 use crate::http::error::HttpError;
+use crate::spool::figures;
 
 /// Counts, all sources together and one by one. Forgetting events does not lower them.
 #[derive(Serialize, ToSchema)]
@@ -22,6 +23,8 @@ pub(crate) struct StatsJson {
     events: u64,
     /// Further deliveries of stored events
     duplicates: u64,
+    /// Duplicates since the start of this process, by the layer that recognised them
+    duplicates_by_layer: LayersJson,
     /// Deliveries of another body under a known key
     conflicts: u64,
     /// Events held at arrival
@@ -35,6 +38,39 @@ pub(crate) struct StatsJson {
     /// Every configured route, and every route that has left something behind
     routes: Vec<RouteJson>,
     journal: JournalJson,
+    /// What waits in the spool of the node that was asked, if it has one. Not among the counts above
+    spool: Option<SpoolJson>,
+}
+
+/// The spool of one node.
+#[derive(Serialize, ToSchema)]
+pub(crate) struct SpoolJson {
+    /// Events that wait for the journal
+    events: u64,
+    /// What they weigh
+    bytes: u64,
+    /// For how many seconds the first of them waits
+    oldest_seconds: u64,
+    /// Events that cannot be drained: damaged, or refused by a journal that is well
+    set_aside: u64,
+    /// Whether somebody should look
+    alarm: bool,
+    /// Why its file cannot be used, if it cannot
+    failing: Option<String>,
+}
+
+/// The spool of this node.
+pub(crate) fn spool_json(admin: &Admin) -> Option<SpoolJson> {
+    let state = admin.gate.intake()?.spool().state();
+    let figures = figures(&state, admin);
+    Some(SpoolJson {
+        events: figures.events,
+        bytes: figures.bytes,
+        oldest_seconds: figures.age,
+        set_aside: figures.set_aside,
+        alarm: figures.alarm,
+        failing: state.failing,
+    })
 }
 
 #[derive(Serialize, ToSchema)]
@@ -46,6 +82,16 @@ struct SourceJson {
     quarantined: u64,
     /// Requests refused since the start of this process
     rejected: u64,
+}
+
+#[derive(Serialize, ToSchema)]
+struct LayersJson {
+    /// In this process
+    memory: u64,
+    /// In Redis
+    redis: u64,
+    /// In the journal
+    journal: u64,
 }
 
 #[derive(Serialize, ToSchema)]
@@ -99,6 +145,11 @@ pub(crate) async fn stats(State(admin): State<Arc<Admin>>) -> Result<Json<StatsJ
     Ok(Json(StatsJson {
         events,
         duplicates,
+        duplicates_by_layer: LayersJson {
+            memory: admin.gate.duplicates(Layer::Memory),
+            redis: admin.gate.duplicates(Layer::Redis),
+            journal: admin.gate.duplicates(Layer::Journal),
+        },
         conflicts: sum(|s| s.conflicts),
         quarantined: sum(|s| s.quarantined),
         duplicate_rate: duplicates as f64 / (events + duplicates).max(1) as f64,
@@ -114,6 +165,7 @@ pub(crate) async fn stats(State(admin): State<Arc<Admin>>) -> Result<Json<StatsJ
             wal_pages: state.wal_pages,
             failing: state.failing,
         },
+        spool: spool_json(&admin),
     }))
 }
 

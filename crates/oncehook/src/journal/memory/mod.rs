@@ -16,10 +16,10 @@ use tokio::sync::{oneshot, watch};
 use self::deliveries::Record;
 use super::tally::remember;
 use super::{
-    AppendError, Appended, AuditEntry, BoxFuture, CONFLICTS_KEPT, Conflict, DuplicateSeen, Durability,
+    Alias, AppendError, Appended, AuditEntry, BoxFuture, CONFLICTS_KEPT, Conflict, DuplicateSeen, Durability,
     EventDetail, EventPage, EventQuery, EventStatus, EventSummary, Flag, Journal, JournalReader,
-    JournalState, Layer, Pausable, ReadError, Receipt, SelfTestError, SourceCounts, Stats, StoredBody,
-    Ticket, Verdict,
+    JournalState, Layer, Pausable, ReadError, Receipt, RecentKey, SelfTestError, SourceCounts, Stats,
+    StoredBody, Ticket, Verdict, WorkError,
 };
 use crate::clock::Clock;
 use crate::delivery::{DeliveryState, RouteName};
@@ -39,6 +39,8 @@ struct State {
     ids: EventIds,
     keys: HashMap<(SourceName, EventKey), Known>,
     events: BTreeMap<EventId, Stored>,
+    /// Further ids, and the events that they stand for.
+    aliases: HashMap<EventId, EventId>,
     counts: BTreeMap<String, SourceCounts>,
     pauses: Vec<Pausable>,
     /// What was done, to what: the id of an event, or the kind and name of what was paused.
@@ -86,6 +88,7 @@ impl MemoryJournal {
             ids: EventIds::above(0, 0),
             keys: HashMap::new(),
             events: BTreeMap::new(),
+            aliases: HashMap::new(),
             counts: BTreeMap::new(),
             pauses: Vec::new(),
             audit: Vec::new(),
@@ -112,7 +115,8 @@ impl State {
             .or_insert_with(|| SourceCounts { source, ..Default::default() });
         let key = (event.source.clone(), event.key.clone());
         let Some(known) = self.keys.get(&key) else {
-            let id = self.ids.next(event.received_at);
+            let id = event.id.unwrap_or_else(|| self.ids.next(event.received_at));
+            self.ids.stay_above(id.sequence());
             let expires_at = event.expires_at;
             let verdict = match event.quarantine {
                 Some(_) => Verdict::Quarantined,
@@ -129,6 +133,14 @@ impl State {
         // The event may be forgotten already: its key still decides.
         let (id, expires_at) = (known.event, known.expires_at);
         let first = self.events.get_mut(&id);
+        if event.id == Some(id) {
+            let held = event.quarantine.is_some();
+            return Appended {
+                id,
+                verdict: if held { Verdict::Quarantined } else { Verdict::New },
+                expires_at,
+            };
+        }
         if known.digest == event.digest {
             counts.duplicates += 1;
             first.into_iter().for_each(|first| first.note_duplicate(event.received_at, event.peer));
@@ -283,6 +295,16 @@ impl Journal for MemoryJournal {
         true
     }
 
+    fn keep_aliases(&self, aliases: Vec<Alias>) -> BoxFuture<'_, Result<(), WorkError>> {
+        Box::pin(async move {
+            let mut state = self.lock();
+            for Alias { alias, event } in aliases {
+                state.aliases.entry(alias).or_insert(event);
+            }
+            Ok(())
+        })
+    }
+
     fn state(&self) -> JournalState {
         JournalState {
             kind: "memory",
@@ -320,6 +342,21 @@ impl JournalReader for MemoryJournal {
         })
     }
 
+    fn recent_keys(&self, limit: usize) -> BoxFuture<'_, Result<Vec<RecentKey>, ReadError>> {
+        Box::pin(async move {
+            let state = self.lock();
+            let newest_first = state.events.iter().rev().take(limit);
+            let keys = newest_first.map(|(id, stored)| RecentKey {
+                source: stored.event.source.as_str().to_owned(),
+                key: stored.event.key.clone(),
+                event: *id,
+                digest: stored.event.digest,
+                expires_at: stored.event.expires_at,
+            });
+            Ok(keys.collect())
+        })
+    }
+
     fn show(&self, id: EventId) -> BoxFuture<'_, Result<Option<EventDetail>, ReadError>> {
         Box::pin(async move {
             let state = self.lock();
@@ -342,6 +379,13 @@ impl JournalReader for MemoryJournal {
                 headers: stored.event.headers.clone(),
                 body: stored.event.body.clone(),
             }))
+        })
+    }
+
+    fn resolve(&self, alias: EventId) -> BoxFuture<'_, Result<Option<EventId>, ReadError>> {
+        Box::pin(async move {
+            let state = self.lock();
+            Ok(state.aliases.get(&alias).copied().filter(|event| state.events.contains_key(event)))
         })
     }
 

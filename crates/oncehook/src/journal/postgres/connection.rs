@@ -9,19 +9,19 @@
 use std::collections::HashMap;
 use std::future::{Future, poll_fn};
 use std::ops::Deref;
-use std::sync::{Mutex, PoisonError};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::{Semaphore, SemaphorePermit};
-use tokio_postgres::config::SslMode;
 use tokio_postgres::error::SqlState;
 use tokio_postgres::types::ToSql;
-use tokio_postgres::{AsyncMessage, Client, Config, NoTls, Row, Statement};
+use tokio_postgres::{AsyncMessage, Client, Row, Statement};
 
 use super::OpenError;
+use super::hosts::Hosts;
 
-/// The longest that the server may take to be reached, and to answer one of our own statements.
-pub(super) const CONNECT_WAIT: Duration = Duration::from_secs(5);
+/// The longest that the server may take to answer one of our own statements.
 pub(super) const ANSWER_WAIT: Duration = Duration::from_secs(10);
 
 /// How long a transaction may be idle before the server ends it: as long as a lease, because the locks of a worker that
@@ -79,19 +79,36 @@ pub(super) struct EngineError {
     code: Option<SqlState>,
     /// The constraint that refused, if one did.
     pub(super) constraint: Option<String>,
+    /// Nobody spoke: the connection was not made, or was lost.
+    silent: bool,
 }
 
 impl EngineError {
     pub(super) fn other(told: impl Into<String>) -> Self {
-        Self { told: told.into(), code: None, constraint: None }
+        Self { told: told.into(), code: None, constraint: None, silent: false }
+    }
+
+    /// The database is not there.
+    pub(super) fn away(told: impl Into<String>) -> Self {
+        Self { silent: true, ..Self::other(told) }
     }
 
     fn no_answer() -> Self {
-        Self::other(format!("the database did not answer within {} s", ANSWER_WAIT.as_secs()))
+        Self::away(format!("the database did not answer within {} s", ANSWER_WAIT.as_secs()))
     }
 
     pub(super) fn code(&self) -> Option<&SqlState> {
         self.code.as_ref()
+    }
+
+    /// Nobody there, or somebody who cannot serve us now (starting, stopping, full, a replica) and may by and by.
+    pub(super) fn is_away(&self) -> bool {
+        let waiting = [SqlState::ADMIN_SHUTDOWN, SqlState::CRASH_SHUTDOWN, SqlState::CANNOT_CONNECT_NOW];
+        let crowded = self.code.as_ref() == Some(&SqlState::TOO_MANY_CONNECTIONS);
+        self.silent
+            || crowded
+            || self.code.as_ref().is_some_and(|code| waiting.contains(code))
+            || self.class() == "08"
     }
 
     fn class(&self) -> &str {
@@ -131,10 +148,14 @@ impl From<tokio_postgres::Error> for EngineError {
                 told: format!("{} ({})", said.message(), said.code().code()),
                 code: Some(said.code().clone()),
                 constraint: said.constraint().map(str::to_owned),
+                silent: false,
             },
             None => {
-                let cause = std::error::Error::source(&error).map(ToString::to_string);
-                Self::other(cause.map_or_else(|| error.to_string(), |cause| format!("{error}: {cause}")))
+                let cause = std::error::Error::source(&error);
+                // Everything else (TLS, a password, a protocol) was said by somebody, and stays so.
+                let silent = error.is_closed() || cause.is_some_and(|cause| cause.is::<std::io::Error>());
+                let told = cause.map_or_else(|| error.to_string(), |cause| format!("{error}: {cause}"));
+                Self { silent, ..Self::other(told) }
             }
         }
     }
@@ -159,42 +180,19 @@ pub(super) async fn in_time<T, E: Into<EngineError>>(
 /// How to reach the database.
 #[derive(Debug)]
 pub(super) struct Connector {
-    config: Config,
+    hosts: Hosts,
     handler_time: Duration,
 }
 
 impl Connector {
     /// Reads a URL. Several hosts may be named; the one that can be written to is taken.
     pub(super) fn new(url: &str, handler_time: Duration) -> Result<Self, OpenError> {
-        let mut config: Config = url.parse().map_err(|error: tokio_postgres::Error| {
-            // The URL holds a password, so it is not repeated.
-            let cause = std::error::Error::source(&error).map(ToString::to_string).unwrap_or_default();
-            OpenError::Url(format!("{error} {cause}").trim().to_owned())
-        })?;
-        if config.get_ssl_mode() == SslMode::Require {
-            return Err(OpenError::Url("sslmode=require is not supported yet".to_owned()));
-        }
-        config
-            .connect_timeout(CONNECT_WAIT)
-            .keepalives_idle(Duration::from_secs(10))
-            .tcp_user_timeout(Duration::from_secs(15))
-            .target_session_attrs(tokio_postgres::config::TargetSessionAttrs::ReadWrite);
-        Ok(Self { config, handler_time })
+        Ok(Self { hosts: Hosts::new(url)?, handler_time })
     }
 
     /// Where it leads, without what is secret.
     pub(super) fn shown(&self) -> String {
-        use tokio_postgres::config::Host;
-        let ports = self.config.get_ports();
-        let hosts = self.config.get_hosts().iter().enumerate().map(|(place, host)| {
-            let port = ports.get(place).or(ports.first()).copied().unwrap_or(5432);
-            match host {
-                Host::Tcp(name) => format!("{name}:{port}"),
-                Host::Unix(path) => path.display().to_string(),
-            }
-        });
-        let hosts: Vec<String> = hosts.collect();
-        format!("postgres://{}/{}", hosts.join(","), self.config.get_dbname().unwrap_or_default())
+        self.hosts.shown()
     }
 
     /// Opens a connection and checks the ground it stands on.
@@ -208,20 +206,23 @@ impl Connector {
         purpose: Purpose,
         heard: impl Fn(&str) + Send + 'static,
     ) -> Result<Session, EngineError> {
-        let (client, mut connection) =
-            match tokio::time::timeout(CONNECT_WAIT, self.config.connect(NoTls)).await {
-                Ok(connected) => connected?,
-                Err(_) => return Err(EngineError::other("the database could not be reached in time")),
-            };
+        let (client, mut connection) = self.hosts.connect().await?;
+        let unreplicated = Arc::new(AtomicBool::new(false));
+        let noted = Arc::clone(&unreplicated);
         tokio::spawn(async move {
             // It ends with its session, or with an error that the session's next statement reports.
             while let Some(Ok(message)) = poll_fn(|context| connection.poll_message(context)).await {
-                if let AsyncMessage::Notification(notification) = message {
-                    heard(notification.payload());
+                match message {
+                    AsyncMessage::Notification(notification) => heard(notification.payload()),
+                    // Warnings come before the answer that they are about, so whoever gets the answer can ask.
+                    AsyncMessage::Notice(notice) if notice.routine() == Some(REPLICAS_NOT_WAITED_FOR) => {
+                        noted.store(true, Ordering::Release);
+                    }
+                    _ => {}
                 }
             }
         });
-        let session = Session { client, statements: Mutex::default() };
+        let session = Session { client, statements: Mutex::default(), unreplicated };
         session.prepare_ground(purpose, self.handler_time).await?;
         Ok(session)
     }
@@ -231,6 +232,7 @@ impl Connector {
 pub(super) struct Session {
     client: Client,
     statements: Mutex<HashMap<String, Statement>>,
+    unreplicated: Arc<AtomicBool>,
 }
 
 impl Deref for Session {
@@ -263,10 +265,20 @@ impl Session {
                     "recovery" => "the server is a replica, not a primary".to_owned(),
                     _ => format!("{setting} is {found}, so an acknowledged event would not be durable"),
                 };
-                return Err(EngineError { told, code: None, constraint: Some(DURABILITY.to_owned()) });
+                let constraint = Some(DURABILITY.to_owned());
+                return Err(EngineError { constraint, ..EngineError::other(told) });
             }
         }
         Ok(())
+    }
+
+    /// An error if a commit on this connection was answered although its synchronous replicas had not confirmed it. The
+    /// server does that when somebody cancels the wait, and tells it by a warning only.
+    pub(super) fn check_replicated(&self) -> Result<(), EngineError> {
+        match self.unreplicated.load(Ordering::Acquire) {
+            true => Err(EngineError::away("a commit was not confirmed by the synchronous replicas")),
+            false => Ok(()),
+        }
     }
 
     /// Runs statements without parameters.
@@ -329,6 +341,9 @@ impl Session {
     }
 }
 
+/// The part of the server that warns of a commit whose replicas were not waited for. Its text may be in any language.
+const REPLICAS_NOT_WAITED_FOR: &str = "SyncRepWaitForLSN";
+
 /// Statements that a connection keeps prepared.
 const STATEMENTS_KEPT: usize = 512;
 
@@ -337,14 +352,14 @@ pub(super) const DURABILITY: &str = "durability";
 
 /// Connections for one purpose, at most so many at once.
 pub(super) struct Pool {
-    connector: std::sync::Arc<Connector>,
+    connector: Arc<Connector>,
     purpose: Purpose,
     idle: Mutex<Vec<Session>>,
     permits: Semaphore,
 }
 
 impl Pool {
-    pub(super) fn new(connector: std::sync::Arc<Connector>, purpose: Purpose, at_once: usize) -> Self {
+    pub(super) fn new(connector: Arc<Connector>, purpose: Purpose, at_once: usize) -> Self {
         Self { connector, purpose, idle: Mutex::default(), permits: Semaphore::new(at_once) }
     }
 

@@ -10,11 +10,11 @@ use tokio::sync::watch;
 use super::connection::{EngineError, Tries};
 use super::orders::{self, Refused};
 use super::queue::{self, Ended, Held};
-use super::{PostgresJournal, apply, forget};
+use super::{PostgresJournal, aliases, apply, forget};
 use crate::delivery::{Claim, Fence, RouteName, Settled, Settlement, Verdict};
 use crate::handler::{Handler, SqlHandler};
 use crate::journal::{
-    Backlog, BoxFuture, Deliveries, Forgotten, Order, OrderError, Ordered, Pausable, Pause, Progress,
+    Alias, Backlog, BoxFuture, Deliveries, Forgotten, Order, OrderError, Ordered, Pausable, Pause, Progress,
     Retention, Who, WorkError,
 };
 use crate::route::Route;
@@ -61,6 +61,10 @@ fn sum(mut one: Progress, other: Progress) -> Progress {
 }
 
 impl PostgresJournal {
+    pub(super) async fn keep(&self, kept: Vec<Alias>) -> Result<(), WorkError> {
+        work!(self, |session| aliases::keep(&session, &kept))
+    }
+
     async fn apply_batch(
         &self,
         route: &Route,

@@ -125,6 +125,7 @@ async fn delete(session: &Session, events: &Vec<Uuid>) -> Result<(), EngineError
         "DELETE FROM oncehook.conflicts  WHERE event = ANY($1)",
         "DELETE FROM oncehook.duplicates WHERE event = ANY($1)",
         "DELETE FROM oncehook.flags      WHERE event = ANY($1)",
+        "DELETE FROM oncehook.spool_aliases WHERE event = ANY($1)",
         "DELETE FROM oncehook.events     WHERE id = ANY($1)",
     ] {
         session.change(sql, &[events]).await?;

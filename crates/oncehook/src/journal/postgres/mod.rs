@@ -6,7 +6,7 @@
 //! once, and is taken up again without a restart. Times that decide anything are of the database's clock.
 //!
 //! Does not: promise more than the server does. After a failover to a replica that misses the last commits, those are
-//! gone. Needs PostgreSQL 14 or later, and connections that keep their session (no pooler in transaction mode).
+//! gone. Needs PostgreSQL 14 or later, and connections that keep their session (`pooler` refuses others).
 //!
 //! The parts, in the order of an append: [`PostgresJournal::submit`] puts it on the bounded queue of a lane; `writer` takes
 //! what has gathered while the last statement ran, and stores it with one statement (`queries`); `follower` adds up
@@ -16,18 +16,24 @@
 //! user's statements (`user_sql`) in the transaction that settles them, `orders` does what operators ask, `forget` removes
 //! what is old, `wake` tells other nodes.
 
+mod aliases;
 mod apply;
 mod connection;
 mod deliveries;
 mod follower;
 mod forget;
+mod hosts;
+mod incarnation;
 mod orders;
+mod pooler;
 mod queries;
 mod queue;
 mod reader;
 mod rehearse;
 mod schema;
 mod self_test;
+mod silence;
+mod tls;
 mod user_sql;
 mod wake;
 mod writer;
@@ -44,16 +50,18 @@ use tokio::sync::{Notify, mpsc, oneshot, watch};
 
 use super::tally::Tally;
 use super::{
-    AppendError, BoxFuture, Durability, EventDetail, EventPage, EventQuery, Journal, JournalReader,
-    JournalState, Layer, ReadError, SelfTestError, Stats, StoredBody, Ticket,
+    Alias, AppendError, BoxFuture, Durability, EventDetail, EventPage, EventQuery, Incarnation, Journal,
+    JournalReader, JournalState, Layer, ReadError, RecentKey, SelfTestError, Standing, Stats, StoredBody,
+    Ticket, WorkError,
 };
 use crate::clock::Clock;
-use crate::delivery::RouteName;
-use crate::event::{EventId, EventIds, NewEvents, SourceName};
+use crate::delivery::{DeliveryId, RouteName};
+use crate::event::{EventId, EventIds, NewEvent, NewEvents, SourceName};
 use crate::retry::Chance;
 use connection::{Connector, EngineError, Pool, Purpose};
 use reader::Readers;
 pub use rehearse::{Misfit, check_url, forbidden, shown_url};
+use silence::Silence;
 use writer::{Command, Lane, Work};
 
 /// How the journal on PostgreSQL is set up.
@@ -110,7 +118,13 @@ pub enum OpenError {
     /// Keys are not remembered as they must be.
     #[error(transparent)]
     SelfTest(#[from] SelfTestError),
-    /// The server cannot be reached, or said no.
+    /// The server cannot be reached, or cannot serve yet. Later it may.
+    #[error("the database is not there: {0}")]
+    Away(String),
+    /// Connections do not keep their sessions.
+    #[error("{0}")]
+    Pooler(&'static str),
+    /// The server said no.
     #[error("PostgreSQL: {0}")]
     Engine(String),
 }
@@ -119,6 +133,8 @@ impl From<EngineError> for OpenError {
     fn from(error: EngineError) -> Self {
         if error.constraint.as_deref() == Some(connection::DURABILITY) {
             Self::Durability(error.told)
+        } else if error.is_away() {
+            Self::Away(error.told)
         } else {
             Self::Engine(error.told)
         }
@@ -163,8 +179,12 @@ struct Shared {
     moving: tokio::sync::RwLock<()>,
     /// Why a lane cannot store, by lane.
     failing: Mutex<Vec<Option<String>>>,
+    /// How long the database has owed a lane its answer.
+    silence: Silence,
     /// Bytes of bodies in the queues.
     queued_bytes: AtomicUsize,
+    /// Which life of the database this is.
+    incarnation: Incarnation,
     /// Grows when deliveries may have become due.
     changes: watch::Sender<u64>,
     /// Other nodes should be told.
@@ -191,8 +211,16 @@ impl Shared {
         self.tally.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn next_id(&self, at: UnixMicros) -> EventId {
-        self.ids.lock().unwrap_or_else(PoisonError::into_inner).next(at)
+    /// The id that an event gets if it is new: its own, if it has one. Later ones are above it.
+    fn id_for(&self, event: &NewEvent) -> EventId {
+        let mut ids = self.ids.lock().unwrap_or_else(PoisonError::into_inner);
+        match event.id {
+            None => ids.next(event.received_at),
+            Some(id) => {
+                ids.stay_above(id.sequence());
+                id
+            }
+        }
     }
 
     /// The time that stands in for the database's, if one was given.
@@ -209,7 +237,7 @@ impl Shared {
 
     fn failing(&self) -> Option<String> {
         let failing = self.failing.lock().unwrap_or_else(PoisonError::into_inner);
-        failing.iter().flatten().next().cloned()
+        failing.iter().flatten().next().cloned().or_else(|| self.silence.told())
     }
 }
 
@@ -218,9 +246,12 @@ impl PostgresJournal {
     pub async fn open(options: &PostgresOptions) -> Result<Self, OpenError> {
         let connector = Arc::new(Connector::new(&options.url, options.handler_time)?);
         let first = connector.open(Purpose::Append).await?;
+        pooler::refuse(&connector, &first).await?;
         schema::migrate(&first).await?;
         schema::check(&first).await?;
-        self_test::run(&first).await?;
+        if let Err(error) = self_test::run(&first).await {
+            return Err(if first.is_closed() { OpenError::Away(error.0) } else { error.into() });
+        }
         let last = queries::last_id(&first).await?.map_or(0, |id| id.sequence());
 
         let lanes = options.lanes.max(1);
@@ -231,7 +262,9 @@ impl PostgresJournal {
             tally: Mutex::default(),
             moving: tokio::sync::RwLock::new(()),
             failing: Mutex::new(vec![None; lanes]),
+            silence: Silence::of(lanes),
             queued_bytes: AtomicUsize::new(0),
+            incarnation: Incarnation::named(&incarnation::name(&first).await?),
             changes: watch::Sender::new(0),
             announce: Notify::new(),
             node: format!("{:016x}", random()),
@@ -260,6 +293,7 @@ impl PostgresJournal {
         let end = watch::Sender::new(false);
         tokio::spawn(follower::run(Arc::clone(&shared), Arc::clone(&workers), end.subscribe()));
         tokio::spawn(wake::announce(Arc::clone(&shared), Arc::clone(&workers), end.subscribe()));
+        tokio::spawn(incarnation::watch(Arc::clone(&shared), Arc::clone(&connector), end.subscribe()));
         let ear = wake::hear(&shared, &connector).await?;
         tokio::spawn(wake::listen(Arc::clone(&shared), Arc::clone(&connector), ear, end.subscribe()));
         let readers = Readers::new(Pool::new(connector, Purpose::Read, READS_AT_ONCE), Arc::clone(&shared));
@@ -281,6 +315,7 @@ impl PostgresJournal {
     pub async fn migrate(url: &str) -> Result<Vec<String>, OpenError> {
         let connector = Connector::new(url, Duration::from_secs(60))?;
         let session = connector.open(Purpose::Work).await?;
+        pooler::refuse(&connector, &session).await?;
         let applied = schema::migrate(&session).await?;
         schema::check(&session).await?;
         self_test::run(&session).await?;
@@ -319,6 +354,10 @@ impl Journal for PostgresJournal {
         let key = events.first().map(|event| (event.source.as_str(), event.key.as_bytes()));
         let lanes = u64::try_from(self.lanes.len()).unwrap_or(1).max(1);
         let lane = usize::try_from(self.hasher.hash_one(key) % lanes).unwrap_or(0);
+        if self.shared.silence.is_too_long() {
+            // Whoever waits in that queue would hear the same later.
+            return Err(AppendError::Unavailable("the database does not answer".to_owned()));
+        }
         let lane = self.lanes.get(lane).ok_or(AppendError::Closed)?;
         let (answer, ticket) = oneshot::channel();
         let work = Work { events, answer };
@@ -354,6 +393,10 @@ impl Journal for PostgresJournal {
         room
     }
 
+    fn keep_aliases(&self, kept: Vec<Alias>) -> BoxFuture<'_, Result<(), WorkError>> {
+        Box::pin(self.keep(kept))
+    }
+
     fn state(&self) -> JournalState {
         let queued = self.lanes.iter().map(|lane| lane.max_capacity() - lane.capacity()).sum();
         JournalState {
@@ -365,6 +408,10 @@ impl Journal for PostgresJournal {
             index_lag: 0,
             wal_pages: 0,
         }
+    }
+
+    fn incarnation(&self) -> &Incarnation {
+        &self.shared.incarnation
     }
 
     fn self_test(&self) -> BoxFuture<'_, Result<(), SelfTestError>> {
@@ -407,7 +454,22 @@ impl JournalReader for PostgresJournal {
         Box::pin(self.readers.body(id))
     }
 
+    fn resolve(&self, alias: EventId) -> BoxFuture<'_, Result<Option<EventId>, ReadError>> {
+        Box::pin(self.readers.resolve(alias))
+    }
+
     fn stats(&self) -> BoxFuture<'_, Result<Stats, ReadError>> {
         Box::pin(self.readers.stats())
+    }
+
+    fn standings(
+        &self,
+        deliveries: Vec<DeliveryId>,
+    ) -> BoxFuture<'_, Result<Vec<Option<Standing>>, ReadError>> {
+        Box::pin(async move { self.readers.standings(&deliveries).await })
+    }
+
+    fn recent_keys(&self, limit: usize) -> BoxFuture<'_, Result<Vec<RecentKey>, ReadError>> {
+        Box::pin(self.readers.recent_keys(limit))
     }
 }

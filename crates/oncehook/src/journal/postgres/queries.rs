@@ -133,6 +133,10 @@ pub(super) struct Known {
 }
 
 /// Which events hold these keys, by place. A key that is not there was forgotten a moment ago.
+///
+/// With synchronous replicas, a row can be seen here that no replica has yet: its own commit was interrupted while it waited
+/// for them. Whoever is told of it is told that it is safe. So the statement leaves a mark in the log behind all rows that
+/// it has seen, and its commit waits until the replicas have that.
 pub(super) async fn first_ids(
     session: &Session,
     keys: &[(&str, &[u8])],
@@ -142,7 +146,9 @@ pub(super) async fn first_ids(
     // The limit keeps the planner from reading the whole ledger for many keys.
     let rows = session
         .rows(
-            "SELECT t.place, k.event, k.digest, k.expires_at
+            "SELECT t.place, k.event, k.digest, k.expires_at,
+                    (SELECT CASE WHEN current_setting('synchronous_standby_names') <> ''
+                                 THEN pg_logical_emit_message(true, 'oncehook', '') END)
                FROM unnest($1::text[], $2::bytea[]) WITH ORDINALITY AS t(source, key, place)
               CROSS JOIN LATERAL (SELECT event, digest, expires_at FROM oncehook.keys k
                                    WHERE k.source = t.source AND k.key = t.key LIMIT 1) k",
@@ -244,8 +250,8 @@ pub(super) async fn store_duplicates(
     let column = |of: fn(&Pending) -> u64| -> Vec<i64> {
         pending.iter().map(|(_, pending)| of(pending).cast_signed()).collect()
     };
-    let (journal, memory, counts) =
-        (column(|pending| pending.journal), column(|pending| pending.memory), column(Pending::count));
+    let (journal, memory) = (column(|pending| pending.journal), column(|pending| pending.memory));
+    let (redis, counts) = (column(|pending| pending.redis), column(Pending::count));
     let first: Vec<i64> = pending.iter().map(|(_, pending)| pending.first_at.0).collect();
     let last: Vec<i64> = pending.iter().map(|(_, pending)| pending.last_at.0).collect();
     let latest = pending.iter().map(|(_, pending)| {
@@ -258,21 +264,22 @@ pub(super) async fn store_duplicates(
     session.run("BEGIN").await?;
     session
         .change(
-            "INSERT INTO oncehook.duplicates AS d (event, journal, memory, first_at, last_at, latest)
-             SELECT t.event, t.journal, t.memory, t.first_at, t.last_at, t.latest::jsonb
-               FROM unnest($1::uuid[], $2::bigint[], $3::bigint[], $4::bigint[], $5::bigint[], $6::text[])
-                 AS t(event, journal, memory, first_at, last_at, latest)
+            "INSERT INTO oncehook.duplicates AS d (event, journal, memory, redis, first_at, last_at, latest)
+             SELECT t.event, t.journal, t.memory, t.redis, t.first_at, t.last_at, t.latest::jsonb
+               FROM unnest($1::uuid[], $2::bigint[], $3::bigint[], $4::bigint[], $5::bigint[], $6::bigint[], $7::text[])
+                 AS t(event, journal, memory, redis, first_at, last_at, latest)
               WHERE EXISTS (SELECT 1 FROM oncehook.events e WHERE e.id = t.event)
              ON CONFLICT (event) DO UPDATE
                 SET journal = d.journal + excluded.journal,
                     memory  = d.memory + excluded.memory,
+                    redis   = d.redis + excluded.redis,
                     last_at = greatest(d.last_at, excluded.last_at),
                     -- The latest eight of both.
                     latest  = (SELECT jsonb_agg(seen ORDER BY place)
                                  FROM (SELECT seen, place
                                          FROM jsonb_array_elements(d.latest || excluded.latest) WITH ORDINALITY AS j(seen, place)
                                         ORDER BY place DESC LIMIT 8) latest)",
-            &[&events, &journal, &memory, &first, &last, &latest],
+            &[&events, &journal, &memory, &redis, &first, &last, &latest],
         )
         .await?;
     session

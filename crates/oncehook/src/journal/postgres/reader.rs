@@ -19,11 +19,12 @@ use super::Shared;
 use super::connection::{EngineError, Pool, Session};
 use super::queries::{digest, event_id, parse_latest, uuid};
 use super::queue::number;
+use crate::delivery::{DeliveryId, DeliveryState};
 use crate::event::EventId;
 use crate::journal::tally::remember;
 use crate::journal::{
     Attempt, AuditEntry, Backlog, Conflict, Delivery, EventDetail, EventPage, EventQuery, EventStatus,
-    EventSummary, Flag, ReadError, SourceCounts, Stats, StoredBody,
+    EventSummary, Flag, ReadError, RecentKey, SourceCounts, Standing, Stats, StoredBody,
 };
 
 /// One snapshot for all queries of an answer.
@@ -106,6 +107,10 @@ impl Readers {
         }))
     }
 
+    pub(super) async fn resolve(&self, alias: EventId) -> Result<Option<EventId>, ReadError> {
+        read!(self, |session| super::aliases::resolve(&session, alias))
+    }
+
     pub(super) async fn body(&self, id: EventId) -> Result<Option<StoredBody>, ReadError> {
         read!(self, |session| body(&session, id))
     }
@@ -136,6 +141,19 @@ impl Readers {
         Ok(Stats { sources })
     }
 
+    /// How deliveries stand, all in one statement.
+    pub(super) async fn standings(
+        &self,
+        deliveries: &[DeliveryId],
+    ) -> Result<Vec<Option<Standing>>, ReadError> {
+        read!(self, |session| standings(&session, deliveries))
+    }
+
+    /// Keys of the latest events, as the ledger has them.
+    pub(super) async fn recent_keys(&self, limit: usize) -> Result<Vec<RecentKey>, ReadError> {
+        read!(self, |session| recent_keys(&session, limit))
+    }
+
     /// What waits, per route.
     pub(super) async fn backlog(&self) -> Result<Vec<Backlog>, ReadError> {
         read!(self, |session| backlog(&session))
@@ -152,6 +170,46 @@ impl Readers {
         }
         Ok(())
     }
+}
+
+async fn standings(
+    session: &Session,
+    deliveries: &[DeliveryId],
+) -> Result<Vec<Option<Standing>>, EngineError> {
+    let events: Vec<Uuid> = deliveries.iter().map(|id| uuid(id.event)).collect();
+    let routes: Vec<&str> = deliveries.iter().map(|id| id.route.as_str()).collect();
+    let epochs: Vec<i32> = deliveries.iter().map(|id| i32::try_from(id.epoch).unwrap_or(i32::MAX)).collect();
+    let sql = "SELECT w.place, d.state, d.result, d.error, d.cause
+             FROM unnest($1::uuid[], $2::text[], $3::int[]) WITH ORDINALITY AS w(event, route, epoch, place)
+             JOIN oncehook.deliveries d ON d.event = w.event AND d.route = w.route AND d.epoch = w.epoch";
+    let mut standings = vec![None; deliveries.len()];
+    for row in session.rows(sql, &[&events, &routes, &epochs]).await? {
+        let place = usize::try_from(row.get::<_, i64>(0) - 1).unwrap_or(usize::MAX);
+        if let (Some(standing), Some(state)) = (standings.get_mut(place), DeliveryState::parse(row.get(1))) {
+            *standing = Some(Standing { state, result: row.get(2), error: row.get(3), cause: row.get(4) });
+        }
+    }
+    Ok(standings)
+}
+
+async fn recent_keys(session: &Session, limit: usize) -> Result<Vec<RecentKey>, EngineError> {
+    let sql = "SELECT k.source, k.key, k.event, k.digest, k.expires_at
+                 FROM (SELECT id, source, key FROM oncehook.events ORDER BY id DESC LIMIT $1) e
+                 JOIN oncehook.keys k ON k.source = e.source AND k.key = e.key AND k.event = e.id
+                ORDER BY k.event DESC";
+    let rows = session.rows(sql, &[&i64::try_from(limit).unwrap_or(i64::MAX)]).await?;
+    let mut keys = Vec::with_capacity(rows.len());
+    for row in &rows {
+        let Some(key) = EventKey::from_bytes(row.get(1)) else { continue };
+        keys.push(RecentKey {
+            source: row.get(0),
+            key,
+            event: event_id(row.get(2)),
+            digest: digest(row.get(3))?,
+            expires_at: UnixMicros(row.get(4)),
+        });
+    }
+    Ok(keys)
 }
 
 /// The columns of a summary; the status is derived in [`BESIDE`].

@@ -12,8 +12,10 @@ struct Migration {
     sql: &'static str,
 }
 
-const MIGRATIONS: &[Migration] =
-    &[Migration { name: "001_journal", sql: include_str!("migrations/001_journal.sql") }];
+const MIGRATIONS: &[Migration] = &[
+    Migration { name: "001_journal", sql: include_str!("migrations/001_journal.sql") },
+    Migration { name: "002_spool_aliases", sql: include_str!("migrations/002_spool_aliases.sql") },
+];
 
 /// Nobody else's lock has this number: it is `oncehook` in ASCII.
 const MIGRATION_LOCK: i64 = 0x6f6e_6365_686f_6f6b;

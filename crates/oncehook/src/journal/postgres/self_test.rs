@@ -83,6 +83,7 @@ async fn refuses_by_name(session: &Session, key: &EventKey) -> Result<(), SelfTe
 
 fn event(key: &EventKey, digest: u8) -> NewEvent {
     NewEvent {
+        id: None,
         source: SourceName::probe(),
         key: key.clone(),
         key_signed: true,

@@ -111,6 +111,7 @@ impl Lane {
         let Some(session) = &self.session else {
             return refuse(batch, "the database is not there");
         };
+        let asked = self.shared.silence.ask(self.number);
         let mut tries = super::connection::Tries::default();
         let stored = loop {
             match append(session, &self.shared, self.shard, batch).await {
@@ -122,6 +123,7 @@ impl Lane {
                 },
             }
         };
+        drop(asked);
         match stored {
             Ok(outcome) => {
                 let trouble = outcome.trouble.clone();
@@ -287,7 +289,7 @@ enum Fate {
     Unknown,
 }
 
-/// Stores a batch. An error means that nothing was stored.
+/// Stores a batch. An error means that nothing was stored, or that nobody can know.
 pub(super) async fn append(
     session: &Session,
     shared: &Shared,
@@ -300,7 +302,8 @@ pub(super) async fn append(
     let mut candidates = Vec::new();
     for event in batch.iter().flat_map(|work| &work.events) {
         groups.entry((&event.source, event.key.as_bytes())).or_insert_with(|| {
-            candidates.push(Candidate { id: shared.next_id(event.received_at), event });
+            let id = shared.id_for(event);
+            candidates.push(Candidate { id, event });
             candidates.len() - 1
         });
     }
@@ -308,6 +311,7 @@ pub(super) async fn append(
     let ids: Vec<EventId> = candidates.iter().map(|candidate| candidate.id).collect();
     let firsts: Vec<_> = candidates.iter().map(|candidate| candidate.event).collect();
     let won = queries::append(session, given, shard, &mut candidates).await?;
+    session.check_replicated()?;
     crate::crash::point("after_commit");
 
     let mut trouble = None;
@@ -327,7 +331,8 @@ pub(super) async fn append(
             .filter_map(|place| firsts.get(*place))
             .map(|event| (event.source.as_str(), event.key.as_bytes()))
             .collect();
-        match queries::first_ids(session, &keys).await {
+        let known = queries::first_ids(session, &keys).await;
+        match known.and_then(|known| session.check_replicated().map(|()| known)) {
             Ok(known) => {
                 for (place, known) in known {
                     if let Some(fate) = lost.get(place).and_then(|place| fates.get_mut(*place)) {
@@ -404,6 +409,11 @@ fn decide<'b>(
             let (known, verdict) = match fates.get(place) {
                 Some(Fate::Stored(known)) if first_here => {
                     outcome.routed |= event.quarantine.is_none() && !event.routes.is_empty();
+                    let held = event.quarantine.is_some();
+                    (known, if held { Verdict::Quarantined } else { Verdict::New })
+                }
+                // This very event was stored before, and whoever brought it did not hear of it.
+                Some(Fate::Held(known)) if event.id == Some(known.event) => {
                     let held = event.quarantine.is_some();
                     (known, if held { Verdict::Quarantined } else { Verdict::New })
                 }

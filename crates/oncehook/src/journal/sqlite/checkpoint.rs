@@ -188,7 +188,7 @@ fn checkpoint(connection: &Connection, mode: &str) -> Result<Pass, rusqlite::Err
 
 /// Writes what is in the log to the database file, syncs it, and empties the log, or fails. On the only connection to the
 /// file that is everything in the log; with others open, what they have not copied yet.
-pub(super) fn empty_the_log(connection: &Connection) -> Result<(), OpenError> {
+pub(crate) fn empty_the_log(connection: &Connection) -> Result<(), OpenError> {
     let pass = checkpoint(connection, "TRUNCATE")?;
     if pass.busy {
         return Err(OpenError::Durability("the write-ahead log is in use and cannot be emptied".to_owned()));

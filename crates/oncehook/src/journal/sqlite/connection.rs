@@ -15,7 +15,7 @@ const OLDEST_SQLITE: i32 = 3_051_003;
 /// How long a transaction waits for another process that writes to the same file. Ingest answers 503 after that.
 const BUSY_WAIT: Duration = Duration::from_secs(2);
 
-pub(super) fn check_library() -> Result<(), OpenError> {
+pub(crate) fn check_library() -> Result<(), OpenError> {
     let found = rusqlite::version_number();
     if found < OLDEST_SQLITE {
         return Err(OpenError::Durability(format!(
@@ -27,7 +27,7 @@ pub(super) fn check_library() -> Result<(), OpenError> {
 }
 
 /// A connection that may write: the writer's, and the helper's that checkpoints.
-pub(super) fn open_writer(path: &Path) -> Result<Connection, OpenError> {
+pub(crate) fn open_writer(path: &Path) -> Result<Connection, OpenError> {
     let flags =
         OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_CREATE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
     let connection = Connection::open_with_flags(path, flags)?;
@@ -77,7 +77,7 @@ pub(super) fn without_waiting<T>(
 }
 
 /// Closes a connection that is no longer trusted, without the checkpoint that closing would do.
-pub(super) fn abandon(connection: Connection) {
+pub(crate) fn abandon(connection: Connection) {
     // If this fails, the close does its checkpoint; the next open copies the whole log anew in either case.
     let _ = connection.set_db_config(rusqlite::config::DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true);
     drop(connection);

@@ -26,7 +26,7 @@ const QUEUE_FULL_WAIT: Duration = Duration::from_millis(2);
 impl SqliteJournal {
     /// Gives the writer something to do and waits for what comes of it. The time is that of the job's beginning: waiting for
     /// the writer costs no lease.
-    fn work<T: Send + 'static>(
+    pub(super) fn work<T: Send + 'static>(
         &self,
         work: impl FnOnce(&mut Connection, UnixMicros) -> Result<T, rusqlite::Error> + Send + 'static,
     ) -> BoxFuture<'_, Result<T, WorkError>> {

@@ -144,10 +144,11 @@ fn drop_blocks(connection: &Connection, reached: i64) -> Result<(), rusqlite::Er
 }
 
 /// What copies of an event leave beside it, also after it was forgotten.
-const BESIDE: [&str; 3] = [
+const BESIDE: [&str; 4] = [
     "DELETE FROM oncehook_conflicts  WHERE event = ?1",
     "DELETE FROM oncehook_duplicates WHERE event = ?1",
     "DELETE FROM oncehook_flags      WHERE event = ?1",
+    "DELETE FROM oncehook_spool_aliases WHERE event = ?1",
 ];
 
 /// Removes an event and all that stands beside it, except its key.

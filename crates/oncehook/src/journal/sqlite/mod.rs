@@ -15,17 +15,18 @@
 //! user's statements (`user_sql`) in the transaction that settles them, `orders` does what operators ask, `forget` removes
 //! what is old. `rehearse` tells at the start which of the user's statements would fail.
 
+mod aliases;
 mod apply;
 mod bloom;
-mod checkpoint;
-mod connection;
+pub(crate) mod checkpoint;
+pub(crate) mod connection;
 mod database_file;
 mod deliveries;
 mod follower;
 mod forget;
 mod ledger;
 mod orders;
-mod place;
+pub(crate) mod place;
 mod queries;
 mod queue;
 mod reader;
@@ -34,7 +35,7 @@ mod schema;
 mod search;
 mod self_test;
 mod user_sql;
-mod writer;
+pub(crate) mod writer;
 
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
@@ -47,10 +48,12 @@ use tokio::sync::{Semaphore, oneshot, watch};
 
 use super::tally::Tally;
 use super::{
-    AppendError, BoxFuture, Durability, EventDetail, EventPage, EventQuery, Journal, JournalReader,
-    JournalState, Layer, ReadError, SelfTestError, Stats, StoredBody, Ticket,
+    Alias, AppendError, BoxFuture, Durability, EventDetail, EventPage, EventQuery, Incarnation, Journal,
+    JournalReader, JournalState, Layer, ReadError, RecentKey, SelfTestError, Standing, Stats, StoredBody,
+    Ticket, WorkError,
 };
 use crate::clock::Clock;
+use crate::delivery::DeliveryId;
 use crate::event::{EventId, NewEvents, SourceName};
 use crate::retry::Chance;
 use ledger::Recent;
@@ -147,6 +150,8 @@ pub struct SqliteJournal {
     /// Reads at once; further ones wait.
     reading: Semaphore,
     shared: Arc<Shared>,
+    /// Drawn at each start: whether the file was put back meanwhile, nothing in it could tell.
+    incarnation: Incarnation,
     /// Where forgetting has come to.
     round: Arc<Mutex<forget::Round>>,
     chance: Arc<Mutex<Chance>>,
@@ -258,6 +263,7 @@ impl SqliteJournal {
             readers,
             reading: Semaphore::new(READS_AT_ONCE),
             shared,
+            incarnation: drawn(),
             round: Arc::default(),
             chance: Arc::new(Mutex::new(Chance::random())),
         })
@@ -290,6 +296,15 @@ impl SqliteJournal {
                 Err(error) => Err(ReadError::Engine(error.to_string())),
             }
         })
+    }
+}
+
+/// A life that nobody has seen before. Without chance there is no name, and nothing is shared.
+fn drawn() -> Incarnation {
+    let mut name = [0; 16];
+    match aws_lc_rs::rand::fill(&mut name) {
+        Ok(()) => Incarnation::named(&hex::encode(name)),
+        Err(_) => Incarnation::nameless(),
     }
 }
 
@@ -333,6 +348,10 @@ impl Journal for SqliteJournal {
         room
     }
 
+    fn keep_aliases(&self, kept: Vec<Alias>) -> BoxFuture<'_, Result<(), WorkError>> {
+        self.work(move |connection, _| aliases::keep(connection, &kept))
+    }
+
     fn state(&self) -> JournalState {
         JournalState {
             kind: "sqlite",
@@ -343,6 +362,10 @@ impl Journal for SqliteJournal {
             index_lag: self.shared.index_lag.load(Ordering::Relaxed),
             wal_pages: self.shared.wal_pages.load(Ordering::Relaxed),
         }
+    }
+
+    fn incarnation(&self) -> &Incarnation {
+        &self.incarnation
     }
 
     fn self_test(&self) -> BoxFuture<'_, Result<(), SelfTestError>> {
@@ -386,7 +409,22 @@ impl JournalReader for SqliteJournal {
         self.read(move |readers| readers.body(id))
     }
 
+    fn resolve(&self, alias: EventId) -> BoxFuture<'_, Result<Option<EventId>, ReadError>> {
+        self.read(move |readers| readers.resolve(alias))
+    }
+
     fn stats(&self) -> BoxFuture<'_, Result<Stats, ReadError>> {
         self.read(Readers::stats)
+    }
+
+    fn standings(
+        &self,
+        deliveries: Vec<DeliveryId>,
+    ) -> BoxFuture<'_, Result<Vec<Option<Standing>>, ReadError>> {
+        self.read(move |readers| readers.standings(&deliveries))
+    }
+
+    fn recent_keys(&self, limit: usize) -> BoxFuture<'_, Result<Vec<RecentKey>, ReadError>> {
+        self.read(move |readers| readers.recent_keys(limit))
     }
 }

@@ -7,15 +7,15 @@ use super::OpenError;
 use crate::journal::Durability;
 
 /// A checked place for a database file.
-pub(super) struct Place {
+pub(crate) struct Place {
     directory: PathBuf,
     /// The file's one true path: links are resolved, so that two names for it share one lock.
-    pub(super) path: PathBuf,
-    pub(super) durability: Durability,
+    pub(crate) path: PathBuf,
+    pub(crate) durability: Durability,
 }
 
 /// Checks that the directory exists and is not a network disk, and says what a sync means there.
-pub(super) fn check(written: &Path) -> Result<Place, OpenError> {
+pub(crate) fn check(written: &Path) -> Result<Place, OpenError> {
     let path = std::fs::canonicalize(written).unwrap_or_else(|_| written.to_path_buf());
     let directory = match path.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent.to_path_buf(),
@@ -49,7 +49,7 @@ fn network(kind: &str) -> String {
 impl Place {
     /// Makes the directory entries of the database and its log durable. SQLite ignores an error here, so we ask
     /// ourselves, before the first event is accepted.
-    pub(super) fn sync_directory(&self) -> Result<(), OpenError> {
+    pub(crate) fn sync_directory(&self) -> Result<(), OpenError> {
         File::open(&self.directory).and_then(|directory| directory.sync_all()).map_err(|error| {
             OpenError::Place {
                 path: self.path.clone(),
@@ -60,7 +60,7 @@ impl Place {
 }
 
 /// The lock that keeps a second process away. Held as long as the value lives; the kernel releases it at any death.
-pub(super) struct LockFile {
+pub(crate) struct LockFile {
     file: File,
 }
 
@@ -73,7 +73,7 @@ impl Drop for LockFile {
 }
 
 impl LockFile {
-    pub(super) fn take(path: &Path) -> Result<Self, OpenError> {
+    pub(crate) fn take(path: &Path) -> Result<Self, OpenError> {
         let mut name = path.as_os_str().to_owned();
         name.push(".lock");
         let lock = PathBuf::from(name);

@@ -199,11 +199,12 @@ fn store_duplicates_of(
     let latest: Vec<LatestRow> = latest.into_iter().map(|seen| LatestRow(seen.at.0, seen.peer)).collect();
     connection
         .prepare_cached(
-            "INSERT INTO oncehook_duplicates (event, journal, memory, first_at, last_at, latest)
-             VALUES (?1, ?2, ?3, ?4, ?5, ?6)
+            "INSERT INTO oncehook_duplicates (event, journal, memory, redis, first_at, last_at, latest)
+             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)
              ON CONFLICT (event) DO UPDATE SET
                journal = journal + excluded.journal,
                memory  = memory + excluded.memory,
+               redis   = redis + excluded.redis,
                last_at = max(last_at, excluded.last_at),
                latest  = excluded.latest",
         )?
@@ -211,6 +212,7 @@ fn store_duplicates_of(
             event.sequence(),
             pending.journal.cast_signed(),
             pending.memory.cast_signed(),
+            pending.redis.cast_signed(),
             pending.first_at.0,
             pending.last_at.0,
             serde_json::to_string(&latest).unwrap_or_else(|_| "[]".to_owned()),

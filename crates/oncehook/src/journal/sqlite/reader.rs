@@ -10,18 +10,19 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use oncehook_verify::UnixMicros;
+use oncehook_verify::{EventKey, UnixMicros};
 use rusqlite::{Connection, ErrorCode, OptionalExtension, params};
 
 use super::ledger::{self, Filter, KeyHasher, Place};
 use super::queries::parse_latest;
 use super::search::{by_sequence, count, find};
 use super::{Shared, connection};
+use crate::delivery::{DeliveryId, DeliveryState};
 use crate::event::EventId;
 use crate::journal::tally::remember;
 use crate::journal::{
     Attempt, AuditEntry, Backlog, Conflict, Delivery, EventDetail, EventPage, EventQuery, EventSummary,
-    ReadError, SourceCounts, Stats, StoredBody,
+    ReadError, RecentKey, SourceCounts, Standing, Stats, StoredBody,
 };
 
 /// The longest that a read may take.
@@ -112,6 +113,10 @@ impl Readers {
         })
     }
 
+    pub(super) fn resolve(&self, alias: EventId) -> Result<Option<EventId>, ReadError> {
+        self.read(|connection| super::aliases::resolve(connection, alias))
+    }
+
     pub(super) fn stats(&self) -> Result<Stats, ReadError> {
         self.read(|connection| {
             let mut sources: Vec<SourceCounts> = connection
@@ -134,6 +139,53 @@ impl Readers {
                 }
             }
             Ok(Stats { sources })
+        })
+    }
+
+    /// How deliveries stand: a look at one row each.
+    pub(super) fn standings(&self, deliveries: &[DeliveryId]) -> Result<Vec<Option<Standing>>, ReadError> {
+        self.read(|connection| {
+            let mut query = connection.prepare_cached(
+                "SELECT state, result, error, cause FROM oncehook_deliveries WHERE event = ?1 AND route = ?2 AND epoch = ?3",
+            )?;
+            let mut standings = Vec::with_capacity(deliveries.len());
+            for id in deliveries {
+                let found = query
+                    .query_row(params![id.event.sequence(), id.route.as_str(), id.epoch], |row| {
+                        let state: String = row.get(0)?;
+                        let [result, error, cause] = [row.get(1)?, row.get(2)?, row.get(3)?];
+                        let state = DeliveryState::parse(&state);
+                        Ok(state.map(|state| Standing { state, result, error, cause }))
+                    })
+                    .optional()?;
+                standings.push(found.flatten());
+            }
+            Ok(standings)
+        })
+    }
+
+    /// Keys of the latest events. (An event's row says all that the ledger does.)
+    pub(super) fn recent_keys(&self, limit: usize) -> Result<Vec<RecentKey>, ReadError> {
+        self.read(|connection| {
+            connection
+                .prepare_cached(
+                    "SELECT source, key, id, digest, key_expires_at FROM oncehook_events ORDER BY seq DESC LIMIT ?1",
+                )?
+                .query_map([i64::try_from(limit).unwrap_or(i64::MAX)], |row| {
+                    let key: Vec<u8> = row.get(1)?;
+                    let known = EventKey::from_bytes(&key).map(|key| {
+                        Ok(RecentKey {
+                            source: row.get(0)?,
+                            key,
+                            event: EventId::from_bytes(row.get(2)?),
+                            digest: row.get(3)?,
+                            expires_at: UnixMicros(row.get(4)?),
+                        })
+                    });
+                    known.transpose()
+                })?
+                .filter_map(Result::transpose)
+                .collect()
         })
     }
 

@@ -16,8 +16,10 @@ struct Migration {
     sql: &'static str,
 }
 
-const MIGRATIONS: &[Migration] =
-    &[Migration { name: "001_journal", sql: include_str!("migrations/001_journal.sql") }];
+const MIGRATIONS: &[Migration] = &[
+    Migration { name: "001_journal", sql: include_str!("migrations/001_journal.sql") },
+    Migration { name: "002_spool_aliases", sql: include_str!("migrations/002_spool_aliases.sql") },
+];
 
 const MIGRATIONS_TABLE: &str = "CREATE TABLE IF NOT EXISTS oncehook_migrations (
   name       TEXT PRIMARY KEY,

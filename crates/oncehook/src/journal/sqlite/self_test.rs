@@ -127,6 +127,7 @@ fn refuses_by_name(
 
 fn event(key: &EventKey, digest: u8, now: UnixMicros) -> NewEvent {
     NewEvent {
+        id: None,
         source: SourceName::probe(),
         key: key.clone(),
         key_signed: true,

@@ -581,7 +581,7 @@ fn answer_early(batch: &mut [Work], receipts: &[Receipt]) {
     std::thread::sleep(Duration::from_millis(5));
 }
 
-pub(super) fn is_busy(error: &rusqlite::Error) -> bool {
+pub(crate) fn is_busy(error: &rusqlite::Error) -> bool {
     matches!(error.sqlite_error_code(), Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked))
 }
 
@@ -594,7 +594,7 @@ pub(super) fn blames_a_row(error: &rusqlite::Error) -> bool {
 }
 
 /// Errors after which nothing that this connection says can be trusted.
-pub(super) fn blames_the_disk(error: &rusqlite::Error) -> bool {
+pub(crate) fn blames_the_disk(error: &rusqlite::Error) -> bool {
     matches!(
         error.sqlite_error_code(),
         Some(
@@ -608,7 +608,7 @@ pub(super) fn blames_the_disk(error: &rusqlite::Error) -> bool {
     )
 }
 
-fn random_tail() -> u64 {
+pub(crate) fn random_tail() -> u64 {
     let mut bytes = [0; 8];
     match aws_lc_rs::rand::fill(&mut bytes) {
         Ok(()) => u64::from_ne_bytes(bytes),

@@ -94,6 +94,7 @@ enum End {
 
 fn event(key: &str) -> NewEvent {
     NewEvent {
+        id: None,
         source: SourceName::new("shop").unwrap(),
         key: EventKey::from_bytes(key.as_bytes()).unwrap(),
         key_signed: true,

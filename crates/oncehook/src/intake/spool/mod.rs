@@ -1,0 +1,249 @@
+//! The spool: a small SQLite file of this node's own that takes events while the journal cannot.
+//!
+//! Promises: an accepted event is in the file's log and synced, like in the embedded journal (`synchronous=FULL`, read back);
+//! events come out in the order in which they were accepted, and leave only when whoever drains says so; the file is
+//! bounded in events and bytes; one process per file; a file that was removed under the process takes no more events, and
+//! what is in it can still be drained; damaged rows are set aside and told, never handed on.
+//!
+//! Does not: decide about duplicates for good. It recognises the copies of what it holds itself; the journal settles the
+//! rest when the events are drained. Nor does it outlive its disk: it needs one that stays with the node.
+
+mod rows;
+mod writer;
+
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicI64, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+
+use crossbeam_channel::{Sender, TrySendError};
+use oncehook_verify::UnixMicros;
+use tokio::sync::oneshot;
+
+use crate::event::{EventId, NewEvent, NewEvents};
+use crate::journal::Receipt;
+use crate::journal::sqlite::{OpenError, connection, place};
+use place::LockFile;
+use writer::{Command, Post, Work, Writer};
+
+/// How the spool is set up.
+#[derive(Debug, Clone)]
+pub struct SpoolOptions {
+    /// The file. Nothing else may be in it.
+    pub path: PathBuf,
+    /// At most so many events.
+    pub max_events: u64,
+    /// At most so many bytes of events, about.
+    pub max_bytes: u64,
+}
+
+impl SpoolOptions {
+    /// The usual set-up for a file.
+    #[must_use]
+    pub fn new(path: impl Into<PathBuf>) -> Self {
+        Self { path: path.into(), max_events: 1_000_000, max_bytes: 1 << 30 }
+    }
+}
+
+/// Why the spool did not do what it was asked to.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum SpoolError {
+    /// It holds as much as it may. Nothing was stored.
+    #[error("the spool is full")]
+    Full,
+    /// Its file cannot be used, or the outcome is unknown.
+    #[error("the spool is unavailable: {0}")]
+    Unavailable(String),
+    /// It is shutting down. Nothing was stored.
+    #[error("the spool is closed")]
+    Closed,
+}
+
+/// An event that waits to be drained.
+#[derive(Debug, Clone)]
+pub struct Spooled {
+    /// Its place in the order.
+    pub seq: i64,
+    /// The id that its sender was told.
+    pub id: EventId,
+    /// The event, as it would have gone to the journal, with that id.
+    pub event: NewEvent,
+    /// How many more times it was delivered since.
+    pub copies: u64,
+    /// Why it is not drained any more, if it is not.
+    pub aside: Option<String>,
+}
+
+/// How the spool is doing.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct SpoolState {
+    /// Events that wait to be drained.
+    pub events: u64,
+    /// What the file's events weigh.
+    pub bytes: u64,
+    /// When the first that waits was received.
+    pub oldest: Option<UnixMicros>,
+    /// Events that cannot be drained: damaged, or refused by a journal that is well.
+    pub set_aside: u64,
+    /// Why the file cannot be used, if it cannot.
+    pub failing: Option<String>,
+}
+
+/// The queue holds at most this many requests and bytes of bodies.
+const QUEUE: usize = 8_192;
+const QUEUE_BYTES: usize = 64 << 20;
+
+/// Listens for the outcome. Dropping it cancels nothing.
+pub(super) type Ticket = oneshot::Receiver<Result<Receipt, SpoolError>>;
+
+/// See the module's text.
+pub struct Spool {
+    path: PathBuf,
+    queue: Sender<Command>,
+    shared: Arc<Shared>,
+}
+
+/// What the writer thread and the rest look at together.
+#[derive(Default)]
+struct Shared {
+    /// Set once, under the write lock, when the writer ends. Work is queued under the read lock, so none can slip in behind
+    /// the writer's back and wait for ever.
+    closed: RwLock<bool>,
+    /// Events that wait in the file, and those on their way into it.
+    outstanding: AtomicUsize,
+    events: AtomicU64,
+    bytes: AtomicU64,
+    aside: AtomicU64,
+    /// `i64::MIN` if nothing waits.
+    oldest: AtomicI64,
+    queued_bytes: AtomicUsize,
+    /// Ids stay above this sequence, which the journal has given.
+    above: AtomicI64,
+    failing: Mutex<Option<String>>,
+}
+
+impl Shared {
+    fn failing(&self) -> MutexGuard<'_, Option<String>> {
+        self.failing.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn close(&self) {
+        *self.closed.write().unwrap_or_else(PoisonError::into_inner) = true;
+    }
+}
+
+impl Spool {
+    /// Opens the file, making it if need be, and checks it. Blocking.
+    pub fn open(options: &SpoolOptions) -> Result<Self, OpenError> {
+        connection::check_library()?;
+        let place = place::check(&options.path)?;
+        let lock = LockFile::take(&place.path)?;
+        let shared = Arc::new(Shared::default());
+        let writer = Writer::open(&place.path, options, lock, Arc::clone(&shared))?;
+        place.sync_directory()?;
+        let (queue, commands) = crossbeam_channel::bounded(QUEUE);
+        let post = Post { commands, shared: Arc::clone(&shared) };
+        std::thread::Builder::new()
+            .name("spool-writer".to_owned())
+            .spawn(move || writer.run(&post.commands))
+            .map_err(|error| OpenError::Place { path: options.path.clone(), reason: error.to_string() })?;
+        Ok(Self { path: place.path, queue, shared })
+    }
+
+    /// Where it is.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// How it is doing.
+    #[must_use]
+    pub fn state(&self) -> SpoolState {
+        let count = |of: &AtomicU64| of.load(Ordering::Relaxed);
+        let oldest = self.shared.oldest.load(Ordering::Relaxed);
+        SpoolState {
+            events: count(&self.shared.events),
+            bytes: count(&self.shared.bytes),
+            oldest: (oldest != i64::MIN).then_some(UnixMicros(oldest)),
+            set_aside: count(&self.shared.aside),
+            failing: self.shared.failing().clone(),
+        }
+    }
+
+    /// New ids stay above the journal's, so that ids tell the order also after the clock was set back.
+    pub(super) fn stay_above(&self, id: EventId) {
+        self.shared.above.fetch_max(id.sequence(), Ordering::Relaxed);
+    }
+
+    /// Events that wait, and those on their way in.
+    pub(super) fn outstanding(&self) -> usize {
+        self.shared.outstanding.load(Ordering::Acquire)
+    }
+
+    /// Hands the events of one request over. Returns at once: the ticket tells the outcome. They are stored together or not
+    /// at all.
+    pub(super) fn submit(&self, events: NewEvents) -> Result<Ticket, SpoolError> {
+        let (answer, ticket) = oneshot::channel();
+        let work = Work { events, answer };
+        let (bytes, count) = (work.bytes(), work.events.len());
+        if self.shared.queued_bytes.fetch_add(bytes, Ordering::Relaxed) > QUEUE_BYTES {
+            self.shared.queued_bytes.fetch_sub(bytes, Ordering::Relaxed);
+            return Err(SpoolError::Full);
+        }
+        self.shared.outstanding.fetch_add(count, Ordering::AcqRel);
+        self.send(Command::Append(work)).inspect_err(|_| {
+            self.shared.outstanding.fetch_sub(count, Ordering::AcqRel);
+            self.shared.queued_bytes.fetch_sub(bytes, Ordering::Relaxed);
+        })?;
+        Ok(ticket)
+    }
+
+    /// The first events that wait. Whatever was submitted before is in the file by then, or was refused.
+    pub(super) async fn read(&self, limit: usize, bytes: u64) -> Result<Vec<Spooled>, SpoolError> {
+        self.ask(|answer| Command::Read { limit, bytes, answer }).await
+    }
+
+    /// The event that was answered this id, if it is still here.
+    pub async fn find(&self, id: EventId) -> Result<Option<Spooled>, SpoolError> {
+        self.ask(|answer| Command::Find { id, answer }).await
+    }
+
+    /// Removes events that are in the journal.
+    pub(super) async fn remove(&self, seqs: Vec<i64>) -> Result<(), SpoolError> {
+        self.ask(|answer| Command::Remove { seqs, answer }).await
+    }
+
+    /// Keeps an event, but does not hand it out again.
+    pub(super) async fn set_aside(&self, seq: i64, reason: String) -> Result<(), SpoolError> {
+        self.ask(|answer| Command::SetAside { seq, reason, answer }).await
+    }
+
+    /// Stores what is queued, then stops.
+    pub async fn close(&self) {
+        // Closed already is what was asked for.
+        let _ = self.ask(Command::Close).await;
+    }
+
+    async fn ask<T>(
+        &self,
+        command: impl FnOnce(oneshot::Sender<Result<T, SpoolError>>) -> Command,
+    ) -> Result<T, SpoolError> {
+        let (answer, outcome) = oneshot::channel();
+        self.send(command(answer))?;
+        outcome.await.unwrap_or_else(|_| Err(gone()))
+    }
+
+    fn send(&self, command: Command) -> Result<(), SpoolError> {
+        let closed = self.shared.closed.read().unwrap_or_else(PoisonError::into_inner);
+        if *closed {
+            return Err(SpoolError::Closed);
+        }
+        self.queue.try_send(command).map_err(|error| match error {
+            TrySendError::Full(_) => SpoolError::Full,
+            TrySendError::Disconnected(_) => SpoolError::Closed,
+        })
+    }
+}
+
+fn gone() -> SpoolError {
+    SpoolError::Unavailable("its writer is gone".to_owned())
+}

@@ -1,0 +1,340 @@
+//! The spool's one table: events in the order in which they were accepted, each with a sum over all that it says.
+//!
+//! Promises: a row that reads back is the event that was written, bit for bit; a row that does not is named, never guessed.
+//! (source, key, digest) is unique: a copy is counted at its row, another body under the key is a row of its own, which the
+//! journal will find to be a conflict.
+
+use std::net::IpAddr;
+
+use aws_lc_rs::digest::{Context, SHA256};
+use bytes::Bytes;
+use oncehook_verify::{EventKey, Integrity, Quarantine, UnixMicros};
+use rusqlite::{Connection, OptionalExtension, Row, params};
+
+use super::Spooled;
+use crate::delivery::RouteName;
+use crate::event::{EventId, NewEvent, SourceName};
+use crate::journal::sqlite::OpenError;
+
+/// `once` in ASCII: what SQLite calls an application id.
+const APPLICATION: i32 = 0x6f6e_6365;
+const VERSION: i32 = 1;
+
+/// What a row counts for beside its headers and body.
+const ROW_BYTES: u64 = 512;
+
+const SCHEMA: &str = "
+CREATE TABLE oncehook_spool (
+  seq         INTEGER PRIMARY KEY AUTOINCREMENT,
+  id          BLOB    NOT NULL UNIQUE CHECK (length(id) = 16),
+  source      TEXT    NOT NULL,
+  key         BLOB    NOT NULL,
+  digest      BLOB    NOT NULL CHECK (length(digest) = 32),
+  key_signed  INTEGER NOT NULL,
+  type        TEXT,
+  entity      TEXT,
+  occurred_at INTEGER,
+  received_at INTEGER NOT NULL,
+  expires_at  INTEGER NOT NULL,
+  integrity   TEXT    NOT NULL,
+  quarantine  TEXT,
+  routes      TEXT    NOT NULL, -- names, parted by spaces
+  peer        TEXT    NOT NULL,
+  headers     BLOB    NOT NULL,
+  body        BLOB    NOT NULL,
+  copies      INTEGER NOT NULL DEFAULT 0,
+  aside       TEXT, -- why it cannot be drained
+  sum         BLOB    NOT NULL,
+  UNIQUE (source, key, digest)
+) STRICT";
+
+/// Makes the table in an empty file, or checks that the file is a spool, and sound.
+pub(super) fn prepare(connection: &mut Connection) -> Result<(), OpenError> {
+    let transaction = connection.transaction()?;
+    let number = |name: &str| transaction.pragma_query_value(None, name, |row| row.get::<_, i32>(0));
+    match (number("application_id")?, number("user_version")?) {
+        (APPLICATION, VERSION) => {}
+        (APPLICATION, version) => {
+            return Err(OpenError::Schema(format!(
+                "the spool was made by another oncehook (version {version})"
+            )));
+        }
+        _ => {
+            let objects: i64 =
+                transaction.query_row("SELECT count(*) FROM sqlite_schema", [], |row| row.get(0))?;
+            if objects > 0 {
+                return Err(OpenError::Schema("the file is a database, but not a spool".to_owned()));
+            }
+            transaction.execute_batch(SCHEMA)?;
+            transaction.pragma_update(None, "application_id", APPLICATION)?;
+            transaction.pragma_update(None, "user_version", VERSION)?;
+        }
+    }
+    transaction.commit()?;
+    let verdict: String = connection.query_row("PRAGMA quick_check(1)", [], |row| row.get(0))?;
+    if verdict != "ok" {
+        return Err(OpenError::Schema(format!("the spool's file is damaged: {verdict}")));
+    }
+    Ok(())
+}
+
+/// What the table holds.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Counts {
+    /// Events that wait to be drained.
+    pub(super) rows: u64,
+    /// What they weigh, and those that were set aside.
+    pub(super) bytes: u64,
+    /// Events that cannot be drained.
+    pub(super) aside: u64,
+}
+
+pub(super) fn counts(connection: &Connection) -> Result<Counts, rusqlite::Error> {
+    let sql = format!(
+        "SELECT count(*) FILTER (WHERE aside IS NULL), coalesce(sum(length(headers) + length(body) + {ROW_BYTES}), 0),
+                count(aside) FROM oncehook_spool"
+    );
+    connection.query_row(&sql, [], |row| {
+        let count = |at: usize| row.get::<_, i64>(at).map(|count| u64::try_from(count).unwrap_or(0));
+        Ok(Counts { rows: count(0)?, bytes: count(1)?, aside: count(2)? })
+    })
+}
+
+/// What a new row for the event would weigh.
+pub(super) fn weight(event: &NewEvent) -> u64 {
+    (event.headers.len() + event.body.len()) as u64 + ROW_BYTES
+}
+
+/// The highest sequence among the ids.
+pub(super) fn last_sequence(connection: &Connection) -> Result<i64, rusqlite::Error> {
+    let last: Option<[u8; 16]> = connection
+        .query_row("SELECT id FROM oncehook_spool ORDER BY id DESC LIMIT 1", [], |row| row.get(0))
+        .optional()?;
+    Ok(last.map_or(0, |id| EventId::from_bytes(id).sequence()))
+}
+
+/// When the first event that waits was received.
+pub(super) fn oldest(connection: &Connection) -> Result<Option<i64>, rusqlite::Error> {
+    connection
+        .prepare_cached("SELECT received_at FROM oncehook_spool WHERE aside IS NULL ORDER BY seq LIMIT 1")?
+        .query_row([], |row| row.get(0))
+        .optional()
+}
+
+/// What the spool knows of an event's key.
+pub(super) struct Known {
+    /// The first event of the key.
+    pub(super) first: EventId,
+    /// Whether the first has the same body.
+    pub(super) same: bool,
+    /// The row with the same body, if there is one.
+    pub(super) row: Option<i64>,
+}
+
+pub(super) fn recall(connection: &Connection, event: &NewEvent) -> Result<Option<Known>, rusqlite::Error> {
+    let mut statement = connection.prepare_cached(
+        "SELECT seq, id, digest FROM oncehook_spool WHERE source = ?1 AND key = ?2 ORDER BY seq",
+    )?;
+    let mut rows = statement.query(params![event.source.as_str(), event.key.as_bytes()])?;
+    let mut known: Option<Known> = None;
+    while let Some(row) = rows.next()? {
+        let same = row.get_ref(2)?.as_blob()? == event.digest;
+        let known = match &mut known {
+            Some(known) => known,
+            None => known.insert(Known { first: EventId::from_bytes(row.get(1)?), same, row: None }),
+        };
+        if same {
+            known.row = Some(row.get(0)?);
+        }
+    }
+    Ok(known)
+}
+
+pub(super) fn count_copy(connection: &Connection, seq: i64) -> Result<(), rusqlite::Error> {
+    connection
+        .prepare_cached("UPDATE oncehook_spool SET copies = copies + 1 WHERE seq = ?1")?
+        .execute([seq])?;
+    Ok(())
+}
+
+pub(super) fn insert(connection: &Connection, id: EventId, event: &NewEvent) -> Result<(), rusqlite::Error> {
+    let routes: Vec<&str> = event.routes.iter().map(RouteName::as_str).collect();
+    connection
+        .prepare_cached(
+            "INSERT INTO oncehook_spool (id, source, key, digest, key_signed, type, entity, occurred_at, received_at, expires_at,
+                                         integrity, quarantine, routes, peer, headers, body, sum)
+             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17)",
+        )?
+        .execute(params![
+            id.as_bytes(),
+            event.source.as_str(),
+            event.key.as_bytes(),
+            event.digest,
+            event.key_signed,
+            event.kind,
+            event.entity,
+            event.occurred_at.map(|at| at.0),
+            event.received_at.0,
+            event.expires_at.0,
+            event.integrity.as_str(),
+            event.quarantine.map(Quarantine::as_str),
+            routes.join(" "),
+            event.peer.to_string(),
+            &event.headers[..],
+            &event.body[..],
+            sum(id, event),
+        ])?;
+    Ok(())
+}
+
+const COLUMNS: &str =
+    "seq, id, source, key, digest, key_signed, type, entity, occurred_at, received_at, expires_at, integrity,
+                       quarantine, routes, peer, headers, body, sum, copies, aside";
+
+/// The first events that wait, so many or so many bytes at most, but one at least. A row that is damaged is told apart.
+pub(super) fn read(
+    connection: &Connection,
+    limit: usize,
+    bytes: u64,
+) -> Result<(Vec<Spooled>, Vec<i64>), rusqlite::Error> {
+    let sql = format!("SELECT {COLUMNS} FROM oncehook_spool WHERE aside IS NULL ORDER BY seq LIMIT ?1");
+    let mut statement = connection.prepare_cached(&sql)?;
+    let mut rows = statement.query([i64::try_from(limit).unwrap_or(i64::MAX)])?;
+    let (mut sound, mut damaged, mut taken) = (Vec::new(), Vec::new(), 0);
+    while let Some(row) = rows.next()? {
+        match decode(row)? {
+            Some(spooled) => {
+                taken += weight(&spooled.event);
+                if !sound.is_empty() && taken > bytes {
+                    break;
+                }
+                sound.push(spooled);
+            }
+            None => damaged.push(row.get(0)?),
+        }
+    }
+    Ok((sound, damaged))
+}
+
+/// The event that was answered this id.
+pub(super) fn find(connection: &Connection, id: EventId) -> Result<Option<Spooled>, rusqlite::Error> {
+    let sql = format!("SELECT {COLUMNS} FROM oncehook_spool WHERE id = ?1");
+    let mut statement = connection.prepare_cached(&sql)?;
+    let mut rows = statement.query([id.as_bytes()])?;
+    match rows.next()? {
+        Some(row) => decode(row),
+        None => Ok(None),
+    }
+}
+
+/// Removes rows that wait. Returns what is left, given what there was.
+pub(super) fn remove(
+    connection: &Connection,
+    seqs: &[i64],
+    mut counts: Counts,
+) -> Result<Counts, rusqlite::Error> {
+    let sql = format!(
+        "DELETE FROM oncehook_spool WHERE seq = ?1 AND aside IS NULL RETURNING length(headers) + length(body) + {ROW_BYTES}"
+    );
+    let mut statement = connection.prepare_cached(&sql)?;
+    for seq in seqs {
+        for bytes in statement.query_map([seq], |row| row.get::<_, i64>(0))? {
+            counts.rows = counts.rows.saturating_sub(1);
+            counts.bytes = counts.bytes.saturating_sub(u64::try_from(bytes?).unwrap_or(0));
+        }
+    }
+    Ok(counts)
+}
+
+/// Sets rows aside. Returns what waits then, given what did.
+pub(super) fn set_aside(
+    connection: &Connection,
+    seqs: &[i64],
+    reason: &str,
+    mut counts: Counts,
+) -> Result<Counts, rusqlite::Error> {
+    let mut statement =
+        connection.prepare_cached("UPDATE oncehook_spool SET aside = ?2 WHERE seq = ?1 AND aside IS NULL")?;
+    for seq in seqs {
+        let changed = statement.execute(params![seq, reason])? as u64;
+        counts.rows = counts.rows.saturating_sub(changed);
+        counts.aside += changed;
+    }
+    Ok(counts)
+}
+
+/// The event of a row; nothing if the row does not say what was written.
+fn decode(row: &Row<'_>) -> Result<Option<Spooled>, rusqlite::Error> {
+    let blob = |at: usize| row.get::<_, Vec<u8>>(at).map(Bytes::from);
+    let text = |at: usize| row.get::<_, Option<String>>(at);
+    let (Ok(source), Some(key)) =
+        (SourceName::new(row.get_ref(2)?.as_str()?), EventKey::from_bytes(row.get_ref(3)?.as_blob()?))
+    else {
+        return Ok(None);
+    };
+    let names = text(13)?.unwrap_or_default();
+    let routes: Result<_, _> = names.split_ascii_whitespace().map(RouteName::new).collect();
+    let quarantine = text(12)?.map(|reason| Quarantine::parse(&reason));
+    let integrity = Integrity::parse(row.get_ref(11)?.as_str()?);
+    let peer = row.get_ref(14)?.as_str()?.parse::<IpAddr>();
+    let (Ok(routes), Some(integrity), Ok(peer)) = (routes, integrity, peer) else { return Ok(None) };
+    if quarantine == Some(None) {
+        return Ok(None);
+    }
+    let id = EventId::from_bytes(row.get(1)?);
+    let event = NewEvent {
+        id: Some(id),
+        source,
+        key,
+        key_signed: row.get(5)?,
+        kind: text(6)?,
+        entity: text(7)?,
+        occurred_at: row.get::<_, Option<i64>>(8)?.map(UnixMicros),
+        received_at: UnixMicros(row.get(9)?),
+        expires_at: UnixMicros(row.get(10)?),
+        integrity,
+        headers: blob(15)?,
+        body: blob(16)?,
+        digest: row.get(4)?,
+        quarantine: quarantine.flatten(),
+        routes,
+        peer,
+    };
+    if row.get_ref(17)?.as_blob()? != sum(id, &event) {
+        return Ok(None);
+    }
+    let copies = u64::try_from(row.get::<_, i64>(18)?).unwrap_or(0);
+    Ok(Some(Spooled { seq: row.get(0)?, id, event, copies, aside: text(19)? }))
+}
+
+/// A digest of all that a row says, each part with its length.
+fn sum(id: EventId, event: &NewEvent) -> [u8; 32] {
+    let mut context = Context::new(&SHA256);
+    let mut add = |part: &[u8]| {
+        context.update(&(part.len() as u64).to_le_bytes());
+        context.update(part);
+    };
+    add(id.as_bytes());
+    add(event.source.as_str().as_bytes());
+    add(event.key.as_bytes());
+    add(&event.digest);
+    add(&[u8::from(event.key_signed)]);
+    for text in [event.kind.as_deref(), event.entity.as_deref(), event.quarantine.map(Quarantine::as_str)] {
+        add(&[u8::from(text.is_some())]);
+        add(text.unwrap_or_default().as_bytes());
+    }
+    add(&event.occurred_at.map_or(i64::MIN, |at| at.0).to_le_bytes());
+    add(&event.received_at.0.to_le_bytes());
+    add(&event.expires_at.0.to_le_bytes());
+    add(event.integrity.as_str().as_bytes());
+    for route in &event.routes {
+        add(route.as_str().as_bytes());
+    }
+    add(event.peer.to_string().as_bytes());
+    add(&event.headers);
+    add(&event.body);
+    let mut sum = [0; 32];
+    // The digest has 32 bytes; the shorter one would decide, and they are equally long.
+    sum.iter_mut().zip(context.finish().as_ref()).for_each(|(to, from)| *to = *from);
+    sum
+}
