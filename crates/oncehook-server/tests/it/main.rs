@@ -35,9 +35,9 @@ mod postgres_faults;
 #[cfg(test)]
 mod postgres_ground;
 #[cfg(test)]
-mod providers;
-#[cfg(test)]
 mod prove;
+#[cfg(test)]
+mod providers;
 #[cfg(test)]
 mod redis;
 #[cfg(test)]

@@ -6,6 +6,7 @@ use std::path::Path;
 
 use oncehook::planted::Bug;
 use oncehook_testkit::prove::audit::Tally;
+use oncehook_testkit::prove::cluster::Cluster;
 use oncehook_testkit::prove::coverage::Coverage;
 use oncehook_testkit::prove::disk::Shim;
 use oncehook_testkit::prove::embedded::Deployment;
@@ -118,4 +119,18 @@ async fn r47_planted_an_append_tied_to_its_sender_is_noticed() {
 #[tokio::test(flavor = "multi_thread")]
 async fn r47_planted_an_answer_before_the_commit_is_noticed() {
     planted(Bug::EarlyAnswer).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn r47_planted_redis_before_the_commit_is_noticed() {
+    planted(Bug::CacheFirst).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn r47_two_nodes_on_postgres_are_killed_and_lose_server_redis_and_network() {
+    let coverage = Coverage::default();
+    let seed = Random::from_environment().next();
+    let mut cluster = Cluster::new(Path::new(BINARY), &coverage, None, seed).await;
+    cluster.kills(scale(8)).await;
+    clean("two nodes on PostgreSQL", &cluster.end().await, &coverage);
 }

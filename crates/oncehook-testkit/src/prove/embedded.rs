@@ -86,7 +86,11 @@ impl<'p> Deployment<'p> {
     fn start(&mut self, environment: &[(&str, String)]) -> Option<Gateway> {
         let mut command = Command::new(&self.binary);
         // Keys are always on their way into the ledger's table; a lease is short enough to freeze past it.
-        command.args(["serve", "--ledger-generation", "200", "--lease", "1500"]);
+        command.args(["serve", "--lease", "1500"]);
+        // The ledger would notice two events with one key when it merges them; the scenario has to do it before.
+        if !matches!(self.bug, Some(Bug::ShortMemory | Bug::SelectThenInsert)) {
+            command.args(["--ledger-generation", "200"]);
+        }
         command.envs(environment.iter().map(|(name, value)| (name, value)));
         if let Some(bug) = self.bug {
             command.env("ONCEHOOK_PLANTED", bug.name());
@@ -271,7 +275,8 @@ impl<'p> Deployment<'p> {
     async fn drain(&mut self, gateway: &Gateway) {
         let end = Instant::now() + DRAIN;
         loop {
-            let routes = gateway.json("/api/routes").await;
+            // While its disk fails it does not tell.
+            let routes = gateway.get("/api/routes").await.json();
             let routes = routes["routes"].as_array().cloned().unwrap_or_default();
             let pending: u64 = routes
                 .iter()

@@ -234,6 +234,14 @@ impl History {
         }
     }
 
+    /// Keys of events that were sent and whose senders were told nothing yet.
+    #[must_use]
+    pub fn unpromised(&self) -> Vec<String> {
+        let heard = self.lock();
+        let keys = (0..self.sent.load(Ordering::Relaxed)).map(|number| format!("evt_{number}"));
+        keys.filter(|key| !heard.promised.contains_key(key)).collect()
+    }
+
     /// Sends one event until it is promised; `false` if it is not within the time.
     pub async fn insist(&self, address: SocketAddr, key: &str, time: Duration) -> bool {
         let end = tokio::time::Instant::now() + time;

@@ -18,6 +18,7 @@ use oncehook::route::Route;
 use oncehook_verify::UnixMicros;
 
 use super::audit::Tally;
+use super::cluster::Cluster;
 use super::coverage::Coverage;
 use super::disk::Shim;
 use super::embedded::Deployment;
@@ -55,6 +56,7 @@ pub fn scenario(bug: Bug) -> &'static str {
         Bug::SelectThenInsert => "races",
         Bug::TiedToClient => "senders that hang up",
         Bug::EarlyAnswer => "kills before the commit",
+        Bug::CacheFirst => "kills before the insert, with Redis and another node",
     }
 }
 
@@ -73,6 +75,11 @@ pub async fn search(
     if bug == Bug::NoFence {
         return found(zombie(place, made).await);
     }
+    if bug == Bug::CacheFirst {
+        let mut cluster = Cluster::new(binary, coverage, made, seed).await;
+        cluster.kills_before_the_insert(3).await;
+        return found(cluster.end().await);
+    }
     let manners = match bug {
         Bug::TiedToClient => Manners { hang_up: 40, ..Manners::default() },
         _ => Manners::default(),
@@ -85,7 +92,7 @@ pub async fn search(
         Bug::SelectThenInsert => deployment.races(40, 16).await,
         Bug::TiedToClient => deployment.calm(Duration::from_secs(2)).await,
         Bug::EarlyAnswer => deployment.kills_at("after_insert", 30, 6).await,
-        Bug::NoFence => {}
+        Bug::NoFence | Bug::CacheFirst => {}
     }
     // Two events with one key keep a journal from starting, which would be noticed for another reason.
     let restart = !matches!(made, Some(Bug::ShortMemory | Bug::SelectThenInsert));

@@ -11,7 +11,6 @@ use oncehook_verify::UnixMicros;
 use tokio::sync::watch;
 
 use super::{MemoryJournal, State, Stored};
-use crate::planted::{self, Bug};
 use crate::delivery::{
     Cause, Claim, DeliveryId, DeliveryState, Failure, Fence, HandedEvent, RouteName, Settled, Settlement,
     Verdict,
@@ -21,6 +20,7 @@ use crate::journal::{
     Attempt, AuditEntry, Backlog, BoxFuture, Deliveries, Delivery, Flag, Forgotten, Order, OrderError,
     Ordered, Pausable, Pause, Progress, Retention, Verb, Who, WorkError,
 };
+use crate::planted::{self, Bug};
 use crate::retry::{Chance, RetryPolicy};
 use crate::route::Route;
 
