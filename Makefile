@@ -43,6 +43,7 @@ prove: services ## Kills, power cuts, failing disks, frozen nodes, planted mista
 services:
 	@command -v strace >/dev/null || { apt-get update -qq && apt-get install -y -qq strace; }
 	@ls /usr/lib/postgresql/*/bin/postgres >/dev/null 2>&1 || { apt-get update -qq && apt-get install -y -qq postgresql; }
+	@[ -x /usr/sbin/mariadbd ] && [ -x /usr/bin/mariadb ] || { apt-get update -qq && apt-get install -y -qq mariadb-server-core mariadb-client-core; }
 	@command -v redis-server >/dev/null || { apt-get update -qq && apt-get install -y -qq redis-server; }
 	@command -v mount >/dev/null || { apt-get update -qq && apt-get install -y -qq mount; }
 	@python3 -c 'import sqlite3' 2>/dev/null || { apt-get update -qq && apt-get install -y -qq python3; }

@@ -164,6 +164,7 @@ impl App {
         let watching = tokio::spawn(watch_journal(Arc::clone(&self.admin), ended.clone()));
         let draining = spool::start(&self.admin);
         let fast_path = self.roles.ingest.then(|| self.start_fast_path());
+        let waiting = self.roles.ingest.then(|| self.start_waiting());
         let serve = |listener| listener::serve_ingress(listener, Arc::clone(&self.gate), ended.clone());
         let ingress =
             ingress.into().filter(|_| self.roles.ingest).map(|listener| tokio::spawn(serve(listener)));
@@ -180,8 +181,8 @@ impl App {
         if let Some(ingress) = ingress {
             let _ = ingress.await;
         }
-        // It only remembers; there is nothing to finish.
-        fast_path.iter().for_each(tokio::task::JoinHandle::abort);
+        // They only remember and look; there is nothing to finish.
+        fast_path.iter().chain(&waiting).for_each(tokio::task::JoinHandle::abort);
         self.admin.replays.cancel_all();
         let left = match draining {
             Some(draining) => draining.finish(self.patience.spool).await,
@@ -208,6 +209,11 @@ impl App {
         let (path, clock) = (self.gate.fast_path(), self.clock.clone());
         let (journal, reader) = (Arc::clone(&self.journal), Arc::clone(&self.admin.reader));
         tokio::spawn(async move { path.run(&*journal, &*reader, &clock).await })
+    }
+
+    fn start_waiting(&self) -> tokio::task::JoinHandle<()> {
+        let (gate, reader) = (Arc::clone(&self.gate), Arc::clone(&self.admin.reader));
+        tokio::spawn(async move { gate.waiting.run(&*reader).await })
     }
 
     fn start_worker(&self) -> Worker {

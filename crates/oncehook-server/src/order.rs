@@ -3,11 +3,15 @@
 //! Promises: a forced replay for a named route is made only if that route is configured for the event's source. A delivery for
 //! any other name would wait for ever.
 //!
+//! Promises also: what is skipped can take effect no more, in another database either ([`void_before_skip`]).
+//!
 //! Does not: carry it out. A journal does that, and writes it down.
 
-use oncehook::delivery::RouteName;
+use oncehook::delivery::{DeliveryId, DeliveryState, Fence, RouteName};
 use oncehook::event::SourceName;
-use oncehook::journal::{EventSummary, Order, Verb, Who};
+use oncehook::handler::Handler;
+use oncehook::handler::elsewhere::Voided;
+use oncehook::journal::{Deliveries, EventSummary, Order, Verb, Who, WorkError};
 use oncehook::retry::RetryPolicy;
 use oncehook::route::Routes;
 
@@ -55,4 +59,48 @@ pub(crate) fn order(
     };
     let attempts = attempts.unwrap_or_else(|| RetryPolicy::default().max_attempts);
     Ok(Order { event: event.id, verb, route, who, wanting, attempts })
+}
+
+/// Why something cannot be skipped.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum NotSkipped {
+    #[error("route `{0}` took effect already, in its own database; `retry` it, and that is recorded")]
+    TookEffect(RouteName),
+    #[error("the database of route `{0}` cannot be reached, and an attempt there may still be under way")]
+    Unreached(RouteName, String),
+    #[error(transparent)]
+    Journal(#[from] WorkError),
+}
+
+/// Before deliveries to other databases are skipped, their guards there are made void: an attempt that was lost could take
+/// effect afterwards otherwise. What runs is left to the journal, which refuses to skip it.
+pub(crate) async fn void_before_skip(
+    routes: &Routes,
+    deliveries: &dyn Deliveries,
+    event: &EventSummary,
+    order: &Order,
+) -> Result<(), NotSkipped> {
+    let skipped = |state: &str| match DeliveryState::parse(state) {
+        Some(DeliveryState::Running) | None => false,
+        Some(state) => state == DeliveryState::Dead || state.is_pending(),
+    };
+    for delivery in event.deliveries.iter().filter(|one| one.attempt > 0 && skipped(&one.state)) {
+        let Some(route) = routes.get(&delivery.route).filter(|route| order.is_for(&route.name)) else {
+            continue;
+        };
+        let Handler::Elsewhere(elsewhere) = &route.handler else { continue };
+        let id = DeliveryId { event: event.id, route: route.name.clone(), epoch: delivery.epoch };
+        // Guards of a journal that does not know its mark are never forgotten.
+        let mark = match deliveries.mark().await {
+            Err(WorkError::Unsupported(_)) => 0,
+            mark => mark?,
+        };
+        let voided =
+            elsewhere.database.void(mark, &[Fence { delivery: id, attempt: delivery.attempt }]).await;
+        let voided = voided.map_err(|reason| NotSkipped::Unreached(route.name.clone(), reason))?;
+        if voided.iter().any(|voided| matches!(voided, Voided::TookEffect(_))) {
+            return Err(NotSkipped::TookEffect(route.name.clone()));
+        }
+    }
+    Ok(())
 }

@@ -7,6 +7,7 @@
 //! - [`model`]: random histories against the reference journal, with a printed seed.
 //! - [`gateway`]: the real binary on free ports, to start, kill and ask.
 //! - [`postgres`]: a real PostgreSQL server, one database per test.
+//! - [`mysql`]: a real MariaDB server, one database per test.
 //! - [`inbox`]: a destination that applies each idempotency key once.
 //! - [`promises`]: every 2xx that a sender got, to be checked against what is stored.
 //! - [`prove`]: everything at once, for as long as one likes, with mistakes planted that must be found.
@@ -23,6 +24,7 @@ pub mod gateway;
 pub mod inbox;
 pub mod journal;
 pub mod model;
+pub mod mysql;
 pub mod postgres;
 pub mod promises;
 pub mod prove;

@@ -42,3 +42,10 @@ impl Random {
         &items[index]
     }
 }
+
+/// How many times as long as usual the long tests are to be: `ONCEHOOK_TEST_SCALE`, or once.
+#[expect(clippy::disallowed_methods, reason = "a test's size is no configuration of the gateway")]
+#[must_use]
+pub fn scale() -> usize {
+    std::env::var("ONCEHOOK_TEST_SCALE").ok().map_or(1, |scale| scale.parse().unwrap())
+}

@@ -76,6 +76,18 @@ impl Reply {
         }
         self
     }
+
+    /// The same, so much later. For scripts: needs a runtime.
+    #[must_use]
+    pub fn after(self, wait: std::time::Duration) -> Self {
+        let (open, gate) = watch::channel(false);
+        tokio::spawn(async move {
+            tokio::time::sleep(wait).await;
+            // Nobody waits for it if the other side has gone.
+            let _ = open.send(true);
+        });
+        Self::Held(gate, Box::new(self))
+    }
 }
 
 type Script = dyn Fn(usize, &Arrived) -> Reply + Send + Sync;

@@ -56,7 +56,7 @@ impl Clock {
     }
 
     /// The time of a manual clock; nothing if this is the machine's.
-    #[cfg(feature = "postgres")]
+    #[cfg(any(feature = "postgres", feature = "mysql"))]
     pub(crate) fn given(&self) -> Option<UnixMicros> {
         match &self.0 {
             Source::System { .. } => None,

@@ -34,7 +34,7 @@ impl SourceName {
     }
 
     /// The source of the self-test's probes. Not a valid name, so it can never meet a real source.
-    #[cfg(any(feature = "sqlite", feature = "postgres"))]
+    #[cfg(any(feature = "sqlite", feature = "postgres", feature = "mysql"))]
     pub(crate) fn probe() -> Self {
         Self(crate::journal::PROBE_SOURCE.into())
     }

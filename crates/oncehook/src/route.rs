@@ -7,9 +7,10 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use oncehook_verify::UnixMicros;
 use smallvec::SmallVec;
 
-use crate::delivery::RouteName;
+use crate::delivery::{Failure, RouteName, Verdict};
 use crate::event::SourceName;
 use crate::glob::Glob;
 use crate::handler::Handler;
@@ -68,7 +69,7 @@ impl Route {
             types: Vec::new(),
             after: None,
             retry: match handler {
-                Handler::Http(_) => RetryPolicy::patient(),
+                Handler::Http(_) | Handler::Elsewhere(_) => RetryPolicy::patient(),
                 Handler::Sql(_) | Handler::Function(_) => RetryPolicy::default(),
             },
             concurrency: USUAL_CONCURRENCY,
@@ -76,6 +77,19 @@ impl Route {
             handler,
             followups: Vec::new(),
         }
+    }
+
+    /// What becomes of a delivery whose lease ran out.
+    ///
+    /// In another database the lost attempt may still be under way, so a journal cannot declare its delivery dead by
+    /// itself, whatever the limit says: one more attempt asks the guard, and declares what it finds.
+    #[must_use]
+    pub fn after_lost_lease(&self, attempt: u32, limit: u32, now: UnixMicros, chance: f64) -> Verdict {
+        let limit = match self.handler {
+            Handler::Elsewhere(_) => u32::MAX,
+            Handler::Sql(_) | Handler::Http(_) | Handler::Function(_) => limit,
+        };
+        self.retry.after_failure(Failure::never_ended(), attempt, limit, now, chance)
     }
 
     /// Whether it takes events of this type.
@@ -168,7 +182,7 @@ impl Routes {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::delivery::{Failure, HandedEvent};
+    use crate::delivery::HandedEvent;
 
     fn route(name: &str, source: &str, types: &[&str], after: Option<&str>) -> Route {
         let nothing = |_: &rusqlite::Connection, _: &HandedEvent| Ok::<_, Failure>(None);

@@ -15,7 +15,7 @@ use crate::config::{Config, JournalConfig, Problems};
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Check {
-    /// Also try the statements of sql routes out on the tables in the journal's file
+    /// Also try the statements of sql routes out on the tables as they are, in the journal's database and in others
     #[arg(long)]
     database: bool,
 }
@@ -93,15 +93,20 @@ pub(super) fn line(route: &Route) -> String {
         None if types.is_empty() => format!("{} (all types)", route.source),
         None => format!("{} ({})", route.source, types.join(", ")),
     };
-    format!("{}: {takes} to {}", route.name, route.handler.kind())
+    let place = route.handler.database().map(|database| format!(" in {database}")).unwrap_or_default();
+    format!("{}: {takes} to {}{place}", route.name, route.handler.kind())
 }
 
 fn facts(route: &Route) -> serde_json::Value {
-    serde_json::json!({
+    let mut facts = serde_json::json!({
         "name": route.name.as_str(),
         "source": route.source.as_str(),
         "types": route.types.iter().map(Glob::as_str).collect::<Vec<_>>(),
         "after": route.after.as_ref().map(oncehook::delivery::RouteName::as_str),
         "handler": route.handler.kind(),
-    })
+    });
+    if let (Some(facts), Some(database)) = (facts.as_object_mut(), route.handler.database()) {
+        facts.insert("database".to_owned(), database.into());
+    }
+    facts
 }

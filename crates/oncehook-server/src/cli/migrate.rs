@@ -3,6 +3,7 @@
 use std::process::ExitCode;
 
 use oncehook::clock::Clock;
+use oncehook::journal::mysql::MysqlJournal;
 use oncehook::journal::postgres::PostgresJournal;
 use oncehook::journal::sqlite::SqliteJournal;
 
@@ -13,6 +14,7 @@ pub(super) fn run(shared: &Shared) -> anyhow::Result<ExitCode> {
     let config = shared.load()?;
     let applied = match &config.journal {
         JournalConfig::Sqlite(path) => SqliteJournal::migrate(path, &Clock::system())?,
+        JournalConfig::Mysql(url) => wait(MysqlJournal::migrate(url.reveal()))??,
         JournalConfig::Postgres(url) => wait(PostgresJournal::migrate(url.reveal()))??,
     };
     if shared.json {

@@ -4,10 +4,11 @@
 
 use std::sync::Arc;
 
-use oncehook::handler::{Handler, SqlHandler};
+use oncehook::handler::{Elsewhere, Handler, SqlHandler};
+use oncehook::journal::mysql::MysqlJournal;
 use oncehook::journal::postgres::PostgresJournal;
 use oncehook::journal::sqlite::SqliteJournal;
-use oncehook::route::Route;
+use oncehook::route::{Route, Routes};
 use serde::Serialize;
 
 use crate::config::{Config, JournalConfig};
@@ -41,6 +42,32 @@ pub(super) async fn warn_on_postgres(config: &Config, journal: &PostgresJournal)
     }
 }
 
+/// Writes what does not fit other databases into the log. One of them may be down, so nobody should wait for this.
+pub(super) async fn warn_on_others(routes: Routes) {
+    for (route, elsewhere) in routes_elsewhere(&routes) {
+        match elsewhere.database.rehearse(&elsewhere.statements).await {
+            Ok(misfits) => misfits.iter().for_each(|(statement, reason)| warn(route, *statement, reason)),
+            Err(reason) => {
+                tracing::warn!(
+                    route = route.name.as_str(),
+                    reason,
+                    "the database of a route cannot be reached now; its deliveries wait"
+                );
+            }
+        }
+    }
+}
+
+/// Writes what does not fit a MariaDB or MySQL database into the log.
+pub(super) async fn warn_on_mysql(config: &Config, journal: &MysqlJournal) {
+    for (route, handler) in sql_routes(config) {
+        match journal.rehearse(handler).await {
+            Ok(misfits) => misfits.iter().for_each(|misfit| warn(route, misfit.statement, &misfit.reason)),
+            Err(error) => tracing::warn!(%error, "the statements of the routes could not be tried out"),
+        }
+    }
+}
+
 fn warn(route: &Route, statement: usize, reason: &str) {
     tracing::warn!(
         route = route.name.as_str(),
@@ -59,6 +86,10 @@ pub(super) fn findings(config: &Config) -> anyhow::Result<Vec<Finding>> {
                 .into_iter()
                 .map(|misfit| (misfit.statement, misfit.reason))
                 .collect(),
+            JournalConfig::Mysql(url) => super::wait(MysqlJournal::rehearse_in(url.reveal(), handler))??
+                .into_iter()
+                .map(|misfit| (misfit.statement, misfit.reason))
+                .collect(),
             JournalConfig::Postgres(url) => {
                 super::wait(PostgresJournal::rehearse_in(url.reveal(), handler))??
                     .into_iter()
@@ -70,12 +101,25 @@ pub(super) fn findings(config: &Config) -> anyhow::Result<Vec<Finding>> {
             findings.push(Finding { route: route.name.to_string(), statement, problem });
         }
     }
+    for (route, elsewhere) in routes_elsewhere(&config.routes) {
+        let misfits = super::wait(elsewhere.database.rehearse(&elsewhere.statements))?;
+        for (statement, problem) in misfits.map_err(anyhow::Error::msg)? {
+            findings.push(Finding { route: route.name.to_string(), statement, problem });
+        }
+    }
     Ok(findings)
+}
+
+fn routes_elsewhere(routes: &Routes) -> impl Iterator<Item = (&Route, &Arc<Elsewhere>)> {
+    routes.iter().filter_map(|route| match &route.handler {
+        Handler::Elsewhere(elsewhere) => Some((route.as_ref(), elsewhere)),
+        Handler::Sql(_) | Handler::Http(_) | Handler::Function(_) => None,
+    })
 }
 
 fn sql_routes(config: &Config) -> impl Iterator<Item = (&Route, &Arc<SqlHandler>)> {
     config.routes.iter().filter_map(|route| match &route.handler {
         Handler::Sql(handler) => Some((route.as_ref(), handler)),
-        Handler::Http(_) | Handler::Function(_) => None,
+        Handler::Elsewhere(_) | Handler::Http(_) | Handler::Function(_) => None,
     })
 }

@@ -11,6 +11,7 @@ use std::time::Duration;
 use anyhow::{Context as _, bail};
 use oncehook::clock::Clock;
 use oncehook::intake::{Spool, SpoolOptions};
+use oncehook::journal::mysql::{MysqlJournal, MysqlOptions, OpenError as MysqlError};
 use oncehook::journal::postgres::{OpenError, PostgresJournal, PostgresOptions};
 use oncehook::journal::sqlite::{SqliteJournal, SqliteOptions};
 use oncehook::journal::{Deliveries, Journal, JournalReader, JournalState};
@@ -88,6 +89,9 @@ impl Serve {
         let crash = arm();
         plant()?;
         let clock = Clock::system();
+        if self.roles().worker {
+            tokio::spawn(rehearsal::warn_on_others(config.routes.clone()));
+        }
         // The journal first: before it has proved itself there is no port to connect to.
         match &config.journal {
             JournalConfig::Sqlite(_) if !self.role.is_empty() => {
@@ -110,6 +114,19 @@ impl Serve {
                 let journal = opened.await.context("open the journal")?;
                 if self.roles().worker {
                     rehearsal::warn_on_postgres(&config, &journal).await;
+                }
+                self.serve_on(config, journal, clock, crash, shared).await
+            }
+            JournalConfig::Mysql(url) => {
+                let options = MysqlOptions { clock: clock.clone(), ..MysqlOptions::new(url.reveal()) };
+                let opened =
+                    in_patience(self.database_wait, async || match MysqlJournal::open(&options).await {
+                        Err(MysqlError::Away(reason)) => Opening::Away(MysqlError::Away(reason)),
+                        opened => Opening::Done(opened),
+                    });
+                let journal = opened.await.context("open the journal")?;
+                if self.roles().worker {
+                    rehearsal::warn_on_mysql(&config, &journal).await;
                 }
                 self.serve_on(config, journal, clock, crash, shared).await
             }

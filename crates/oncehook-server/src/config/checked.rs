@@ -1,5 +1,6 @@
 //! What the program uses: the configuration after all checks. A value of these types cannot be wrong in itself.
 
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::ops::Range;
@@ -7,20 +8,21 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use ipnet::IpNet;
+use oncehook::delivery::RouteName;
 use oncehook::event::SourceName;
 use oncehook::fastpath::RedisAddress;
-use oncehook::handler::Dialect;
-use oncehook::journal::postgres;
+use oncehook::handler::{Dialect, Handler};
+use oncehook::journal::{mysql, postgres};
 use oncehook::route::Routes;
 use oncehook_verify::{
     Ack, Handshakes, Identifier, Identify, MissingKey, Preset, Scheme, Secret, Settings, SetupError, Verifier,
 };
 
-use super::duration::parse_seconds;
+use super::duration::{parse_duration, parse_seconds};
 use super::file::{File, Table};
 use super::problem::Problems;
 use super::reference::secret_from_reference;
-use super::route::read_routes;
+use super::route::{Ground, read_routes};
 
 /// A whole, checked configuration.
 #[derive(Debug)]
@@ -81,6 +83,8 @@ pub struct Limits {
     pub in_flight: usize,
     /// Bytes of bodies held in memory; 503 beyond.
     pub in_flight_bytes: usize,
+    /// Callers waiting for a result; 202 beyond.
+    pub waiting: usize,
 }
 
 /// `[journal]`
@@ -90,6 +94,8 @@ pub enum JournalConfig {
     Sqlite(PathBuf),
     /// The URL of a PostgreSQL database. It may hold a password.
     Postgres(Secret),
+    /// The URL of a MariaDB or MySQL database. It may hold a password.
+    Mysql(Secret),
 }
 
 impl JournalConfig {
@@ -99,6 +105,16 @@ impl JournalConfig {
         match self {
             Self::Sqlite(_) => Dialect::Sqlite,
             Self::Postgres(_) => Dialect::Postgres,
+            Self::Mysql(_) => Dialect::Mysql,
+        }
+    }
+
+    /// The URL of its server. It may hold a password.
+    #[must_use]
+    pub fn url(&self) -> Option<&str> {
+        match self {
+            Self::Sqlite(_) => None,
+            Self::Postgres(url) => Some(url.reveal()),
         }
     }
 
@@ -108,6 +124,7 @@ impl JournalConfig {
         match self {
             Self::Sqlite(path) => path.display().to_string(),
             Self::Postgres(url) => postgres::shown_url(url.reveal()),
+            Self::Mysql(url) => mysql::shown_url(url.reveal()),
         }
     }
 }
@@ -160,9 +177,45 @@ pub struct SourceConfig {
     pub ack: Ack,
     /// Only these addresses may deliver; empty means all.
     pub allow_ips: Vec<IpNet>,
+    /// Whose result the answer carries, if it waits for one.
+    pub wait: Option<WaitConfig>,
+    /// Whether it is an ordinary endpoint that becomes idempotent (`provider = "idempotency-key"`).
+    pub endpoint: bool,
     /// What becomes of its events while the journal is away.
     pub on_outage: OnOutage,
 }
+
+/// `wait` of a source.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct WaitConfig {
+    /// The route whose delivery is waited for.
+    pub route: RouteName,
+    /// The route that must want the event for that to come about: the same, or the one that it follows.
+    pub root: RouteName,
+    /// For how long; zero only looks.
+    pub up_to: Duration,
+}
+
+/// `wait` as it is written.
+#[derive(serde::Deserialize)]
+#[serde(untagged, expecting = "expected a time such as \"5s\", or { route = \"NAME\", up_to = \"5s\" }")]
+enum Wait {
+    UpTo(String),
+    Route(WaitForRoute),
+}
+
+#[derive(serde::Deserialize)]
+#[serde(deny_unknown_fields)]
+struct WaitForRoute {
+    route: String,
+    up_to: String,
+}
+
+/// A caller's own time-out is seldom longer, and whoever waits holds a place.
+const LONGEST_WAIT: Duration = Duration::from_secs(60);
+
+/// The provider that is no provider: any client, with a key in a header.
+const ENDPOINT: &str = "idempotency-key";
 
 impl std::fmt::Debug for SourceConfig {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -176,7 +229,7 @@ impl std::fmt::Debug for SourceConfig {
 const DAY: u64 = 86_400;
 
 /// Keys of a source that a coming version knows.
-const LATER_SOURCE_KEYS: &[&str] = &["rate_limit", "wait"];
+const LATER_SOURCE_KEYS: &[&str] = &["rate_limit"];
 
 impl Default for Limits {
     fn default() -> Self {
@@ -188,6 +241,7 @@ impl Default for Limits {
             connections: 10_000,
             in_flight: 4_096,
             in_flight_bytes: 64 << 20,
+            waiting: 2_048,
         }
     }
 }
@@ -277,15 +331,34 @@ fn read(file: &File<'_>) -> Option<Config> {
     }
     let mut complete = true;
     let mut names = Vec::new();
+    let mut waits = Vec::new();
     for table in tables {
-        match read_source(table, window, &window_span, &mut names) {
-            Some(source) => sources.push(source),
+        let (source, wait) = read_source(table, window, &window_span, &mut names);
+        match source {
+            Some(source) => {
+                waits.extend(wait.map(|wait| (sources.len(), wait)));
+                sources.push(source);
+            }
             None => complete = false,
         }
     }
     // Without a journal its own problem has been noted; the statements are read as the usual one would.
-    let dialect = journal.as_ref().map_or(Dialect::Sqlite, JournalConfig::dialect);
-    let routes = read_routes(file, root.take_tables("route", "[[route]]"), &names, dialect);
+    let ground = Ground {
+        sources: &names,
+        dialect: journal.as_ref().map_or(Dialect::Sqlite, JournalConfig::dialect),
+        journal_url: journal.as_ref().and_then(JournalConfig::url),
+        keep: Duration::from_secs(window.max(payload)),
+        databases: RefCell::default(),
+    };
+    let routes = read_routes(file, root.take_tables("route", "[[route]]"), &ground);
+    for (place, wait) in waits {
+        if let (Some(routes), Some(source)) = (&routes, sources.get_mut(place)) {
+            match find_awaited(&source.name, &wait, routes) {
+                Ok(wait) => source.wait = Some(wait),
+                Err(problem) => root.problem(wait.span(), problem),
+            }
+        }
+    }
     root.finish(&["machine"]);
     complete.then_some(())?;
     Some(Config {
@@ -349,6 +422,7 @@ fn read_limits(mut table: Table<'_, '_>) -> Limits {
         connections: bytes(table.take_number("connections", 1..=1_000_000), usual.connections),
         in_flight: bytes(table.take_number("in_flight", 1..=1_000_000), usual.in_flight),
         in_flight_bytes: bytes(table.take_number("in_flight_bytes", 1..=16 << 30), usual.in_flight_bytes),
+        waiting: bytes(table.take_number("waiting", 1..=1_000_000), usual.waiting),
     };
     if limits.in_flight_bytes < limits.body_bytes {
         table.problem(table.span(), "`in_flight_bytes` is smaller than one body of `body_bytes`");
@@ -408,9 +482,10 @@ fn journal_from_url(url: &str) -> Result<JournalConfig, String> {
             Secret::new(url).map(JournalConfig::Postgres).map_err(|error| error.to_string())
         }
         Some(("mysql" | "mariadb", _)) => {
-            Err("MySQL is not part of this version yet; use sqlite://PATH or postgres://…".to_owned())
+            mysql::check_url(url)?;
+            Secret::new(url).map(JournalConfig::Mysql).map_err(|error| error.to_string())
         }
-        _ => Err("this is not a journal; write sqlite://PATH or postgres://USER@HOST/DATABASE".to_owned()),
+        _ => Err("this is not a journal; write sqlite://PATH, postgres://USER@HOST/DATABASE or mysql://USER@HOST/DATABASE".to_owned()),
     }
 }
 
@@ -436,6 +511,22 @@ fn read_source(
     window: u64,
     window_span: &Range<usize>,
     names: &mut Vec<SourceName>,
+) -> (Option<SourceConfig>, Option<toml::Spanned<(Option<String>, Duration)>>) {
+    let span = table.span();
+    let wait = read_wait(&mut table);
+    let endpoint = wait.is_none().then(|| toml::Spanned::new(span, (None, Duration::ZERO)));
+    let source = read_source_itself(table, window, window_span, names, wait.is_some());
+    // An endpoint answers with a result whether it waits or not.
+    let endpoint = endpoint.filter(|_| source.as_ref().is_some_and(|source| source.endpoint));
+    (source, wait.or(endpoint))
+}
+
+fn read_source_itself(
+    mut table: Table<'_, '_>,
+    window: u64,
+    window_span: &Range<usize>,
+    names: &mut Vec<SourceName>,
+    waits: bool,
 ) -> Option<SourceConfig> {
     let span = table.span();
     let name = table.take_parsed("name", |name| SourceName::new(name).map_err(|error| error.to_string()));
@@ -454,9 +545,14 @@ fn read_source(
     let params = read_params(&mut table);
     let tolerance = table.take_seconds("tolerance");
     let key = table.take_one_or_many("key");
-    let missing_key = table
-        .take_typed::<MissingKey>("missing_key")
-        .map_or_else(MissingKey::default, toml::Spanned::into_inner);
+    let endpoint = provider.as_ref().is_some_and(|provider| provider.get_ref() == ENDPOINT);
+    let missing_key = table.take_typed::<MissingKey>("missing_key");
+    if let Some(missing_key) = missing_key.as_ref().filter(|_| endpoint) {
+        table
+            .problem(missing_key.span(), "an endpoint needs a key with every request: no `missing_key` here");
+    }
+    let usual = if endpoint { MissingKey::Reject } else { MissingKey::default() };
+    let missing_key = missing_key.map_or(usual, toml::Spanned::into_inner);
     let allow_ips = read_networks(&mut table, "allow_ips");
     let on_outage = table.take_parsed("on_outage", |word| match word {
         "retry" => Ok(OnOutage::Retry),
@@ -535,6 +631,9 @@ fn read_source(
     if let Some(handover) = handover.as_ref().filter(|_| !handshakes.hands_over_secret()) {
         table.problem(handover.span(), "`handover` is for providers that hand over a secret by themselves");
     }
+    if waits && preset.is_some_and(|preset| preset.ack != Ack::default()) {
+        table.problem(provider.span(), "this provider insists on an answer of its own: no `wait` here");
+    }
     check_params(&table, preset, scheme.as_ref(), &params);
     let settings = Settings {
         tolerance_secs: tolerance.map(toml::Spanned::into_inner),
@@ -566,8 +665,65 @@ fn read_source(
         verifier: verifier?,
         identifier: identifier?,
         allow_ips,
+        wait: None,
+        endpoint,
         on_outage,
     })
+}
+
+/// The route that is meant, with the time. An unnamed one is the source's only one.
+fn find_awaited(
+    source: &SourceName,
+    wait: &toml::Spanned<(Option<String>, Duration)>,
+    routes: &Routes,
+) -> Result<WaitConfig, String> {
+    let (name, up_to) = wait.get_ref();
+    let route = match name {
+        Some(name) => {
+            let named = routes.get(name).filter(|route| route.source == *source);
+            named
+                .ok_or_else(|| format!("`wait` names the route `{name}`, which source `{source}` has not"))?
+        }
+        None => {
+            let mut first = routes.iter().filter(|route| route.source == *source && route.after.is_none());
+            match (first.next(), first.next()) {
+                (Some(only), None) => only,
+                (None, _) => return Err(format!("source `{source}` has no route to wait for")),
+                (Some(_), Some(_)) => {
+                    return Err(format!(
+                        "source `{source}` has several routes; say which one answers: wait = {{ route = \"NAME\", up_to = \"5s\" }}"
+                    ));
+                }
+            }
+        }
+    };
+    let mut root = route;
+    while let Some(before) = root.after.as_ref().and_then(|before| routes.get(before.as_str())) {
+        root = before;
+    }
+    if let Handler::Http(handler) = &route.handler {
+        handler.keep_whole_answers();
+    }
+    Ok(WaitConfig { route: route.name.clone(), root: root.name.clone(), up_to: *up_to })
+}
+
+/// `wait`: how long, and perhaps for which route.
+fn read_wait(table: &mut Table<'_, '_>) -> Option<toml::Spanned<(Option<String>, Duration)>> {
+    let written = table.take_typed::<Wait>("wait")?;
+    let span = written.span();
+    let (route, up_to) = match written.into_inner() {
+        Wait::UpTo(up_to) => (None, up_to),
+        Wait::Route(wait) => (Some(wait.route), wait.up_to),
+    };
+    match parse_duration(&up_to) {
+        Ok(up_to) if up_to.is_zero() => table.problem(span, "a `wait` must be longer than nothing"),
+        Ok(up_to) if up_to > LONGEST_WAIT => {
+            table.problem(span, format!("a `wait` must not be longer than {} s", LONGEST_WAIT.as_secs()));
+        }
+        Ok(up_to) => return Some(toml::Spanned::new(span, (route, up_to))),
+        Err(message) => table.problem(span, format!("`wait`: {message}")),
+    }
+    None
 }
 
 /// `params`: a value, or where it is kept.

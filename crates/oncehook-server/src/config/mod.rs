@@ -12,7 +12,9 @@ mod problem;
 mod reference;
 mod route;
 
-pub use checked::{Config, JournalConfig, Limits, OnOutage, ServerConfig, SourceConfig, SpoolConfig};
+pub use checked::{
+    Config, JournalConfig, Limits, OnOutage, ServerConfig, SourceConfig, SpoolConfig, WaitConfig,
+};
 pub(crate) use duration::parse_duration;
 pub use problem::{Problem, Problems};
 pub use reference::secret_from_reference;

@@ -6,17 +6,21 @@
 //! Does not: prepare statements or resolve names. Whether a table exists is looked at by `serve` when it starts and by `check
 //! --database`; if it is not there when an event is handled, that costs an attempt, not the event.
 
-use std::collections::BTreeMap;
+use std::cell::RefCell;
+use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::Duration;
 
 use oncehook::delivery::RouteName;
 use oncehook::event::SourceName;
 use oncehook::glob::Glob;
 use oncehook::handler::http::LONGEST_TIMEOUT;
 use oncehook::handler::{
-    Dialect, Expression, Handler, HttpHandler, HttpOptions, OnClientError, SqlHandler, Template,
+    Dialect, Elsewhere, Expression, Guarded, Handler, HttpHandler, HttpOptions, OnClientError, SqlHandler,
+    Template,
 };
+use oncehook::journal::postgres::PostgresElsewhere;
 use oncehook::retry::RetryPolicy;
 use oncehook::route::{BreakerPolicy, Route, RouteError, Routes};
 use oncehook_verify::Secret;
@@ -26,8 +30,21 @@ use super::file::{File, Placed, Table};
 use super::reference::secret_from_reference;
 
 /// Keys of a route that a coming version knows.
-const LATER_KEYS: &[&str] =
-    &["newer_only", "machine", "requires", "park_for", "fetch", "on_dead", "publish", "database"];
+const LATER_KEYS: &[&str] = &["newer_only", "machine", "requires", "park_for", "fetch", "on_dead", "publish"];
+
+/// What a route is read against.
+pub(super) struct Ground<'g> {
+    /// The sources that are declared.
+    pub(super) sources: &'g [SourceName],
+    /// How the journal's engine writes parameters.
+    pub(super) dialect: Dialect,
+    /// The URL of the journal's database, if it is on a server.
+    pub(super) journal_url: Option<&'g str>,
+    /// How long guards in other databases are kept.
+    pub(super) keep: Duration,
+    /// Other databases, by URL: routes share their connections.
+    pub(super) databases: RefCell<HashMap<String, Arc<dyn Guarded>>>,
+}
 
 /// A route that was read, and where.
 struct Placing {
@@ -41,14 +58,13 @@ struct Placing {
 pub(super) fn read_routes(
     file: &File<'_>,
     tables: Vec<Table<'_, '_>>,
-    sources: &[SourceName],
-    dialect: Dialect,
+    ground: &Ground<'_>,
 ) -> Option<Routes> {
     let mut declared = Vec::new();
     let mut placings = Vec::new();
     let mut complete = true;
     for mut table in tables {
-        let placing = read_route(&mut table, sources, &mut declared, dialect);
+        let placing = read_route(&mut table, ground, &mut declared);
         complete &= placing.is_some();
         placings.extend(placing);
         table.finish(LATER_KEYS);
@@ -83,10 +99,10 @@ fn put_together(file: &File<'_>, mut placings: Vec<Placing>, declared: &[RouteNa
 /// Every problem of a route is reported, so this goes on after the first.
 fn read_route(
     table: &mut Table<'_, '_>,
-    sources: &[SourceName],
+    ground: &Ground<'_>,
     declared: &mut Vec<RouteName>,
-    dialect: Dialect,
 ) -> Option<Placing> {
+    let sources = ground.sources;
     let span = table.span();
     let name = table.take_parsed("name", |name| RouteName::new(name).map_err(|error| error.to_string()));
     declared.extend(name.as_ref().map(|name| name.get_ref().clone()));
@@ -108,9 +124,9 @@ fn read_route(
     let concurrency =
         table.take_number("concurrency", 1..=1_000).and_then(|number| usize::try_from(number).ok());
     let breaker = read_breaker(table.take_table("breaker", "[route.breaker]"));
-    let handler = read_handler(table, after.is_some(), dialect);
+    let handler = read_handler(table, after.is_some(), ground);
     let usual = match &handler {
-        Some(Handler::Http(_)) => RetryPolicy::patient(),
+        Some(Handler::Http(_) | Handler::Elsewhere(_)) => RetryPolicy::patient(),
         _ => RetryPolicy::default(),
     };
     let retry = read_retry(retry, usual);
@@ -253,7 +269,7 @@ fn read_breaker(mut table: Table<'_, '_>) -> BreakerPolicy {
 }
 
 /// Exactly one handler.
-fn read_handler(table: &mut Table<'_, '_>, follows: bool, dialect: Dialect) -> Option<Handler> {
+fn read_handler(table: &mut Table<'_, '_>, follows: bool, ground: &Ground<'_>) -> Option<Handler> {
     let sql = table.take_table_if_written("sql", "[route.sql]");
     let http = table.take_table_if_written("http", "[route.http]");
     if let (Some(_), Some(http)) = (&sql, &http) {
@@ -264,7 +280,7 @@ fn read_handler(table: &mut Table<'_, '_>, follows: bool, dialect: Dialect) -> O
         );
     }
     let several = sql.is_some() && http.is_some();
-    let sql = sql.map(|sql| read_sql(sql, follows, dialect));
+    let sql = sql.map(|sql| read_sql(sql, follows, ground));
     let http = http.map(|http| read_http(http, follows));
     match (sql, http) {
         (None, None) => {
@@ -277,8 +293,11 @@ fn read_handler(table: &mut Table<'_, '_>, follows: bool, dialect: Dialect) -> O
 
 const NO_RESULT: &str = "`$result` is what the route before returned, and this route has no `after`";
 
-fn read_sql(mut table: Table<'_, '_>, follows: bool, dialect: Dialect) -> Option<Handler> {
+fn read_sql(mut table: Table<'_, '_>, follows: bool, ground: &Ground<'_>) -> Option<Handler> {
     let statement = table.take_one_or_many("statement");
+    let written = table.take_parsed("database", |url| read_database(url, ground));
+    let database = written.as_ref().and_then(|database| database.get_ref().clone());
+    let dialect = database.as_ref().map_or(ground.dialect, |(_, dialect)| *dialect);
     let bind = read_bindings(&mut table, follows);
     let handler = match (statement, bind) {
         (None, _) => {
@@ -290,22 +309,59 @@ fn read_sql(mut table: Table<'_, '_>, follows: bool, dialect: Dialect) -> Option
         (Some(statement), Some(bind)) => match SqlHandler::new(statement.get_ref(), &bind, dialect)
             .and_then(|handler| allowed(handler, dialect))
         {
-            Ok(handler) => Some(Handler::Sql(Arc::new(handler))),
+            Ok(statements) => Some(match database {
+                None => Handler::Sql(Arc::new(statements)),
+                Some((database, _)) => {
+                    Handler::Elsewhere(Arc::new(Elsewhere { statements, database, keep: ground.keep }))
+                }
+            }),
             Err(error) => {
                 table.problem(statement.span(), format!("`statement`: {error}"));
                 None
             }
         },
     };
-    table.finish(&["database"]);
+    table.finish(&[]);
     handler
+}
+
+/// Another database for the effects of a route, and how it writes parameters. Nothing if it is the journal's own: there
+/// effect and record commit together. The error does not repeat the URL, which may hold a password.
+#[expect(clippy::type_complexity, reason = "it is taken apart at once")]
+fn read_database(written: &str, ground: &Ground<'_>) -> Result<Option<(Arc<dyn Guarded>, Dialect)>, String> {
+    let url = match written.starts_with("env:") || written.starts_with("file:") {
+        true => secret_from_reference(written)?.reveal().to_owned(),
+        false => written.to_owned(),
+    };
+    if ground.journal_url == Some(url.as_str()) {
+        return Ok(None);
+    }
+    let mut databases = ground.databases.borrow_mut();
+    if let Some(known) = databases.get(&url) {
+        return Ok(Some((Arc::clone(known), Dialect::Postgres)));
+    }
+    let database: Arc<dyn Guarded> = match url.split_once("://") {
+        Some(("postgres" | "postgresql", _)) => {
+            Arc::new(PostgresElsewhere::new(&url).map_err(|error| error.to_string())?)
+        }
+        Some(("mysql" | "mariadb", _)) => {
+            return Err("MySQL as another database is not part of this version yet".to_owned());
+        }
+        Some(("sqlite", _)) => {
+            return Err("another SQLite file cannot be guarded; leave `database` out and keep your tables in the journal's file".to_owned());
+        }
+        _ => return Err("a database is a URL such as postgres://user@host/name".to_owned()),
+    };
+    databases.insert(url, Arc::clone(&database));
+    Ok(Some((database, Dialect::Postgres)))
 }
 
 /// What the engine would refuse at every attempt is said at once.
 fn allowed(handler: SqlHandler, dialect: Dialect) -> Result<SqlHandler, String> {
     match dialect {
         Dialect::Postgres => oncehook::journal::postgres::forbidden(&handler).map_or(Ok(handler), Err),
-        Dialect::Sqlite | Dialect::Mysql => Ok(handler),
+        Dialect::Mysql => oncehook::journal::mysql::forbidden(&handler).map_or(Ok(handler), Err),
+        Dialect::Sqlite => Ok(handler),
     }
 }
 
@@ -340,7 +396,8 @@ fn read_http(mut table: Table<'_, '_>, follows: bool) -> Option<Handler> {
     let on_4xx = table.take_parsed("on_4xx", |word| match word {
         "retry" => Ok(OnClientError::Retry),
         "dead" => Ok(OnClientError::GiveUp),
-        other => Err(format!("{other:?} is neither \"retry\" nor \"dead\"")),
+        "result" => Ok(OnClientError::Result),
+        other => Err(format!("{other:?} is not \"retry\", \"dead\" or \"result\"")),
     });
     if let Some(body) = body.as_ref().filter(|body| body.get_ref().needs_result() && !follows) {
         table.problem(body.span(), NO_RESULT);

@@ -44,7 +44,7 @@ impl HttpError {
     }
 
     /// The journal could not be asked. Reading changes nothing, so trying again is always safe.
-    pub(super) fn unavailable_read(code: &'static str, message: &'static str) -> Self {
+    pub(super) fn unavailable_read(code: &'static str, message: impl Into<String>) -> Self {
         Self { retry_after: Some(2), ..Self::new(StatusCode::SERVICE_UNAVAILABLE, code, message) }
     }
 

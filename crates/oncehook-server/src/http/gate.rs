@@ -18,7 +18,8 @@ use oncehook_verify::{Ack, Handshakes, Identifier, Integrity, UnixMicros, Verifi
 
 use super::keys::{KeyRing, WebFetcher};
 use super::rejections::Rejections;
-use crate::config::{Config, Limits, OnOutage};
+use crate::config::{Config, Limits, OnOutage, WaitConfig};
+use crate::waiting::Waiting;
 
 /// Everything that answering a webhook needs. Shared by all connections.
 pub struct Gate {
@@ -37,6 +38,8 @@ pub struct Gate {
     pub(super) rejections: Rejections,
     /// Keys that providers publish.
     pub(super) keys: KeyRing,
+    /// Callers who wait for a result.
+    pub(crate) waiting: Waiting,
     open: AtomicBool,
     in_flight: AtomicUsize,
     bytes: AtomicUsize,
@@ -58,6 +61,10 @@ pub(super) struct Source {
     pub(super) handover: Option<PathBuf>,
     /// Headers that carry the secret itself and must not be stored.
     pub(super) secret_headers: Vec<HeaderName>,
+    /// Whose result the answer carries, if it waits for one.
+    pub(super) wait: Option<WaitConfig>,
+    /// Whether it is an endpoint that becomes idempotent, rather than a door for webhooks.
+    pub(super) endpoint: bool,
     pub(super) metrics: SourceMetrics,
 }
 
@@ -78,6 +85,8 @@ impl Gate {
                 on_outage: source.on_outage,
                 params: source.settings.params,
                 handover: source.handover,
+                wait: source.wait,
+                endpoint: source.endpoint,
                 // A scheme that covers nothing compares a token, so its "signature" is the secret.
                 secret_headers: match source.scheme.integrity() {
                     Integrity::None => source.scheme.signature_headers().cloned().collect(),
@@ -93,6 +102,7 @@ impl Gate {
             fast_path: Arc::new(config.dedup_redis.map_or_else(FastPath::default, FastPath::with_redis)),
             intake: OnceLock::new(),
             clock,
+            waiting: Waiting::new(config.server.limits.waiting),
             limits: config.server.limits,
             trusted_proxies: config.server.trusted_proxies,
             window_micros: i64::try_from(config.dedup_window.as_micros()).unwrap_or(i64::MAX),

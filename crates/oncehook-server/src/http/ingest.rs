@@ -29,17 +29,18 @@ use super::error::HttpError;
 use super::gate::{Gate, Source, Visit};
 use super::handover::{self, Kept};
 use super::keys::NoKey;
+use super::result::{self, Awaited, Waited};
 use super::tap::Tap;
 
-type Answer = Response<Full<Bytes>>;
+pub(super) type Answer = Response<Full<Bytes>>;
 
 /// Answers one request to the front door, whatever it is.
 pub(super) async fn answer(gate: &Gate, peer: SocketAddr, tap: &Tap, request: Request<Incoming>) -> Answer {
     let started = Instant::now();
     let in_flight = InFlight::enter(&gate.metrics.in_flight);
-    let answer = receive(gate, peer, tap, request).await.unwrap_or_else(HttpError::into_response);
+    let answer = receive(gate, peer, tap, request, started).await.unwrap_or_else(HttpError::into_response);
     drop(in_flight);
-    if answer.status().is_success() {
+    if answer.status().is_success() && answer.extensions().get::<Waited>().is_none() {
         gate.metrics.ack.observe(started.elapsed());
     }
     tap.reset();
@@ -68,6 +69,7 @@ async fn receive(
     peer: SocketAddr,
     tap: &Tap,
     request: Request<Incoming>,
+    started: Instant,
 ) -> Result<Answer, HttpError> {
     let (head, body) = request.into_parts();
     let source = find_source(gate, &head)?;
@@ -127,18 +129,29 @@ async fn receive(
         Identified::One(item) => (std::iter::once(event(item)).collect(), false),
         Identified::Batch(items) => (items.into_iter().map(event).collect(), true),
     };
-    let receipt = match store(gate, source, events).await? {
+    let awaited = source.wait.as_ref().filter(|_| !batch).map(|wait| Awaited::new(wait, &events));
+    let (receipt, spooled) = match store(gate, source, events).await? {
         Taken::Journal(settled) => {
             for appended in &settled.receipt {
                 source.metrics.count(appended.verdict, settled.layer);
             }
-            settled.receipt
+            (settled.receipt, false)
         }
         Taken::Spool(receipt) => {
             receipt.iter().for_each(|appended| source.metrics.count_spooled(appended.verdict));
-            receipt
+            (receipt, true)
         }
     };
+    if let (Some(awaited), [appended]) = (awaited, receipt.as_slice()) {
+        gate.metrics.ack.observe(started.elapsed());
+        // Whoever waits holds a place among those who wait, not one that an event needs.
+        drop(visit);
+        return if spooled {
+            Ok(result::pending(&awaited, *appended))
+        } else {
+            result::answer(gate, source, &awaited, *appended).await
+        };
+    }
     Ok(match &source.ack {
         None => accepted(&receipt, batch),
         Some(ack) => acknowledged(ack, &receipt),
@@ -395,7 +408,7 @@ fn reason(error: &AppendError) -> &'static str {
 }
 
 /// Our own answer: `{"status":…,"event":…}`, for a batch `{"events":[…]}`.
-fn accepted(receipt: &Receipt, batch: bool) -> Answer {
+pub(super) fn accepted(receipt: &Receipt, batch: bool) -> Answer {
     let mut body = String::with_capacity(96 * receipt.len().max(1));
     if batch {
         body.push_str("{\"events\":[");

@@ -22,5 +22,6 @@ mod ingest;
 mod keys;
 pub mod listener;
 mod rejections;
+mod result;
 mod site;
 mod tap;

@@ -24,6 +24,7 @@ secrets = ["file:stripe.secret"]
 name = "github"
 provider = "github"
 secrets = ["file:github.secret"]
+on_outage = "retry"
 
 [[source]]
 name = "batch"

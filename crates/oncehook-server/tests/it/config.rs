@@ -20,7 +20,7 @@ head = "15 seconds"
 in_flight = "many"
 
 [journal]
-url = "mysql://localhost/x"
+url = "mongodb://localhost/x"
 [dedup]
 window = "1h"
 ttl = "5m"
@@ -70,7 +70,7 @@ const FOUND: [(&str, &str, usize); 32] = [
     ("`body_bytes` must be between 1 and", "0\nhead", 0),
     ("`head`: \"15 seconds\" is not a duration", "\"15 seconds\"", 0),
     ("`in_flight` must be a whole number, not a string", "\"many\"", 0),
-    ("MySQL is not part of this version yet", "\"mysql://", 0),
+    ("this is not a journal; write sqlite://PATH", "\"mongodb://", 0),
     ("`dedup.window` is shorter than `retention.payload`", "\"1h\"", 0),
     ("`dedup.window` is shorter than the 72 h for which Stripe may retry", "\"1h\"", 0),
     ("`dedup.window` is shorter than the 72 h for which GitHub may retry", "\"1h\"", 0),

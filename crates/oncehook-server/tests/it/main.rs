@@ -17,6 +17,8 @@ mod disk;
 #[cfg(test)]
 mod effects;
 #[cfg(test)]
+mod elsewhere;
+#[cfg(test)]
 mod examples;
 #[cfg(test)]
 mod hostile;
@@ -24,6 +26,8 @@ mod hostile;
 mod kit;
 #[cfg(test)]
 mod many;
+#[cfg(test)]
+mod mysql;
 #[cfg(test)]
 mod operate;
 #[cfg(test)]
@@ -43,10 +47,14 @@ mod redis;
 #[cfg(test)]
 mod signature;
 #[cfg(test)]
+mod spool;
+#[cfg(test)]
 mod storm;
 #[cfg(test)]
 mod storm_command;
 #[cfg(test)]
 mod tail;
+#[cfg(test)]
+mod waiting;
 #[cfg(test)]
 mod watch;

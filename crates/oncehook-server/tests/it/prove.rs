@@ -6,7 +6,7 @@ use std::path::Path;
 
 use oncehook::planted::Bug;
 use oncehook_testkit::prove::audit::Tally;
-use oncehook_testkit::prove::cluster::Cluster;
+use oncehook_testkit::prove::cluster::{Cluster, Engine};
 use oncehook_testkit::prove::coverage::Coverage;
 use oncehook_testkit::prove::disk::Shim;
 use oncehook_testkit::prove::embedded::Deployment;
@@ -126,11 +126,20 @@ async fn r47_planted_redis_before_the_commit_is_noticed() {
     planted(Bug::CacheFirst).await;
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn r47_two_nodes_on_postgres_are_killed_and_lose_server_redis_and_network() {
+async fn two_nodes(engine: Engine) {
     let coverage = Coverage::default();
     let seed = Random::from_environment().next();
-    let mut cluster = Cluster::new(Path::new(BINARY), &coverage, None, seed).await;
+    let mut cluster = Cluster::new(engine, Path::new(BINARY), &coverage, None, seed).await;
     cluster.kills(scale(8)).await;
-    clean("two nodes on PostgreSQL", &cluster.end().await, &coverage);
+    clean("two nodes", &cluster.end().await, &coverage);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn r47_two_nodes_on_postgres_are_killed_and_lose_server_redis_and_network() {
+    two_nodes(Engine::Postgres).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn r47_two_nodes_on_mariadb_are_killed_and_lose_server_redis_and_network() {
+    two_nodes(Engine::MariaDb).await;
 }

@@ -15,7 +15,8 @@ use super::history::{History, Manners, Sending};
 use crate::chaos_proxy::{ChaosProxy, Cut};
 use crate::gateway::{CONFIG, Gateway, prepare};
 use crate::inbox::Inbox;
-use crate::postgres::Server;
+use crate::mysql;
+use crate::postgres;
 use crate::random::Random;
 use crate::redis::Redis;
 use crate::shop::{ORDERS, SHIPMENTS, mails};
@@ -23,13 +24,139 @@ use crate::shop::{ORDERS, SHIPMENTS, mails};
 /// How long a backlog may take (I6).
 const DRAIN: Duration = Duration::from_secs(180);
 
-/// The shop's tables. No unique keys, on purpose.
-const TABLES: &str = "CREATE TABLE orders (id serial PRIMARY KEY, key text NOT NULL, payment text NOT NULL);
-                      CREATE TABLE shipments (order_id integer NOT NULL, key text NOT NULL)";
+/// The server that the journal is on.
+enum Base {
+    Postgres(postgres::Server),
+    MariaDb(mysql::Server),
+}
+
+/// Which server a cluster stands on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Engine {
+    /// PostgreSQL.
+    Postgres,
+    /// MariaDB.
+    MariaDb,
+}
+
+/// What is asked of a database, in its own words.
+struct Words {
+    /// The shop's tables. No unique keys, on purpose.
+    tables: &'static str,
+    events: &'static str,
+    pending: &'static str,
+    states: &'static str,
+    unexplained: &'static str,
+    orders: &'static str,
+    shipments: &'static str,
+}
+
+const POSTGRES: Words = Words {
+    tables: "CREATE TABLE orders (id serial PRIMARY KEY, key text NOT NULL, payment text NOT NULL);
+             CREATE TABLE shipments (order_id integer NOT NULL, key text NOT NULL)",
+    events: "SELECT convert_from(key, 'UTF8'), id, encode(body, 'hex') FROM oncehook.events",
+    pending: "SELECT count(*) FROM oncehook.deliveries WHERE state IN ('ready', 'running', 'retrying')",
+    states: "SELECT state, count(*) FROM oncehook.deliveries GROUP BY state",
+    unexplained: "SELECT count(*) FROM oncehook.deliveries WHERE state = 'dead' AND (error IS NULL OR cause IS NULL)",
+    orders: "SELECT key FROM orders",
+    shipments: "SELECT key FROM shipments",
+};
+
+const MARIADB: Words = Words {
+    tables: "CREATE TABLE orders (id INT AUTO_INCREMENT PRIMARY KEY, `key` VARCHAR(64) NOT NULL, payment VARCHAR(64) NOT NULL);
+             CREATE TABLE shipments (order_id INT NOT NULL, `key` VARCHAR(64) NOT NULL)",
+    events: "SELECT CAST(`key` AS CHAR), LOWER(HEX(id)), HEX(body) FROM oncehook_events",
+    pending: "SELECT count(*) FROM oncehook_deliveries WHERE state IN ('ready', 'running', 'retrying')",
+    states: "SELECT state, count(*) FROM oncehook_deliveries GROUP BY state",
+    unexplained: "SELECT count(*) FROM oncehook_deliveries WHERE state = 'dead' AND (error IS NULL OR cause IS NULL)",
+    orders: "SELECT `key` FROM orders",
+    shipments: "SELECT `key` FROM shipments",
+};
+
+/// The route to `orders` where an insert returns nothing, and the one that follows it.
+const MARIADB_ROUTES: &str = r#"
+[[route]]
+name = "orders"
+source = "stripe"
+retry = { max_attempts = 3, base = "20ms", cap = "100ms" }
+[route.sql]
+statement = "INSERT INTO orders (`key`, payment) VALUES (:key, :payment); SELECT LAST_INSERT_ID() AS id"
+bind = { key = "$key", payment = "/data/object/id" }
+
+[[route]]
+name = "shipments"
+after = "orders"
+retry = { max_attempts = 3, base = "20ms", cap = "100ms" }
+[route.sql]
+statement = "INSERT INTO shipments (order_id, `key`) VALUES (:order, :key)"
+bind = { key = "$key", order = "$result/id" }
+"#;
+
+impl Base {
+    fn start(engine: Engine) -> Self {
+        match engine {
+            Engine::Postgres => Self::Postgres(postgres::Server::start(&[])),
+            Engine::MariaDb => Self::MariaDb(mysql::Server::start(&[])),
+        }
+    }
+
+    fn words(&self) -> &'static Words {
+        match self {
+            Self::Postgres(_) => &POSTGRES,
+            Self::MariaDb(_) => &MARIADB,
+        }
+    }
+
+    fn routes(&self) -> String {
+        match self {
+            Self::Postgres(_) => [ORDERS, SHIPMENTS].concat(),
+            Self::MariaDb(_) => MARIADB_ROUTES.to_owned(),
+        }
+    }
+
+    fn port(&self) -> u16 {
+        match self {
+            Self::Postgres(server) => server.port(),
+            Self::MariaDb(server) => server.port(),
+        }
+    }
+
+    fn url_at(&self, directory: &Path, port: u16) -> String {
+        match self {
+            Self::Postgres(server) => server.database_of(directory).url_at(port),
+            Self::MariaDb(server) => server.database_of(directory).url_at(port),
+        }
+    }
+
+    fn query(&self, directory: &Path, sql: &str) -> String {
+        match self {
+            Self::Postgres(server) => server.database_of(directory).query(sql),
+            Self::MariaDb(server) => server.database_of(directory).query(sql),
+        }
+    }
+
+    fn crash_and_restart(&self) {
+        match self {
+            Self::Postgres(server) => {
+                server.crash();
+                std::thread::sleep(AWAY);
+                server.restart();
+            }
+            Self::MariaDb(server) => {
+                server.crash();
+                std::thread::sleep(AWAY);
+                server.restart();
+            }
+        }
+    }
+}
+
+/// How long a server is away.
+const AWAY: Duration = Duration::from_millis(300);
 
 /// Two nodes and what they stand on.
 pub struct Cluster<'p> {
-    server: Server,
+    base: Base,
     redis: Redis,
     proxy: ChaosProxy,
     inbox: Inbox,
@@ -52,18 +179,24 @@ enum Blow {
 
 impl<'p> Cluster<'p> {
     /// A new server, database and Redis. `bug` needs a binary that can make it.
-    pub async fn new(binary: &Path, coverage: &'p Coverage, bug: Option<Bug>, seed: u64) -> Self {
-        let server = Server::start(&[]);
+    pub async fn new(
+        engine: Engine,
+        binary: &Path,
+        coverage: &'p Coverage,
+        bug: Option<Bug>,
+        seed: u64,
+    ) -> Self {
+        let base = Base::start(engine);
         let (redis, inbox) = (Redis::start(&[]), Inbox::start().await);
-        let proxy = ChaosProxy::start(server.port());
+        let proxy = ChaosProxy::start(base.port());
         let directory = tempfile::tempdir().unwrap();
-        let database = server.database_of(directory.path());
-        database.query(TABLES);
-        let config = CONFIG.replace("sqlite://journal.db", &database.url_at(proxy.port()));
+        base.query(directory.path(), base.words().tables);
+        let url = base.url_at(directory.path(), proxy.port());
+        let config = CONFIG.replace("sqlite://journal.db", &url);
         let dedup = format!("\n[dedup]\nredis = \"{}\"\n", redis.url());
-        prepare(directory.path(), &[&config, &dedup, ORDERS, SHIPMENTS, &mails(&inbox)].concat());
+        prepare(directory.path(), &[&config, &dedup, &base.routes(), &mails(&inbox)].concat());
         Self {
-            server,
+            base,
             redis,
             proxy,
             inbox,
@@ -134,11 +267,7 @@ impl<'p> Cluster<'p> {
                     self.coverage.add("Redis restarted", 1);
                 }
                 Blow::Server => {
-                    tokio::task::block_in_place(|| {
-                        self.server.crash();
-                        std::thread::sleep(Duration::from_millis(300));
-                        self.server.restart();
-                    });
+                    tokio::task::block_in_place(|| self.base.crash_and_restart());
                     self.coverage.add("database server crashed", 1);
                 }
             }
@@ -171,10 +300,8 @@ impl<'p> Cluster<'p> {
     pub async fn end(mut self) -> Tally {
         if let Some(mut node) = self.start(&[]) {
             let end = Instant::now() + DRAIN;
-            let pending =
-                "SELECT count(*) FROM oncehook.deliveries WHERE state IN ('ready', 'running', 'retrying')";
             loop {
-                let left = tokio::task::block_in_place(|| self.query(pending)).concat();
+                let left = tokio::task::block_in_place(|| self.query(self.base.words().pending)).concat();
                 if left == "0" {
                     break;
                 }
@@ -198,34 +325,38 @@ impl<'p> Cluster<'p> {
     }
 
     fn query(&self, sql: &str) -> Vec<String> {
-        let database = self.server.database_of(self.directory.path());
-        database.query(sql).lines().map(str::to_owned).collect()
+        self.base.query(self.directory.path(), sql).lines().map(str::to_owned).collect()
     }
 
     fn facts(&self) -> Facts {
-        let events =
-            self.query("SELECT convert_from(key, 'UTF8'), id, encode(body, 'hex') FROM oncehook.events");
+        let words = self.base.words();
+        let events = self.query(words.events);
         let read = |line: &String| {
             let mut parts = line.split('|');
             let mut next = || parts.next().unwrap().to_owned();
-            let (key, id) = (next(), next());
+            let (key, id) = (next(), uuid(&next()));
             (key, id, oncehook_verify::digest(&hex::decode(next()).unwrap()))
         };
         let mut states = BTreeMap::new();
-        for line in self.query("SELECT state, count(*) FROM oncehook.deliveries GROUP BY state") {
+        for line in self.query(words.states) {
             let (state, count) = line.split_once('|').unwrap();
             states.insert(state.to_owned(), count.parse().unwrap());
         }
-        let unexplained = "SELECT count(*) FROM oncehook.deliveries WHERE state = 'dead' AND (error IS NULL OR cause IS NULL)";
         Facts {
             events: events.iter().map(read).collect(),
             effects: BTreeMap::from([
-                ("orders", self.query("SELECT key FROM orders")),
-                ("shipments", self.query("SELECT key FROM shipments")),
+                ("orders", self.query(words.orders)),
+                ("shipments", self.query(words.shipments)),
                 ("mails", self.inbox.applied()),
             ]),
             states,
-            unexplained: self.query(unexplained).concat().parse().unwrap(),
+            unexplained: self.query(words.unexplained).concat().parse().unwrap(),
         }
     }
+}
+
+/// An id as it is answered, from plain hexadecimal or from itself.
+fn uuid(id: &str) -> String {
+    let bytes: [u8; 16] = hex::decode(id.replace('-', "")).unwrap().try_into().unwrap();
+    oncehook::event::EventId::from_bytes(bytes).to_string()
 }

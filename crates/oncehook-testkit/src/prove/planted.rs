@@ -18,7 +18,7 @@ use oncehook::route::Route;
 use oncehook_verify::UnixMicros;
 
 use super::audit::Tally;
-use super::cluster::Cluster;
+use super::cluster::{Cluster, Engine};
 use super::coverage::Coverage;
 use super::disk::Shim;
 use super::embedded::Deployment;
@@ -76,7 +76,7 @@ pub async fn search(
         return found(zombie(place, made).await);
     }
     if bug == Bug::CacheFirst {
-        let mut cluster = Cluster::new(binary, coverage, made, seed).await;
+        let mut cluster = Cluster::new(Engine::Postgres, binary, coverage, made, seed).await;
         cluster.kills_before_the_insert(3).await;
         return found(cluster.end().await);
     }

@@ -47,6 +47,7 @@ pub(super) const FILES: &[(&str, &str)] = &[
     ("hubspot", include_str!("../presets/hubspot.toml")),
     ("hubspot-v1", include_str!("../presets/hubspot-v1.toml")),
     ("hubspot-v2", include_str!("../presets/hubspot-v2.toml")),
+    ("idempotency-key", include_str!("../presets/idempotency-key.toml")),
     ("intercom", include_str!("../presets/intercom.toml")),
     ("jira", include_str!("../presets/jira.toml")),
     ("klarna", include_str!("../presets/klarna.toml")),

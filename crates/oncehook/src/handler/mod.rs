@@ -1,11 +1,13 @@
 //! Handlers: what a route does with an event.
 //!
 //! - [`sql`]: statements that run inside the journal's transaction, so that effect and record commit together.
+//! - [`elsewhere`]: statements in another database, guarded there.
 //! - [`http`]: a request to the user's application, at least once with a stable key.
 //! - [`function`]: Rust code that is given the open transaction.
 //!
 //! Handlers say what an attempt came to. When it is tried again, and that it is recorded, is not their matter.
 
+pub mod elsewhere;
 pub mod function;
 pub mod http;
 pub mod sql;
@@ -13,6 +15,7 @@ mod value;
 
 use std::sync::Arc;
 
+pub use elsewhere::{Elsewhere, Guarded};
 pub use function::Function;
 pub use http::{HttpHandler, HttpOptions, OnClientError};
 pub use sql::{Dialect, SqlHandler};
@@ -23,6 +26,8 @@ pub use value::{Expression, Found, Lookup, Template};
 pub enum Handler {
     /// Statements in the journal's database.
     Sql(Arc<SqlHandler>),
+    /// Statements in another database.
+    Elsewhere(Arc<Elsewhere>),
     /// A request to the user's application.
     Http(Arc<HttpHandler>),
     /// Rust code with the open transaction.
@@ -34,9 +39,18 @@ impl Handler {
     #[must_use]
     pub fn kind(&self) -> &'static str {
         match self {
-            Self::Sql(_) => "sql",
+            Self::Sql(_) | Self::Elsewhere(_) => "sql",
             Self::Http(_) => "http",
             Self::Function(_) => "function",
+        }
+    }
+
+    /// The database, if it is another one than the journal's, without what is secret.
+    #[must_use]
+    pub fn database(&self) -> Option<&str> {
+        match self {
+            Self::Elsewhere(elsewhere) => Some(elsewhere.database.shown()),
+            Self::Sql(_) | Self::Http(_) | Self::Function(_) => None,
         }
     }
 }

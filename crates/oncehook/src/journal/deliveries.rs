@@ -19,7 +19,7 @@ use oncehook_verify::UnixMicros;
 use tokio::sync::watch;
 
 use super::BoxFuture;
-use crate::delivery::{Claim, Fence, RouteName, Settled, Settlement};
+use crate::delivery::{Claim, DeliveryId, Fence, RouteName, Settled, Settlement};
 use crate::event::EventId;
 use crate::route::Route;
 
@@ -98,6 +98,21 @@ pub trait Deliveries: Send + Sync + 'static {
     ///   a retry could still have an effect, a late copy must find the key.
     /// - What is kept does not stop what comes after it from being forgotten.
     fn forget(&self, retention: Retention) -> BoxFuture<'_, Result<Forgotten, WorkError>>;
+
+    /// A number that tells this journal from others, the same for its whole life: the microsecond in which it was made.
+    /// Guards in other databases carry it. A journal that cannot say has its guards kept for ever.
+    fn mark(&self) -> BoxFuture<'_, Result<i64, WorkError>> {
+        Box::pin(async {
+            Err(WorkError::Unsupported("this journal does not know when it was made".to_owned()))
+        })
+    }
+
+    /// Those of these deliveries of which something can still come: pending ones, and dead ones, which an operator may
+    /// retry. What the journal has forgotten is not among them.
+    fn unsettled(&self, deliveries: Vec<DeliveryId>) -> BoxFuture<'_, Result<Vec<DeliveryId>, WorkError>> {
+        // To be on the safe side: all of them.
+        Box::pin(async { Ok(deliveries) })
+    }
 }
 
 /// What a batch of a `sql` route came to.

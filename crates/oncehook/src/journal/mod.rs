@@ -14,9 +14,13 @@
 mod deliveries;
 mod incarnation;
 pub mod memory;
+#[cfg(feature = "mysql")]
+pub mod mysql;
 #[cfg(feature = "postgres")]
 pub mod postgres;
 mod read;
+#[cfg(any(feature = "postgres", feature = "mysql"))]
+mod silence;
 #[cfg(feature = "sqlite")]
 pub mod sqlite;
 mod tally;
@@ -155,7 +159,7 @@ impl Durability {
 /// How a journal is doing. Read for `/readyz`, `/metrics` and `/api/stats`; never decides anything about an event.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct JournalState {
-    /// The kind of journal, for people: `sqlite`, `postgres`, `memory`.
+    /// The kind of journal, for people: `sqlite`, `postgres`, `mysql`, `memory`.
     pub kind: &'static str,
     /// The level in force, read back from the engine.
     pub durability: Durability,

@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 use oncehook_verify::UnixMicros;
 use tokio::sync::watch;
 
-use super::{AFTER_TROUBLE, LOOK_EVERY, Shared, outside};
+use super::errand::Errand;
+use super::{AFTER_TROUBLE, LOOK_EVERY, Shared, guards, outside};
 use crate::delivery::{RouteName, Settled};
 use crate::handler::Handler;
 use crate::journal::WorkError;
@@ -27,8 +28,10 @@ pub(super) async fn run(shared: Arc<Shared>, route: Arc<Route>, mut end: watch::
             return;
         }
     }
-    if let Handler::Http(handler) = route.handler.clone() {
-        return outside::run(shared, route, handler, end).await;
+    match route.handler.clone() {
+        Handler::Http(handler) => return outside::run(shared, route, Errand::Http(handler), end).await,
+        Handler::Elsewhere(elsewhere) => return guards::run(shared, route, elsewhere, end).await,
+        Handler::Sql(_) | Handler::Function(_) => {}
     }
     let mut changes = shared.deliveries.changes();
     let mut paused = shared.paused.subscribe();
@@ -45,7 +48,7 @@ pub(super) async fn run(shared: Arc<Shared>, route: Arc<Route>, mut end: watch::
         changes.mark_unchanged();
         let worked = match &route.handler {
             Handler::Sql(_) => apply(&shared, &route).await,
-            Handler::Function(_) | Handler::Http(_) => call(&shared, &route).await,
+            Handler::Function(_) | Handler::Http(_) | Handler::Elsewhere(_) => call(&shared, &route).await,
         };
         match worked {
             Ok(true) => {}

@@ -4,9 +4,11 @@
 //! memory that a crash could lose, because the journal holds every attempt before it begins.
 //!
 //! Does not: know how a journal stores. `sql` routes run inside the journal's own transaction ([`Deliveries::apply`]),
-//! all others are leased first.
+//! all others are leased first (`outside`), whether they go over HTTP or to another database (`errand`, `guards`).
 
 mod breaker;
+mod errand;
+mod guards;
 mod janitor;
 mod lane;
 mod outside;

@@ -1,5 +1,5 @@
-//! A lane whose attempts leave the process: HTTP. Several are under way at once, each under a lease that is renewed while
-//! it runs; outcomes that come together are settled together.
+//! A lane whose attempts leave the process, over HTTP or to another database. Several are under way at once, each under a
+//! lease that is renewed while it runs; outcomes that come together are settled together.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -9,34 +9,36 @@ use tokio::sync::watch;
 use tokio::task::{self, JoinError, JoinSet};
 
 use super::breaker::{Breaker, Permit};
+use super::errand::{Came, Errand};
 use super::lane::{ended, reclaim, rest, until_due};
 use super::{AFTER_TROUBLE, GRACE, Shared};
-use crate::delivery::{Cause, Claim, Failure, Fence, Settled, Settlement, Verdict};
-use crate::handler::HttpHandler;
+use crate::delivery::{Cause, Claim, Fence, Settled, Settlement, Verdict};
 use crate::retry::Chance;
 use crate::route::Route;
 
-/// What an attempt came to, or that it panicked.
-type Ended = Result<(task::Id, Result<Option<String>, Failure>), JoinError>;
+/// What the attempts of a batch came to, or that it panicked.
+type Ended = Result<(task::Id, Vec<Came>), JoinError>;
 
 struct Lane {
     shared: Arc<Shared>,
     route: Arc<Route>,
-    handler: Arc<HttpHandler>,
+    errand: Errand,
     breaker: Breaker,
     chance: Chance,
-    running: JoinSet<Result<Option<String>, Failure>>,
+    running: JoinSet<Vec<Came>>,
     /// What runs, since when, so that it can be renewed and given back.
-    claims: HashMap<task::Id, (Claim, Instant)>,
+    claims: HashMap<task::Id, (Vec<Claim>, Instant)>,
     /// What came to an end and is not settled yet.
     ended: Vec<Settlement>,
+    /// What is given back, and is not yet.
+    back: Vec<Fence>,
 }
 
 /// Runs a route until the end.
 pub(super) async fn run(
     shared: Arc<Shared>,
     route: Arc<Route>,
-    handler: Arc<HttpHandler>,
+    errand: Errand,
     mut end: watch::Receiver<bool>,
 ) {
     let mut changes = shared.deliveries.changes();
@@ -47,9 +49,10 @@ pub(super) async fn run(
         running: JoinSet::new(),
         claims: HashMap::new(),
         ended: Vec::new(),
+        back: Vec::new(),
         shared,
         route,
-        handler,
+        errand,
     };
     let mut renewals = tokio::time::interval(lane.shared.renew_every());
     renewals.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -79,15 +82,30 @@ impl Lane {
         if !self.settle().await {
             return AFTER_TROUBLE;
         }
-        let free = self.route.concurrency.saturating_sub(self.claims.len());
-        if free == 0 || self.shared.is_paused(&self.route) {
-            return super::LOOK_EVERY;
+        loop {
+            if let Some(wait) = self.take().await {
+                return wait;
+            }
         }
+    }
+
+    /// Takes what is due, as much as goes together. Returns how long there is nothing else to do, or nothing if there may
+    /// be more that can leave at once.
+    async fn take(&mut self) -> Option<std::time::Duration> {
+        let at_once = self.errand.at_once(self.route.concurrency);
+        let free = at_once.saturating_sub(self.claims.len());
+        if free == 0 || self.shared.is_paused(&self.route) {
+            return Some(super::LOOK_EVERY);
+        }
+        let batch = self.errand.batch();
         let now = Instant::now();
         let (limit, probe) = match self.breaker.allows(now) {
-            Permit::All => (free, false),
+            // Requests leave one by one, but are leased together.
+            Permit::All => (if batch == 1 { free } else { batch }, false),
             Permit::One => (1, true),
-            Permit::None { until } => return until.saturating_duration_since(now).min(super::LOOK_EVERY),
+            Permit::None { until } => {
+                return Some(until.saturating_duration_since(now).min(super::LOOK_EVERY));
+            }
         };
         self.shared.note_breaker(&self.route, self.breaker.state());
         let claimed = self.shared.deliveries.claim(Arc::clone(&self.route), limit, self.shared.lease).await;
@@ -99,41 +117,65 @@ impl Lane {
             if probe {
                 self.breaker.unused(Instant::now());
             }
-            return until_due(&self.shared, &self.route.name).await.max(std::time::Duration::from_millis(1));
+            let wait = until_due(&self.shared, &self.route.name).await;
+            return Some(wait.max(std::time::Duration::from_millis(1)));
         }
         let full = claims.len() == limit;
-        claims.into_iter().for_each(|claim| self.begin(claim));
-        if full { super::LOOK_EVERY } else { until_due(&self.shared, &self.route.name).await }
+        let mut claims = claims.into_iter().peekable();
+        while claims.peek().is_some() {
+            self.begin(claims.by_ref().take(batch).collect());
+        }
+        if full { None } else { Some(until_due(&self.shared, &self.route.name).await) }
     }
 
-    fn begin(&mut self, claim: Claim) {
-        let (handler, clock) = (Arc::clone(&self.handler), self.shared.clock.clone());
+    fn begin(&mut self, claims: Vec<Claim>) {
+        let (errand, clock) = (self.errand.clone(), self.shared.clock.clone());
         let follows = self.route.after.is_some();
-        let running = claim.clone();
+        let running = claims.clone();
         let attempt = self.running.spawn(async move {
             crate::crash::point(if follows { "in_follow_up" } else { "in_handler" });
-            handler.deliver(&running, clock.now()).await
+            errand.run(&running, &clock).await
         });
-        self.claims.insert(attempt.id(), (claim, Instant::now()));
+        self.claims.insert(attempt.id(), (claims, Instant::now()));
     }
 
-    /// Decides what becomes of a delivery.
+    /// Decides what becomes of the deliveries of a batch.
     fn collect(&mut self, ended: Ended) {
-        let (id, outcome) = match ended {
-            Ok(ended) => ended,
-            // A panic in the attempt is a failure of the attempt.
-            Err(error) => {
-                (error.id(), Err(Failure::retry(Cause::Ours, format!("the attempt panicked: {error}"))))
-            }
+        let (id, came) = match ended {
+            Ok((id, came)) => (id, Ok(came)),
+            Err(error) => (error.id(), Err(format!("the attempt panicked: {error}"))),
         };
-        let Some((claim, started)) = self.claims.remove(&id) else { return };
-        self.shared.metrics.route(self.route.name.as_str()).took(started.elapsed());
-        let verdict = match outcome {
-            Ok(result) => {
+        let Some((claims, started)) = self.claims.remove(&id) else { return };
+        let metrics = self.shared.metrics.route(self.route.name.as_str());
+        claims.iter().for_each(|_| metrics.took(started.elapsed()));
+        match came {
+            Ok(came) => claims.into_iter().zip(came).for_each(|(claim, came)| self.decide(claim, came)),
+            // A panic in the attempt is a failure of the attempt.
+            Err(told) => claims.into_iter().for_each(|claim| {
+                let came = self.errand.panicked(&claim, &told);
+                self.decide(claim, came);
+            }),
+        }
+        self.shared.note_breaker(&self.route, self.breaker.state());
+    }
+
+    fn decide(&mut self, claim: Claim, came: Came) {
+        let verdict = match came {
+            Came::Took(result) => {
                 self.breaker.succeeded();
                 Verdict::Succeeded(result)
             }
-            Err(failure) => {
+            Came::Back { down } => {
+                let now = Instant::now();
+                if down {
+                    self.breaker.failed(now)
+                } else {
+                    self.breaker.unused(now)
+                }
+                self.back.push(claim.fence);
+                return;
+            }
+            Came::Failed(failure) => {
                 match failure.cause {
                     // It answered, so it is up.
                     _ if failure.answered => self.breaker.succeeded(),
@@ -146,13 +188,19 @@ impl Lane {
                 self.route.retry.after_failure(failure, attempt, limit, now, self.chance.draw())
             }
         };
-        self.shared.note_breaker(&self.route, self.breaker.state());
         let followups = self.route.followups.clone();
         self.ended.push(Settlement { fence: claim.fence, verdict, followups });
     }
 
     /// Writes outcomes down. What could not be written is kept for the next time; its lease is the journal's patience.
     async fn settle(&mut self) -> bool {
+        if !self.back.is_empty() {
+            if let Err(error) = self.shared.deliveries.give_back(self.back.clone()).await {
+                tracing::warn!(route = self.route.name.as_str(), %error, "leases could not be given back yet");
+                return false;
+            }
+            self.back.clear();
+        }
         if self.ended.is_empty() {
             return true;
         }
@@ -192,13 +240,14 @@ impl Lane {
     }
 
     fn fences(&self) -> Vec<Fence> {
-        self.claims.values().map(|(claim, _)| claim.fence.clone()).collect()
+        self.claims.values().flat_map(|(claims, _)| claims).map(|claim| claim.fence.clone()).collect()
     }
 
     /// Keeps the leases of what runs, and takes those back that nobody holds.
     async fn renew(&mut self) {
         let mut fences = self.fences();
         fences.extend(self.ended.iter().map(|settlement| settlement.fence.clone()));
+        fences.extend(self.back.iter().cloned());
         if !fences.is_empty()
             && let Err(error) = self.shared.deliveries.renew(fences, self.shared.lease).await
         {

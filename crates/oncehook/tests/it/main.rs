@@ -3,6 +3,8 @@
 #[cfg(test)]
 mod effects;
 #[cfg(test)]
+mod elsewhere;
+#[cfg(test)]
 mod http;
 #[cfg(test)]
 mod intake;
@@ -10,6 +12,10 @@ mod intake;
 mod ledger;
 #[cfg(test)]
 mod memory;
+#[cfg(test)]
+mod mysql;
+#[cfg(test)]
+mod mysql_effects;
 #[cfg(test)]
 mod outbound;
 #[cfg(test)]

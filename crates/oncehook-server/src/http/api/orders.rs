@@ -18,7 +18,7 @@ use super::events::{Located, locate, no_event, read_error};
 use super::input::{Input, Operator};
 use crate::http::admin::Admin;
 use crate::http::error::HttpError;
-use crate::order::{NoRoute, order};
+use crate::order::{NoRoute, NotSkipped, order, void_before_skip};
 
 /// What to do, in detail. Everything may be left out, and the body too.
 #[derive(Debug, Default, Deserialize, ToSchema)]
@@ -168,6 +168,10 @@ async fn give(
     let route = route.map(|route| route_name(&route)).transpose()?;
     let detail = admin.reader.show(id).await.map_err(read_error)?.ok_or_else(no_event)?;
     let order = order(&admin.routes, &detail.event, verb, route, who).map_err(no_route)?;
+    if verb == Verb::Skip {
+        let voided = void_before_skip(&admin.routes, &*admin.deliveries, &detail.event, &order).await;
+        voided.map_err(not_skipped)?;
+    }
     let ordered = admin.deliveries.order(order).await.map_err(order_error)?;
     Ok(Json(ordered_json(id, &ordered)))
 }
@@ -197,6 +201,17 @@ fn order_error(error: OrderError) -> HttpError {
         }
         OrderError::Unfit(message) => HttpError::new(StatusCode::CONFLICT, "unfit", message),
         OrderError::Work(error) => work_error(error),
+    }
+}
+
+fn not_skipped(error: NotSkipped) -> HttpError {
+    match error {
+        NotSkipped::TookEffect(_) => HttpError::new(StatusCode::CONFLICT, "took_effect", error.to_string()),
+        NotSkipped::Unreached(_, ref reason) => {
+            tracing::warn!(reason, "a delivery to another database could not be skipped");
+            HttpError::unavailable_read("database", error.to_string())
+        }
+        NotSkipped::Journal(error) => work_error(error),
     }
 }
 

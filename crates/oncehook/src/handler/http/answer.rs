@@ -4,10 +4,11 @@
 //! stay small; what the other side says is shown without control characters and without our own secrets.
 
 use std::error::Error;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, UNIX_EPOCH};
 
 use http::StatusCode;
-use http::header::{HeaderMap, LOCATION, RETRY_AFTER};
+use http::header::{CONTENT_TYPE, HeaderMap, LOCATION, RETRY_AFTER};
 use oncehook_verify::UnixMicros;
 use tokio::time::{Instant, timeout_at};
 
@@ -66,6 +67,18 @@ impl Answer {
         Self { status, headers, body, end }
     }
 
+    /// `{"status":200,"body":…,"type":…}`: all that was read, with the content type, so that it can be said again.
+    fn to_whole_result(&self) -> String {
+        let body = match std::str::from_utf8(&self.body) {
+            Ok("") => "null".to_owned(),
+            Ok(text) if is_json(text) => text.trim().to_owned(),
+            _ => serde_json::Value::from(String::from_utf8_lossy(&self.body)).to_string(),
+        };
+        let kind = self.headers.get(CONTENT_TYPE).and_then(|kind| kind.to_str().ok());
+        let kind = serde_json::Value::from(kind);
+        format!("{{\"status\":{},\"body\":{body},\"type\":{kind}}}", self.status.as_u16())
+    }
+
     /// `{"status":200,"body":…}`, with a small JSON body as it is and any other as text.
     fn to_result(&self) -> String {
         let body = match std::str::from_utf8(&self.body) {
@@ -96,6 +109,8 @@ pub(super) struct Destination {
     pub(super) on_4xx: OnClientError,
     /// Words that never stand in an error.
     pub(super) hidden: Vec<String>,
+    /// Whether answers are kept whole.
+    pub(super) whole: AtomicBool,
 }
 
 impl Destination {
@@ -109,19 +124,24 @@ impl Destination {
                 None => failure,
             }
         };
+        let result = || match &answer.end {
+            End::Enough if self.whole.load(Ordering::Relaxed) => Ok(Some(answer.to_whole_result())),
+            End::Enough => Ok(Some(answer.to_result())),
+            End::BrokeOff(why) => {
+                let message = format!("{}, but its answer broke off: {why}", message());
+                Err(Failure::retry(Cause::Destination, message))
+            }
+        };
         match answer.status.as_u16() {
-            200..=299 => match &answer.end {
-                End::Enough => Ok(Some(answer.to_result())),
-                End::BrokeOff(why) => {
-                    let message = format!("{}, but its answer broke off: {why}", message());
-                    Err(Failure::retry(Cause::Destination, message))
-                }
-            },
+            200..=299 => result(),
             300..=399 => Err(Failure::retry(Cause::Destination, self.describe_redirect(&answer))),
             408 | 425 | 429 => Err(again()),
-            410 => Err(Failure::permanent(Cause::Destination, message()).answered()),
+            410 if self.on_4xx != OnClientError::Result => {
+                Err(Failure::permanent(Cause::Destination, message()).answered())
+            }
             400..=499 => match self.on_4xx {
                 OnClientError::Retry => Err(again().answered()),
+                OnClientError::Result => result(),
                 OnClientError::GiveUp => Err(Failure::permanent(Cause::Destination, message()).answered()),
             },
             _ => Err(again()),

@@ -17,6 +17,7 @@ mod headers;
 
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -59,6 +60,8 @@ pub enum OnClientError {
     Retry,
     /// Give up at once.
     GiveUp,
+    /// It is what the application has to say: the delivery has succeeded, with this answer as its result.
+    Result,
 }
 
 impl HttpOptions {
@@ -127,8 +130,14 @@ impl HttpHandler {
             name: url.origin().ascii_serialization(),
             on_4xx: options.on_4xx,
             hidden: headers::hidden_words(&options),
+            whole: AtomicBool::new(false),
         };
         Ok(Self { url, client, headers, body: options.body, timeout: options.timeout, destination })
+    }
+
+    /// Keeps answers whole, as far as they are read: somebody waits for them.
+    pub fn keep_whole_answers(&self) {
+        self.destination.whole.store(true, Ordering::Relaxed);
     }
 
     /// Whether the body needs the result of a delivery before.

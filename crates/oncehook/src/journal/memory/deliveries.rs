@@ -378,7 +378,7 @@ impl State {
             let failure = Failure::never_ended();
             let limit = record.limit.unwrap_or(route.retry.max_attempts);
             record.end_attempt("lost", Some(&failure), now);
-            match route.retry.after_failure(failure, record.attempt, limit, now, chance.draw()) {
+            match route.after_lost_lease(record.attempt, limit, now, chance.draw()) {
                 Verdict::RetryAt(run_at, failure) => {
                     record.wait(DeliveryState::Retrying, run_at);
                     record.error = Some(failure.message);
@@ -565,6 +565,18 @@ impl Deliveries for MemoryJournal {
 
     fn backlog(&self) -> BoxFuture<'_, Result<Vec<Backlog>, WorkError>> {
         self.look(State::backlog)
+    }
+
+    fn unsettled(&self, deliveries: Vec<DeliveryId>) -> BoxFuture<'_, Result<Vec<DeliveryId>, WorkError>> {
+        self.look(move |state| {
+            let open = |id: &DeliveryId| {
+                state.records().any(|(event, route, epoch, record)| {
+                    (event, route, epoch) == (id.event, &id.route, id.epoch)
+                        && (record.state.is_pending() || record.state == DeliveryState::Dead)
+                })
+            };
+            deliveries.into_iter().filter(open).collect()
+        })
     }
 
     fn order(&self, order: Order) -> BoxFuture<'_, Result<Ordered, OrderError>> {

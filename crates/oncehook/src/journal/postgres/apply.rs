@@ -12,7 +12,6 @@ use std::time::{Duration, Instant};
 
 use oncehook_verify::UnixMicros;
 use tokio_postgres::Statement;
-use tokio_postgres::error::SqlState;
 
 use super::connection::{EngineError, Session};
 use super::queue::{self, Due, Ended, Held, Locked};
@@ -180,8 +179,7 @@ impl<D: FnMut() -> f64 + Send> Batch<'_, D> {
             }
             Some(Err(Trouble::Failed(failure))) => {
                 self.session.run("ROLLBACK TO SAVEPOINT oncehook_effect").await.map_err(Trouble::Engine)?;
-                if failure.message.contains(SqlState::FEATURE_NOT_SUPPORTED.code()) {
-                    // A plan that does not fit the table any more; the next attempt prepares anew.
+                if user_sql::is_outdated(&failure) {
                     self.session.forget_statements();
                 }
                 Err(Trouble::Failed(failure))

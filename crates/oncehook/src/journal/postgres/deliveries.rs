@@ -11,7 +11,7 @@ use super::connection::{EngineError, Tries};
 use super::orders::{self, Refused};
 use super::queue::{self, Ended, Held};
 use super::{PostgresJournal, aliases, apply, forget};
-use crate::delivery::{Claim, Fence, RouteName, Settled, Settlement, Verdict};
+use crate::delivery::{Claim, DeliveryId, Fence, RouteName, Settled, Settlement, Verdict};
 use crate::handler::{Handler, SqlHandler};
 use crate::journal::{
     Alias, Backlog, BoxFuture, Deliveries, Forgotten, Order, OrderError, Ordered, Pausable, Pause, Progress,
@@ -269,5 +269,13 @@ impl Deliveries for PostgresJournal {
             *self.round.lock().unwrap_or_else(PoisonError::into_inner) = next;
             Ok(forgotten)
         })
+    }
+
+    fn mark(&self) -> BoxFuture<'_, Result<i64, WorkError>> {
+        Box::pin(async move { work!(self, |session| queue::mark(&session)) })
+    }
+
+    fn unsettled(&self, deliveries: Vec<DeliveryId>) -> BoxFuture<'_, Result<Vec<DeliveryId>, WorkError>> {
+        Box::pin(async move { work!(self, |session| queue::unsettled(&session, &deliveries)) })
     }
 }

@@ -14,7 +14,7 @@
 //!
 //! On the way out, `deliveries` is what workers and operators call: `queue` takes and settles deliveries, `apply` runs the
 //! user's statements (`user_sql`) in the transaction that settles them, `orders` does what operators ask, `forget` removes
-//! what is old, `wake` tells other nodes.
+//! what is old, `wake` tells other nodes. `guard` is for routes whose effects are in another database than the journal.
 
 mod aliases;
 mod apply;
@@ -22,6 +22,7 @@ mod connection;
 mod deliveries;
 mod follower;
 mod forget;
+mod guard;
 mod hosts;
 mod incarnation;
 mod orders;
@@ -32,7 +33,6 @@ mod reader;
 mod rehearse;
 mod schema;
 mod self_test;
-mod silence;
 mod tls;
 mod user_sql;
 mod wake;
@@ -48,6 +48,7 @@ use std::time::Duration;
 use oncehook_verify::UnixMicros;
 use tokio::sync::{Notify, mpsc, oneshot, watch};
 
+use super::silence::Silence;
 use super::tally::Tally;
 use super::{
     Alias, AppendError, BoxFuture, Durability, EventDetail, EventPage, EventQuery, Incarnation, Journal,
@@ -59,9 +60,9 @@ use crate::delivery::{DeliveryId, RouteName};
 use crate::event::{EventId, EventIds, NewEvent, NewEvents, SourceName};
 use crate::retry::Chance;
 use connection::{Connector, EngineError, Pool, Purpose};
+pub use guard::PostgresElsewhere;
 use reader::Readers;
 pub use rehearse::{Misfit, check_url, forbidden, shown_url};
-use silence::Silence;
 use writer::{Command, Lane, Work};
 
 /// How the journal on PostgreSQL is set up.
@@ -90,7 +91,7 @@ impl PostgresOptions {
             queue_limit: 8_192,
             lanes: 2,
             workers: 8,
-            handler_time: Duration::from_secs(10),
+            handler_time: HANDLER_TIME,
             clock: Clock::system(),
         }
     }
@@ -143,6 +144,9 @@ impl From<EngineError> for OpenError {
 
 /// The queues hold at most this many bytes of bodies, whoever still waits for them.
 const QUEUE_BYTES: usize = 64 << 20;
+
+/// How long a statement of a `sql` handler may take, unless told otherwise.
+const HANDLER_TIME: Duration = Duration::from_secs(10);
 
 /// Reads at once; further ones wait.
 const READS_AT_ONCE: usize = 4;

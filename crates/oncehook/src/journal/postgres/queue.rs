@@ -15,7 +15,7 @@ use uuid::Uuid;
 
 use super::connection::{EngineError, Session};
 use super::queries::{event_id, uuid};
-use crate::delivery::{DeliveryId, Failure, Fence, HandedEvent, RouteName, Verdict};
+use crate::delivery::{DeliveryId, Fence, HandedEvent, RouteName, Verdict};
 use crate::event::{EventId, SourceName};
 use crate::retry::Chance;
 use crate::route::Route;
@@ -50,7 +50,7 @@ pub(super) fn number(column: i32) -> u32 {
     column.unsigned_abs()
 }
 
-fn int(number: u32) -> i32 {
+pub(super) fn int(number: u32) -> i32 {
     i32::try_from(number).unwrap_or(i32::MAX)
 }
 
@@ -482,8 +482,7 @@ pub(super) async fn reclaim(
             };
             let fence = Fence { delivery, attempt: number(row.get(2)) };
             let limit = row.get::<_, Option<i32>>(3).map_or(route.retry.max_attempts, number);
-            let verdict =
-                route.retry.after_failure(Failure::never_ended(), fence.attempt, limit, now, draw());
+            let verdict = route.after_lost_lease(fence.attempt, limit, now, draw());
             (fence, verdict)
         })
         .collect();
@@ -511,6 +510,36 @@ pub(super) async fn next_due(
         )
         .await?;
     Ok(row.and_then(|row| row.get(0)))
+}
+
+/// When the journal was made.
+pub(super) async fn mark(session: &Session) -> Result<i64, EngineError> {
+    let sql = "SELECT applied_at FROM oncehook.migrations ORDER BY name LIMIT 1";
+    let made = session.row(sql, &[]).await?;
+    made.map(|row| row.get(0)).ok_or_else(|| EngineError::other("the journal does not know when it was made"))
+}
+
+/// Those of these deliveries that are pending or dead.
+pub(super) async fn unsettled(
+    session: &Session,
+    deliveries: &[DeliveryId],
+) -> Result<Vec<DeliveryId>, EngineError> {
+    let events: Vec<Uuid> = deliveries.iter().map(|delivery| uuid(delivery.event)).collect();
+    let routes: Vec<&str> = deliveries.iter().map(|delivery| delivery.route.as_str()).collect();
+    let epochs: Vec<i32> = deliveries.iter().map(|delivery| int(delivery.epoch)).collect();
+    let rows = session
+        .rows(
+            "SELECT d.event, d.route, d.epoch FROM unnest($1::uuid[], $2::text[], $3::integer[]) AS t(event, route, epoch)
+               JOIN oncehook.deliveries d ON d.event = t.event AND d.route = t.route AND d.epoch = t.epoch
+              WHERE d.state NOT IN ('succeeded', 'superseded', 'skipped')",
+            &[&events, &routes, &epochs],
+        )
+        .await?;
+    let id = |row: &Row| {
+        let (event, epoch) = (event_id(row.get(0)), number(row.get(2)));
+        Ok(DeliveryId { event, route: route_name(row.get(1))?, epoch })
+    };
+    rows.iter().map(id).collect()
 }
 
 /// A draw from a shared source of chances.

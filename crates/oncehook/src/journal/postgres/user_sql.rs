@@ -1,7 +1,7 @@
 //! The user's own statements, run on a worker's connection in the transaction that settles the delivery.
 //!
 //! Promises: values are bound, never written into the text; a statement is one of those that read or change rows, names
-//! nothing of schema `oncehook`, and ends after the time a handler has (`statement_timeout`). Tables are found by the
+//! nothing of schemas `oncehook` and `oncehook_guard`, and ends after the time a handler has (`statement_timeout`). Tables are found by the
 //! search path of the user's role; ours is not in it.
 //!
 //! Does not: look into functions, views and triggers of the user's. Whoever lets a function end sessions, change settings
@@ -16,6 +16,7 @@ use std::task::Poll;
 
 use oncehook_verify::UnixMicros;
 use serde_json::{Map, Value};
+use tokio_postgres::error::SqlState;
 use tokio_postgres::types::private::BytesMut;
 use tokio_postgres::types::{Format, FromSql, IsNull, ToSql, Type, to_sql_checked};
 use tokio_postgres::{Row, Statement};
@@ -142,6 +143,11 @@ pub(super) fn trouble(error: EngineError) -> Trouble {
     } else {
         Trouble::Engine(error)
     }
+}
+
+/// Whether a plan does not fit its table any more; the next attempt must prepare anew.
+pub(super) fn is_outdated(failure: &Failure) -> bool {
+    failure.message.contains(SqlState::FEATURE_NOT_SUPPORTED.code())
 }
 
 /// A value on its way to the server: in text form, which the server reads by the parameter's type.
@@ -340,8 +346,8 @@ pub(super) fn refusal(text: &str) -> Option<String> {
             "a handler may read and change rows; it may not begin or end transactions, change settings or tables (`{first}`)"
         ));
     }
-    let ours = words.iter().any(|word| word == "oncehook");
-    ours.then(|| "a handler may not touch schema oncehook".to_owned())
+    let ours = words.iter().find(|word| ["oncehook", "oncehook_guard"].contains(&word.as_str()));
+    ours.map(|schema| format!("a handler may not touch schema {schema}"))
 }
 
 /// The words of a statement outside of texts and comments: names in quotes as they are, all others in small letters.
@@ -389,6 +395,7 @@ mod tests {
             "DELETE FROM OnceHook.events",
             "WITH a AS (SELECT 1) UPDATE \"oncehook\".deliveries SET state = 'ready'",
             "LOCK TABLE orders",
+            "DELETE FROM oncehook_guard.applied",
             "COPY orders TO PROGRAM 'true'",
             "",
         ] {

@@ -21,16 +21,16 @@ use super::database_file::DatabaseFile;
 use super::{OpenError, connection};
 
 /// The helper starts copying when this many pages have been logged since it last did.
-const COPY_EVERY_PAGES: u64 = 500;
+const COPY_EVERY_PAGES: u64 = 250;
 
 /// The log starts over once it has this many pages (32 MB) …
-const RESTART_AT_PAGES: u64 = 8_000;
+const RESTART_AT_PAGES: u64 = 4_000;
 
 /// … and so small a part of it is left for the writer to copy: one page in 32. The longer the log, the more may be left.
 const RESTART_LEFT_PART: u64 = 32;
 
 /// A log of this size (1 GB) is restarted whatever it costs.
-const RESTART_ANYWAY_PAGES: u64 = 262_144;
+const RESTART_ANYWAY_PAGES: u64 = 131_072;
 
 /// How long to leave a log alone that somebody is reading.
 const RESTART_RETRY: Duration = Duration::from_secs(1);

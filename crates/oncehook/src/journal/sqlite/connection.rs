@@ -26,6 +26,10 @@ pub(crate) fn check_library() -> Result<(), OpenError> {
     Ok(())
 }
 
+/// Bytes of a page of a new file. An event of 1 KB fits seven times into 8 KB but not three times into 4, and half as many
+/// pages are logged and copied: a tenth less CPU per event (docs/PERFORMANCE.md). A file that exists keeps its own size.
+const PAGE_BYTES: i64 = 8_192;
+
 /// A connection that may write: the writer's, and the helper's that checkpoints.
 pub(crate) fn open_writer(path: &Path) -> Result<Connection, OpenError> {
     let flags =
@@ -38,6 +42,8 @@ pub(crate) fn open_writer(path: &Path) -> Result<Connection, OpenError> {
             reason: "the file is read-only".to_owned(),
         });
     }
+    // Before the log is switched on: from then on the size is settled.
+    connection.pragma_update(None, "page_size", PAGE_BYTES)?;
     let mode: String = connection.pragma_update_and_check(None, "journal_mode", "WAL", |row| row.get(0))?;
     if !mode.eq_ignore_ascii_case("wal") {
         return Err(OpenError::Durability(format!("journal_mode is {mode}, not WAL")));

@@ -12,7 +12,7 @@ use super::orders::{self, Refused};
 use super::queue::{self, Held};
 use super::writer::{Command, Desk};
 use super::{SqliteJournal, apply, forget};
-use crate::delivery::{Claim, Fence, RouteName, Settled, Settlement, Verdict};
+use crate::delivery::{Claim, DeliveryId, Fence, RouteName, Settled, Settlement, Verdict};
 use crate::handler::Handler;
 use crate::journal::{
     Backlog, BoxFuture, Deliveries, Forgotten, Order, OrderError, Ordered, Pausable, Pause, Progress,
@@ -258,5 +258,13 @@ impl Deliveries for SqliteJournal {
             let mut round = round.lock().unwrap_or_else(PoisonError::into_inner);
             forget::batch(desk.connection, desk.ledger, &mut round, &retention, desk.now)
         })
+    }
+
+    fn mark(&self) -> BoxFuture<'_, Result<i64, WorkError>> {
+        self.work(|connection, _| queue::mark(connection))
+    }
+
+    fn unsettled(&self, deliveries: Vec<DeliveryId>) -> BoxFuture<'_, Result<Vec<DeliveryId>, WorkError>> {
+        self.work(move |connection, _| queue::unsettled(connection, deliveries))
     }
 }

@@ -301,9 +301,8 @@ pub(super) fn reclaim(
         })?
         .collect::<Result<_, _>>()?;
     for (fence, limit) in &expired {
-        let failure = Failure::never_ended();
-        let message = failure.message.clone();
-        let verdict = route.retry.after_failure(failure, fence.attempt, *limit, now, chance.draw());
+        let message = Failure::never_ended().message;
+        let verdict = route.after_lost_lease(fence.attempt, *limit, now, chance.draw());
         settle(connection, fence, Held::Lease, &verdict, &[], now)?;
         end_attempt(connection, fence, "lost", Some(&message), now)?;
     }
@@ -322,6 +321,31 @@ pub(super) fn next_due(
         )?
         .query_row([route.as_str()], |row| row.get::<_, Option<i64>>(0))
         .map(|at| at.map(UnixMicros))
+}
+
+/// When the journal was made.
+pub(super) fn mark(connection: &Connection) -> Result<i64, rusqlite::Error> {
+    let sql = "SELECT applied_at FROM oncehook_migrations ORDER BY name LIMIT 1";
+    connection.query_row(sql, [], |row| row.get(0))
+}
+
+/// Those of these deliveries that are pending or dead.
+pub(super) fn unsettled(
+    connection: &Connection,
+    deliveries: Vec<DeliveryId>,
+) -> Result<Vec<DeliveryId>, rusqlite::Error> {
+    let mut statement = connection.prepare_cached(
+        "SELECT count(*) FROM oncehook_deliveries
+          WHERE event = ?1 AND route = ?2 AND epoch = ?3 AND state NOT IN ('succeeded', 'superseded', 'skipped')",
+    )?;
+    let mut unsettled = Vec::new();
+    for delivery in deliveries {
+        let key = params![delivery.event.sequence(), delivery.route.as_str(), delivery.epoch];
+        if statement.query_row(key, |row| row.get::<_, i64>(0))? > 0 {
+            unsettled.push(delivery);
+        }
+    }
+    Ok(unsettled)
 }
 
 /// What a new process makes of what an earlier one has left: no lease outlives the process that took it, because this is the

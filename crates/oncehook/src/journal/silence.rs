@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 /// How long an answer may take before nobody else is made to wait for it.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-pub(super) struct Silence {
+pub(in crate::journal) struct Silence {
     born: Instant,
     /// Per lane: when its statement was sent, in milliseconds since then, or [`NOTHING`].
     asked: Vec<Arc<AtomicU64>>,
@@ -22,7 +22,7 @@ pub(super) struct Silence {
 const NOTHING: u64 = u64::MAX;
 
 /// A statement under way. It is over when this is dropped.
-pub(super) struct Asked(Option<Arc<AtomicU64>>);
+pub(in crate::journal) struct Asked(Option<Arc<AtomicU64>>);
 
 impl Drop for Asked {
     fn drop(&mut self) {
@@ -33,7 +33,7 @@ impl Drop for Asked {
 }
 
 impl Silence {
-    pub(super) fn of(lanes: usize) -> Self {
+    pub(in crate::journal) fn of(lanes: usize) -> Self {
         let asked = (0..lanes).map(|_| Arc::new(AtomicU64::new(NOTHING))).collect();
         Self { born: Instant::now(), asked }
     }
@@ -43,7 +43,7 @@ impl Silence {
     }
 
     /// A lane sends a statement.
-    pub(super) fn ask(&self, lane: usize) -> Asked {
+    pub(in crate::journal) fn ask(&self, lane: usize) -> Asked {
         let asked = self.asked.get(lane).cloned();
         if let Some(asked) = &asked {
             asked.store(self.now(), Ordering::Relaxed);
@@ -58,12 +58,12 @@ impl Silence {
     }
 
     /// Whether nobody else should be made to wait now.
-    pub(super) fn is_too_long(&self) -> bool {
+    pub(in crate::journal) fn is_too_long(&self) -> bool {
         self.longest().is_some_and(|longest| longest > PATIENCE)
     }
 
     /// What there is to say about it.
-    pub(super) fn told(&self) -> Option<String> {
+    pub(in crate::journal) fn told(&self) -> Option<String> {
         let longest = self.longest().filter(|longest| *longest > PATIENCE)?;
         Some(format!("the database has not answered for {} s", longest.as_secs()))
     }

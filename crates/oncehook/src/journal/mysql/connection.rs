@@ -1,0 +1,615 @@
+//! Connections: how they are opened, what is checked before one is used, and the small pools they wait in.
+//!
+//! Promises: every connection has proved, before its first use, that it talks to a server that can be written and syncs its
+//! log at every commit; sessions are strict and end no transaction by themselves (`autocommit` is off); every wait has a
+//! deadline; a connection on which anything went wrong, or whose caller went away half-way, is closed and never lent again,
+//! so nobody inherits an open transaction.
+//!
+//! Does not: retry. What an error means is the caller's to say ([`EngineError`]). Does not speak TLS yet.
+
+use std::collections::HashSet;
+use std::future::Future;
+use std::ops::{Deref, DerefMut};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use mysql_async::prelude::Queryable;
+use mysql_async::{Conn, Opts, OptsBuilder, Params, Row, Value};
+use tokio::sync::{Semaphore, SemaphorePermit};
+
+use super::OpenError;
+use super::ground;
+
+/// The longest that the server may take to be reached, and to answer one of our own statements.
+pub(super) const CONNECT_WAIT: Duration = Duration::from_secs(3);
+pub(super) const ANSWER_WAIT: Duration = Duration::from_secs(10);
+
+/// How long a session may be idle before the server ends it and what it has locked is free: as long as a lease, because
+/// the locks of a worker that froze are its leases.
+const IDLE_SESSION: Duration = Duration::from_secs(15);
+
+/// A connection that was idle for longer is not lent again: the server may be about to end it.
+const IDLE_LENT: Duration = Duration::from_secs(8);
+
+/// Idle connections that a pool keeps.
+const IDLE_KEPT: usize = 8;
+
+/// Statements that a connection keeps prepared.
+const STATEMENTS_KEPT: usize = 512;
+
+/// The same on every server, whatever its own setting: what does not fit a column is an error, and quotes and backslashes
+/// mean what `user_sql` takes them for.
+const SQL_MODE: &str =
+    "STRICT_ALL_TABLES,NO_ZERO_IN_DATE,NO_ZERO_DATE,ERROR_FOR_DIVISION_BY_ZERO,NO_ENGINE_SUBSTITUTION";
+
+/// What a connection is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Purpose {
+    /// Appends: short transactions over big batches.
+    Append,
+    /// Deliveries, orders, forgetting; the user's statements run here.
+    Work,
+    /// What people ask. Cannot write.
+    Read,
+}
+
+impl Purpose {
+    /// The settings of the session. Uniqueness is checked whatever the server's own setting says.
+    fn settings(self, mariadb: bool, handler_time: Duration) -> Vec<String> {
+        let (isolation, lock_wait, time) = match self {
+            Self::Append => ("READ COMMITTED", 3, Duration::from_secs(5)),
+            Self::Work => ("READ COMMITTED", 5, handler_time),
+            // One snapshot for all statements of an answer.
+            Self::Read => ("REPEATABLE READ", 1, Duration::from_secs(5)),
+        };
+        let idle = IDLE_SESSION.as_secs();
+        let mut settings = vec![
+            "SET NAMES utf8mb4".to_owned(),
+            format!("SET SESSION TRANSACTION ISOLATION LEVEL {isolation}"),
+            format!(
+                "SET SESSION sql_mode = '{SQL_MODE}', SESSION autocommit = 0, SESSION unique_checks = 1,
+                 SESSION foreign_key_checks = 1, SESSION innodb_lock_wait_timeout = {lock_wait}"
+            ),
+        ];
+        // Lanes are idle as long as nobody sends, and hold nothing then; they look after their connection themselves.
+        if self != Self::Append {
+            settings.push(format!("SET SESSION wait_timeout = {idle}"));
+        }
+        settings.push(if mariadb {
+            // Also ends a transaction whose session is kept alive by nothing.
+            let seconds = time.as_secs_f64().max(0.001);
+            format!(
+                "SET SESSION max_statement_time = {seconds:.3}, SESSION idle_transaction_timeout = {idle}"
+            )
+        } else {
+            // Only ends what reads. A statement that writes ends with the deadline of whoever waits for it.
+            format!("SET SESSION max_execution_time = {}", time.as_millis().max(1))
+        });
+        settings
+    }
+}
+
+/// What went wrong with a statement or a connection.
+#[derive(Debug, Clone)]
+pub(super) struct EngineError {
+    /// For people and logs. Holds no values.
+    pub(super) told: String,
+    code: Option<u16>,
+    /// What the server is not set up for, if that is the trouble.
+    pub(super) unsound: bool,
+    too_big: bool,
+    /// The connection is gone or was never there.
+    silent: bool,
+}
+
+impl EngineError {
+    pub(super) fn other(told: impl Into<String>) -> Self {
+        Self { told: told.into(), code: None, unsound: false, too_big: false, silent: false }
+    }
+
+    pub(super) fn unsound(told: impl Into<String>) -> Self {
+        Self { unsound: true, ..Self::other(told) }
+    }
+
+    pub(super) fn damaged() -> Self {
+        Self::other("a row of the journal is damaged")
+    }
+
+    /// A row that no packet can carry.
+    fn too_big(packet: usize) -> Self {
+        let told = format!("it is larger than the server's max_allowed_packet ({packet} bytes) lets in");
+        Self { too_big: true, ..Self::other(told) }
+    }
+
+    /// The database is not there.
+    pub(super) fn away(told: impl Into<String>) -> Self {
+        Self { silent: true, ..Self::other(told) }
+    }
+
+    fn no_answer() -> Self {
+        Self::away(format!("the database did not answer within {} s", ANSWER_WAIT.as_secs()))
+    }
+
+    pub(super) fn code(&self) -> Option<u16> {
+        self.code
+    }
+
+    /// Nobody there, or somebody who cannot serve us now (starting, stopping, full) and may by and by.
+    pub(super) fn is_away(&self) -> bool {
+        self.silent || self.is_one_of(&[1040, 1053, 1077, 1927, 4031])
+    }
+
+    fn is_one_of(&self, codes: &[u16]) -> bool {
+        self.code.is_some_and(|code| codes.contains(&code))
+    }
+
+    /// Two transactions stood in each other's way (a deadlock, a lock that was waited for too long); the same again may
+    /// work. Nobody's fault. What the transaction did must be undone by ROLLBACK: after a deadlock it is gone, after a
+    /// wait only its last statement is.
+    pub(super) fn is_collision(&self) -> bool {
+        self.is_one_of(&[1205, 1213, 1020])
+    }
+
+    /// A row was refused (its data, a constraint, its size): the others are not to blame.
+    pub(super) fn blames_a_row(&self) -> bool {
+        const DATA: [u16; 12] = [1048, 1062, 1263, 1264, 1265, 1292, 1364, 1366, 1406, 1526, 3819, 4025];
+        self.too_big || self.is_one_of(&DATA)
+    }
+
+    /// The statement itself took too long, or was interrupted.
+    pub(super) fn is_too_slow(&self) -> bool {
+        self.is_one_of(&[1317, 1969, 3024])
+    }
+
+    /// The server spoke, and about this statement: not a lost connection, a shutdown, a full disk, or a server that became
+    /// a replica.
+    pub(super) fn blames_the_statement(&self) -> bool {
+        const ENGINE: [u16; 36] = [
+            1016, 1021, 1023, 1024, 1026, 1028, 1030, 1034, 1036, 1037, 1038, 1040, 1041, 1047, 1053, 1077,
+            1080, 1105, 1114, 1152, 1158, 1159, 1160, 1161, 1180, 1181, 1184, 1206, 1290, 1461, 1792, 1836,
+            1927, 3100, 3101, 4031,
+        ];
+        self.too_big || self.code.is_some() && !self.is_one_of(&ENGINE)
+    }
+}
+
+impl From<mysql_async::Error> for EngineError {
+    fn from(error: mysql_async::Error) -> Self {
+        match error {
+            mysql_async::Error::Server(said) => Self {
+                told: format!("{} ({})", without_values(&said.message), said.code),
+                code: Some(said.code),
+                ..Self::other("")
+            },
+            mysql_async::Error::Io(error) => Self::away(error.to_string()),
+            mysql_async::Error::Driver(error) if error_is_loss(&error) => Self::away(error.to_string()),
+            other => Self::other(other.to_string()),
+        }
+    }
+}
+
+/// The connection was closed under the driver's hands.
+fn error_is_loss(error: &mysql_async::DriverError) -> bool {
+    use mysql_async::DriverError::{ConnectionClosed, PoolDisconnected, UnexpectedPacket};
+    matches!(error, ConnectionClosed | PoolDisconnected | UnexpectedPacket { .. })
+}
+
+/// The server quotes the value that did not fit, and says what for: the value is left out.
+fn without_values(message: &str) -> String {
+    let quoted = message.find('\'').zip(message.rfind("' for "));
+    match quoted {
+        Some((from, to)) if from < to => {
+            let (before, after) = (message.get(..from), message.get(to + 1..));
+            format!("{}…{}", before.unwrap_or_default(), after.unwrap_or_default())
+        }
+        _ => message.to_owned(),
+    }
+}
+
+impl std::fmt::Display for EngineError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.told)
+    }
+}
+
+/// Waits for an answer, but not for ever.
+async fn in_time<T>(answer: impl Future<Output = Result<T, mysql_async::Error>>) -> Result<T, EngineError> {
+    match tokio::time::timeout(ANSWER_WAIT, answer).await {
+        Ok(answer) => answer.map_err(Into::into),
+        Err(_) => Err(EngineError::no_answer()),
+    }
+}
+
+/// How to reach the database.
+pub(super) struct Connector {
+    /// One for each host, in the order they were named.
+    hosts: Vec<Opts>,
+    /// The one that let us in last.
+    good: AtomicUsize,
+    handler_time: Duration,
+}
+
+impl Connector {
+    /// Reads a URL. Several hosts may be named; the first one that can be written to is taken.
+    pub(super) fn new(url: &str, handler_time: Duration) -> Result<Self, OpenError> {
+        // The URL holds a password, so errors do not repeat it.
+        let wrong = |what: &str| OpenError::Url(what.to_owned());
+        let rest = ["mysql://", "mariadb://"]
+            .into_iter()
+            .find_map(|scheme| url.strip_prefix(scheme))
+            .ok_or_else(|| wrong("it begins with mysql:// or mariadb://"))?;
+        let (authority, path) = match rest.find(['/', '?']) {
+            Some(at) => rest.split_at(at),
+            None => (rest, ""),
+        };
+        let (user, hosts) = match authority.rfind('@') {
+            Some(at) => authority.split_at(at + 1),
+            None => ("", authority),
+        };
+        let mut opened = Vec::new();
+        for host in hosts.split(',') {
+            let opts =
+                Opts::from_url(&format!("mysql://{user}{host}{path}")).map_err(|error| match error {
+                    mysql_async::UrlError::UnknownParameter { param } => {
+                        wrong(&format!("unknown parameter `{param}`"))
+                    }
+                    mysql_async::UrlError::InvalidParamValue { param, .. } => {
+                        wrong(&format!("the value of `{param}` cannot be used"))
+                    }
+                    _ => wrong("write mysql://USER:PASSWORD@HOST:PORT/DATABASE"),
+                })?;
+            if opts.db_name().is_none_or(str::is_empty) {
+                return Err(wrong("name a database: mysql://USER@HOST/DATABASE"));
+            }
+            let builder = OptsBuilder::from_opts(opts)
+                // Where the URL leads, and not to a socket that the server names.
+                .prefer_socket(Some(false))
+                .tcp_keepalive(Some(Duration::from_secs(10)))
+                .stmt_cache_size(Some(STATEMENTS_KEPT))
+                // Rows that were changed are counted, not rows that were found: an insert is told from a duplicate by it.
+                .client_found_rows(false);
+            opened.push(Opts::from(builder));
+        }
+        Ok(Self { hosts: opened, good: AtomicUsize::new(0), handler_time })
+    }
+
+    /// Where it leads, without what is secret.
+    pub(super) fn shown(&self) -> String {
+        let hosts: Vec<String> = self.hosts.iter().map(host_name).collect();
+        let database = self.hosts.first().and_then(|opts| opts.db_name()).unwrap_or_default();
+        format!("mysql://{}/{database}", hosts.join(","))
+    }
+
+    /// Opens a connection and checks the ground it stands on. The hosts are tried one after another, the last good one first, each
+    /// with a deadline of its own, until one is fit.
+    pub(super) async fn open(&self, purpose: Purpose) -> Result<Session, EngineError> {
+        let good = self.good.load(Ordering::Relaxed);
+        let mut refusals: Vec<(String, EngineError)> = Vec::new();
+        for turn in 0..self.hosts.len() {
+            let place = (good + turn) % self.hosts.len();
+            let Some(opts) = self.hosts.get(place) else { continue };
+            match self.open_at(opts, purpose).await {
+                Ok(session) => {
+                    self.good.store(place, Ordering::Relaxed);
+                    return Ok(session);
+                }
+                Err(error) => refusals.push((host_name(opts), error)),
+            }
+        }
+        Err(sum_up(refusals))
+    }
+
+    async fn open_at(&self, opts: &Opts, purpose: Purpose) -> Result<Session, EngineError> {
+        let opening = async {
+            let conn = Conn::new(opts.clone()).await?;
+            let mut session =
+                Session { conn, packet: 0, mariadb: false, used: Instant::now(), known: HashSet::new() };
+            let ground = ground::check(&mut session).await?;
+            (session.packet, session.mariadb) = (ground.packet, ground.mariadb);
+            for setting in purpose.settings(ground.mariadb, self.handler_time) {
+                session.run(&setting).await?;
+            }
+            Ok(session)
+        };
+        match tokio::time::timeout(CONNECT_WAIT, opening).await {
+            Ok(opened) => opened,
+            Err(_) => Err(EngineError::away("the database could not be reached in time")),
+        }
+    }
+}
+
+fn host_name(opts: &Opts) -> String {
+    match opts.socket() {
+        Some(socket) => socket.to_owned(),
+        None => format!("{}:{}", opts.ip_or_hostname(), opts.tcp_port()),
+    }
+}
+
+/// One error out of each host's. If one of them may come back by itself, so may the database; a single host's own is the most
+/// telling.
+fn sum_up(mut refusals: Vec<(String, EngineError)>) -> EngineError {
+    if refusals.len() == 1
+        && let Some((_, only)) = refusals.pop()
+    {
+        return only;
+    }
+    let told: Vec<String> = refusals.iter().map(|(name, error)| format!("{name}: {}", error.told)).collect();
+    let told = told.join("; ");
+    let away = refusals.iter().any(|(_, error)| error.is_away());
+    if away { EngineError::away(told) } else { EngineError::unsound(told) }
+}
+
+/// A statement that inserts many rows: `head VALUES row, row, … tail`.
+#[derive(Clone, Copy)]
+pub(super) struct Insert {
+    pub(super) head: &'static str,
+    /// One row, with its placeholders.
+    pub(super) row: &'static str,
+    pub(super) tail: &'static str,
+}
+
+/// At most this many rows in one statement.
+const ROWS_AT_ONCE: usize = 256;
+
+/// One connection with its prepared statements.
+pub(super) struct Session {
+    conn: Conn,
+    /// The largest packet that the server takes.
+    packet: usize,
+    mariadb: bool,
+    used: Instant,
+    /// Statements of the user's that were looked at.
+    known: HashSet<String>,
+}
+
+impl Session {
+    pub(super) fn is_mariadb(&self) -> bool {
+        self.mariadb
+    }
+
+    /// Whether a statement was looked at on this connection before.
+    pub(super) fn is_known(&self, statement: &str) -> bool {
+        self.known.contains(statement)
+    }
+
+    pub(super) fn make_known(&mut self, statement: &str) {
+        if self.known.len() >= STATEMENTS_KEPT {
+            self.known.clear();
+        }
+        self.known.insert(statement.to_owned());
+    }
+
+    /// How many bytes a batch may have at most, so that its rows fit into packets.
+    pub(super) fn batch_bytes(&self) -> usize {
+        self.packet / 2
+    }
+
+    /// Runs a statement without parameters.
+    pub(super) async fn run(&mut self, sql: &str) -> Result<(), EngineError> {
+        in_time(self.conn.query_drop(sql)).await
+    }
+
+    /// Runs a statement without parameters that cannot be prepared, and returns its rows.
+    pub(super) async fn ask(&mut self, sql: &str) -> Result<Vec<Row>, EngineError> {
+        in_time(self.conn.query(sql)).await
+    }
+
+    /// Whether the connection is still there.
+    pub(super) async fn is_alive(&mut self) -> bool {
+        in_time(self.conn.ping()).await.is_ok()
+    }
+
+    /// The prepared form of a statement. Prepared once per connection.
+    pub(super) async fn prepared(&mut self, sql: &str) -> Result<mysql_async::Statement, EngineError> {
+        in_time(self.conn.prep(sql)).await
+    }
+
+    /// Runs one statement and returns its rows.
+    pub(super) async fn rows(&mut self, sql: &str, parameters: Vec<Value>) -> Result<Vec<Row>, EngineError> {
+        in_time(self.conn.exec(sql, positional(parameters))).await
+    }
+
+    /// The same for a statement that is prepared already; also tells how many rows it changed.
+    pub(super) async fn rows_of(
+        &mut self,
+        statement: &mysql_async::Statement,
+        parameters: Vec<Value>,
+    ) -> Result<Vec<Row>, EngineError> {
+        in_time(self.conn.exec(statement, positional(parameters))).await
+    }
+
+    /// Runs one statement once for each set of parameters, in one go where the server can.
+    pub(super) async fn bulk(
+        &mut self,
+        statement: &mysql_async::Statement,
+        parameters: Vec<Vec<Value>>,
+    ) -> Result<(), EngineError> {
+        in_time(self.conn.exec_batch(statement, parameters.into_iter().map(positional))).await
+    }
+
+    /// Runs one statement and returns its first row.
+    pub(super) async fn row(
+        &mut self,
+        sql: &str,
+        parameters: Vec<Value>,
+    ) -> Result<Option<Row>, EngineError> {
+        Ok(self.rows(sql, parameters).await?.into_iter().next())
+    }
+
+    /// Runs one statement and returns how many rows it changed.
+    pub(super) async fn change(&mut self, sql: &str, parameters: Vec<Value>) -> Result<u64, EngineError> {
+        in_time(self.conn.exec_drop(sql, positional(parameters))).await?;
+        Ok(self.conn.affected_rows())
+    }
+
+    /// Inserts rows, in their order, and returns how many rows were changed.
+    ///
+    /// Statements have 1, 2, 4 … rows, so that a few prepared ones serve every batch, and each fits into a packet.
+    pub(super) async fn insert(&mut self, insert: Insert, rows: Vec<Vec<Value>>) -> Result<u64, EngineError> {
+        let room = self.packet.saturating_sub(self.packet / 4);
+        let weights: Vec<usize> = rows.iter().map(|row| weight(row)).collect();
+        if weights.iter().any(|weight| *weight > room) {
+            return Err(EngineError::too_big(self.packet));
+        }
+        let (mut rows, mut weights) = (rows.into_iter(), weights.as_slice());
+        let mut changed = 0;
+        while !weights.is_empty() {
+            let mut count = 1;
+            while count < ROWS_AT_ONCE
+                && weights.get(..2 * count).is_some_and(|weights| weights.iter().sum::<usize>() <= room)
+            {
+                count *= 2;
+            }
+            weights = weights.get(count..).unwrap_or_default();
+            let mut sql = String::with_capacity(insert.head.len() + (insert.row.len() + 2) * count + 80);
+            sql.push_str(insert.head);
+            sql.push_str(" VALUES ");
+            for place in 0..count {
+                sql.push_str(if place == 0 { "" } else { ", " });
+                sql.push_str(insert.row);
+            }
+            sql.push_str(insert.tail);
+            changed += self.change(&sql, rows.by_ref().take(count).flatten().collect()).await?;
+        }
+        Ok(changed)
+    }
+
+    /// The database's time, or the one that was given.
+    pub(super) async fn now(&mut self, given: Option<i64>) -> Result<i64, EngineError> {
+        match given {
+            Some(now) => Ok(now),
+            None => {
+                let row = self.row(&format!("SELECT {}", super::NOW), Vec::new()).await?;
+                row.as_ref().map_or_else(|| Err(EngineError::damaged()), |row| super::row::number(row, 0))
+            }
+        }
+    }
+}
+
+fn positional(parameters: Vec<Value>) -> Params {
+    if parameters.is_empty() { Params::Empty } else { Params::Positional(parameters) }
+}
+
+/// The bytes of a row in a packet, and some.
+fn weight(row: &[Value]) -> usize {
+    let bytes = |value: &Value| match value {
+        Value::Bytes(bytes) => bytes.len() + 12,
+        _ => 12,
+    };
+    row.iter().map(bytes).sum()
+}
+
+/// Connections for one purpose, at most so many at once.
+pub(super) struct Pool {
+    connector: std::sync::Arc<Connector>,
+    purpose: Purpose,
+    idle: Mutex<Vec<Session>>,
+    permits: Semaphore,
+}
+
+impl Pool {
+    pub(super) fn new(connector: std::sync::Arc<Connector>, purpose: Purpose, at_once: usize) -> Self {
+        Self { connector, purpose, idle: Mutex::default(), permits: Semaphore::new(at_once) }
+    }
+
+    /// Lends a connection. It is closed when it is dropped, unless it is [kept](Lent::keep).
+    pub(super) async fn take(&self) -> Result<Lent<'_>, EngineError> {
+        let permit = match tokio::time::timeout(ANSWER_WAIT, self.permits.acquire()).await {
+            Ok(Ok(permit)) => permit,
+            Ok(Err(_)) => return Err(EngineError::other("the journal is closed")),
+            Err(_) => return Err(EngineError::other("no connection was free in time")),
+        };
+        loop {
+            let idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
+            let session = match idle {
+                Some(session) if session.used.elapsed() > IDLE_LENT || session.conn.is_disconnected() => {
+                    continue;
+                }
+                Some(session) => session,
+                None => self.connector.open(self.purpose).await?,
+            };
+            return Ok(Lent { session, pool: self, _permit: permit });
+        }
+    }
+
+    /// Refuses to lend from now on and closes what is idle.
+    pub(super) fn close(&self) {
+        self.permits.close();
+        self.idle.lock().unwrap_or_else(PoisonError::into_inner).clear();
+    }
+}
+
+/// A connection on loan.
+pub(super) struct Lent<'p> {
+    session: Session,
+    pool: &'p Pool,
+    _permit: SemaphorePermit<'p>,
+}
+
+impl Deref for Lent<'_> {
+    type Target = Session;
+
+    fn deref(&self) -> &Session {
+        &self.session
+    }
+}
+
+impl DerefMut for Lent<'_> {
+    fn deref_mut(&mut self) -> &mut Session {
+        &mut self.session
+    }
+}
+
+impl Lent<'_> {
+    /// Gives the connection back for the next caller. Only for one that is in no transaction.
+    pub(super) fn keep(mut self) {
+        self.session.used = Instant::now();
+        let mut idle = self.pool.idle.lock().unwrap_or_else(PoisonError::into_inner);
+        if idle.len() < IDLE_KEPT && !self.pool.permits.is_closed() {
+            idle.push(self.session);
+        }
+    }
+}
+
+/// Counts collisions: the first few are worth another try.
+#[derive(Default)]
+pub(super) struct Tries(u32);
+
+impl Tries {
+    /// Whether to do the same again after this error; the error if not.
+    pub(super) fn again(&mut self, error: EngineError) -> Result<(), EngineError> {
+        self.0 += 1;
+        if error.is_collision() && self.0 < 10 { Ok(()) } else { Err(error) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_are_left_out_of_what_is_told() {
+        let told = without_values("Duplicate entry 'it's secret' for key 'PRIMARY'");
+        assert_eq!(told, "Duplicate entry … for key 'PRIMARY'");
+        assert_eq!(without_values("Table 'shop.orders' doesn't exist"), "Table 'shop.orders' doesn't exist");
+    }
+
+    #[test]
+    fn urls_name_hosts_and_a_database() {
+        let time = Duration::from_secs(1);
+        let shown = |url: &str| {
+            Connector::new(url, time).map(|known| known.shown()).map_err(|error| error.to_string())
+        };
+        assert_eq!(shown("mysql://me:p%40ss@one:3307,two/shop").unwrap(), "mysql://one:3307,two:3306/shop");
+        assert_eq!(shown("mariadb://me@[::1]:3307/shop").unwrap(), "mysql://[::1]:3307/shop");
+        for bad in [
+            "mysql://me:hunter2@host",
+            "mysql://me:hunter2@host:port/shop",
+            "mysql://me:hunter2@host/shop?tsl=1",
+        ] {
+            let told = shown(bad).unwrap_err();
+            assert!(!told.contains("hunter2"), "{told}");
+        }
+    }
+}

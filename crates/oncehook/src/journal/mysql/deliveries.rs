@@ -1,0 +1,297 @@
+//! The journal on MariaDB and MySQL for workers and operators: every call takes a connection, does one atomic thing, and gives it
+//! back. A call that is dropped half-way closes its connection, and the server undoes what was begun.
+
+use std::collections::HashSet;
+use std::sync::{Arc, PoisonError};
+use std::time::Duration;
+
+use oncehook_verify::UnixMicros;
+use tokio::sync::watch;
+
+use super::connection::{EngineError, Session, Tries};
+use super::orders::{self, Refused};
+use super::queue::{self, Ended, Held};
+use super::{MysqlJournal, aliases, apply, forget};
+use crate::delivery::{Claim, Fence, RouteName, Settled, Settlement, Verdict};
+use crate::handler::{Handler, SqlHandler};
+use crate::journal::{
+    Alias, Backlog, BoxFuture, Deliveries, Forgotten, Order, OrderError, Ordered, Pausable, Pause, Progress,
+    Retention, Who, WorkError,
+};
+use crate::route::Route;
+
+/// Does an atomic thing on a connection, again if another transaction stood in its way.
+macro_rules! work {
+    ($journal:expr, |$session:ident| $work:expr) => {{
+        let mut tries = Tries::default();
+        loop {
+            let worked = match $journal.workers.take().await {
+                Ok(mut $session) => match $work.await {
+                    Ok(done) => {
+                        $session.keep();
+                        Ok(done)
+                    }
+                    Err(error) => {
+                        // Undone in so many words, or else with the connection, which is not kept.
+                        if error.is_collision() && $session.run("ROLLBACK").await.is_ok() {
+                            $session.keep();
+                        }
+                        Err(error)
+                    }
+                },
+                Err(error) => Err(error),
+            };
+            match worked {
+                Ok(done) => break Ok(done),
+                Err(error) => {
+                    if let Err(error) = tries.again(error) {
+                        break Err(unavailable(error));
+                    }
+                }
+            }
+        }
+    }};
+}
+
+fn unavailable(error: EngineError) -> WorkError {
+    WorkError::Unavailable(error.told)
+}
+
+/// What two batches came to.
+fn sum(mut one: Progress, other: Progress) -> Progress {
+    one.succeeded += other.succeeded;
+    one.retrying += other.retrying;
+    one.dead.extend(other.dead);
+    one.more |= other.more;
+    one
+}
+
+impl MysqlJournal {
+    pub(super) async fn keep(&self, kept: Vec<Alias>) -> Result<(), WorkError> {
+        work!(self, |session| aliases::keep(&mut session, &kept))
+    }
+
+    async fn apply_batch(
+        &self,
+        route: &Route,
+        handler: &SqlHandler,
+        limit: usize,
+    ) -> Result<Progress, WorkError> {
+        let given = self.shared.given_time();
+        work!(self, |session| apply::sql(
+            &mut session,
+            given,
+            route,
+            handler,
+            limit,
+            queue::drawing(&self.chance)
+        ))
+    }
+}
+
+/// Settles leased attempts in one transaction.
+async fn settle(
+    session: &mut Session,
+    given: Option<i64>,
+    from: UnixMicros,
+    ended: &[Ended<'_>],
+) -> Result<HashSet<Fence>, EngineError> {
+    let now = session.now(given).await?;
+    let settled = queue::settle(session, now, from, Held::Lease, ended).await?;
+    session.run("COMMIT").await?;
+    Ok(settled)
+}
+
+fn micros(time: Duration) -> i64 {
+    // A lease of a century is long enough, and leaves room for the time itself.
+    i64::try_from(time.as_micros()).unwrap_or(i64::MAX).min(100 * 365 * 86_400_000_000)
+}
+
+impl Deliveries for MysqlJournal {
+    fn changes(&self) -> watch::Receiver<u64> {
+        self.shared.changes.subscribe()
+    }
+
+    fn apply(&self, route: Arc<Route>, limit: usize) -> BoxFuture<'_, Result<Progress, WorkError>> {
+        Box::pin(async move {
+            let Handler::Sql(handler) = &route.handler else {
+                return Err(WorkError::Unsupported(format!("route `{}` has no statements", route.name)));
+            };
+            // A backlog is worked off by two connections at once: what one has locked the other passes over.
+            let busy = self.busy.lock().unwrap_or_else(PoisonError::into_inner).remove(&route.name);
+            let progress = if busy && limit > 1 {
+                let (one, other) = tokio::join!(
+                    self.apply_batch(&route, handler, limit.div_ceil(2)),
+                    self.apply_batch(&route, handler, limit / 2)
+                );
+                match (one, other) {
+                    (Ok(one), Ok(other)) => sum(one, other),
+                    // What one of them did stays done; the other's trouble shows again soon enough.
+                    (Ok(one), Err(_)) | (Err(_), Ok(one)) => one,
+                    (Err(error), Err(_)) => return Err(error),
+                }
+            } else {
+                self.apply_batch(&route, handler, limit).await?
+            };
+            if progress.more {
+                self.busy.lock().unwrap_or_else(PoisonError::into_inner).insert(route.name.clone());
+            }
+            if progress.succeeded > 0 && !route.followups.is_empty() {
+                self.shared.changed();
+            }
+            Ok(progress)
+        })
+    }
+
+    fn claim(
+        &self,
+        route: Arc<Route>,
+        limit: usize,
+        lease: Duration,
+    ) -> BoxFuture<'_, Result<Vec<Claim>, WorkError>> {
+        Box::pin(async move {
+            let given = self.shared.given_time();
+            let leased =
+                work!(self, |session| queue::lease(&mut session, given, &route, limit, micros(lease)))?;
+            let claim = |leased: queue::Leased| Claim {
+                fence: leased.fence,
+                attempt_limit: leased.attempt_limit,
+                event: leased.event,
+            };
+            Ok(leased.into_iter().map(claim).collect())
+        })
+    }
+
+    fn call(&self, route: Arc<Route>, _claims: Vec<Claim>) -> BoxFuture<'_, Result<Vec<Settled>, WorkError>> {
+        Box::pin(async move {
+            Err(WorkError::Unsupported(format!(
+                "route `{}`: functions run on the embedded journal only",
+                route.name
+            )))
+        })
+    }
+
+    fn settle(&self, settlements: Vec<Settlement>) -> BoxFuture<'_, Result<Vec<Settled>, WorkError>> {
+        Box::pin(async move {
+            // Only the first settlement of an attempt can count; of the others nothing is written.
+            let mut first: Vec<&Settlement> = Vec::with_capacity(settlements.len());
+            let mut seen = HashSet::new();
+            first.extend(settlements.iter().filter(|settlement| seen.insert(&settlement.fence)));
+            let ended: Vec<Ended<'_>> = first
+                .iter()
+                .map(|Settlement { fence, verdict, followups }| Ended { fence, verdict, followups })
+                .collect();
+            let (given, from) = (self.shared.given_time(), self.shared.clock.steady());
+            let mut done = work!(self, |session| settle(&mut session, given, from, &ended))?;
+            // A lane knows by itself when its own deliveries are due again.
+            let followed =
+                |one: &Settlement| matches!(one.verdict, Verdict::Succeeded(_)) && !one.followups.is_empty();
+            if settlements.iter().any(followed) {
+                self.shared.changed();
+            }
+            let settled = settlements.iter().map(|settlement| match done.remove(&settlement.fence) {
+                true => Settled::Done,
+                false => Settled::Lost,
+            });
+            Ok(settled.collect())
+        })
+    }
+
+    fn renew(&self, fences: Vec<Fence>, lease: Duration) -> BoxFuture<'_, Result<(), WorkError>> {
+        Box::pin(async move {
+            let given = self.shared.given_time();
+            work!(self, |session| queue::renew(&mut session, given, &fences, micros(lease)))
+        })
+    }
+
+    fn give_back(&self, fences: Vec<Fence>) -> BoxFuture<'_, Result<(), WorkError>> {
+        Box::pin(async move {
+            let given = self.shared.given_time();
+            work!(self, |session| queue::give_back(&mut session, given, &fences))?;
+            self.shared.changed();
+            Ok(())
+        })
+    }
+
+    fn reclaim(&self, route: Arc<Route>) -> BoxFuture<'_, Result<usize, WorkError>> {
+        Box::pin(async move {
+            let given = self.shared.given_time();
+            let reclaimed = work!(self, |session| queue::reclaim(
+                &mut session,
+                given,
+                &route,
+                queue::drawing(&self.chance)
+            ))?;
+            if reclaimed > 0 {
+                self.shared.changed();
+            }
+            Ok(reclaimed)
+        })
+    }
+
+    fn next_due(&self, route: RouteName) -> BoxFuture<'_, Result<Option<UnixMicros>, WorkError>> {
+        Box::pin(async move {
+            let given = self.shared.given_time();
+            let wait = work!(self, |session| queue::next_due(&mut session, given, &route))?;
+            // Told in the caller's time: its clock and the database's may differ.
+            Ok(wait.map(|wait| UnixMicros(self.shared.clock.steady().0.saturating_add(wait))))
+        })
+    }
+
+    fn backlog(&self) -> BoxFuture<'_, Result<Vec<Backlog>, WorkError>> {
+        Box::pin(async {
+            let backlog = self.readers.backlog().await;
+            backlog.map_err(|error| WorkError::Unavailable(error.to_string()))
+        })
+    }
+
+    fn order(&self, order: Order) -> BoxFuture<'_, Result<Ordered, OrderError>> {
+        Box::pin(async move {
+            let given = self.shared.given_time();
+            let mut tries = Tries::default();
+            loop {
+                let mut session = self.workers.take().await.map_err(unavailable)?;
+                match orders::carry_out(&mut session, given, &order).await {
+                    Ok(ordered) => {
+                        session.keep();
+                        self.shared.changed();
+                        return Ok(ordered);
+                    }
+                    Err(Refused::Unfit(error)) => {
+                        // At once, not when the server notices that the connection is gone: until then the deliveries are
+                        // locked, and workers pass over them.
+                        if session.run("ROLLBACK").await.is_ok() {
+                            session.keep();
+                        }
+                        return Err(error);
+                    }
+                    Err(Refused::Engine(error)) => tries.again(error).map_err(unavailable)?,
+                }
+            }
+        })
+    }
+
+    fn set_paused(&self, pause: Pause, who: Who) -> BoxFuture<'_, Result<(), WorkError>> {
+        Box::pin(async move {
+            let given = self.shared.given_time();
+            work!(self, |session| orders::set_paused(&mut session, given, &pause, &who))?;
+            self.shared.changed();
+            Ok(())
+        })
+    }
+
+    fn paused(&self) -> BoxFuture<'_, Result<Vec<Pausable>, WorkError>> {
+        Box::pin(async move { work!(self, |session| orders::paused(&mut session)) })
+    }
+
+    fn forget(&self, retention: Retention) -> BoxFuture<'_, Result<Forgotten, WorkError>> {
+        Box::pin(async move {
+            let given = self.shared.given_time();
+            let round = self.round.lock().unwrap_or_else(PoisonError::into_inner).clone();
+            let (forgotten, next) =
+                work!(self, |session| forget::batch(&mut session, given, &round, &retention))?;
+            *self.round.lock().unwrap_or_else(PoisonError::into_inner) = next;
+            Ok(forgotten)
+        })
+    }
+}

@@ -1,0 +1,410 @@
+//! What people ask: lists, one event's story, counts. On connections that cannot write, time-boxed.
+//!
+//! Each answer is one snapshot, with the counts that are still in this node's memory added. Those in the memory of other
+//! nodes show half a second later.
+//!
+//! Does not: keep a search index for filters yet. A list walks the events from the newest on, so a rare value in a long
+//! history may take longer than a read may. What waits, is leased, dead or parked is found by the queues' index.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+
+use bytes::Bytes;
+use mysql_async::{Row, Value};
+use oncehook_verify::{EventKey, UnixMicros};
+
+use super::Shared;
+use super::connection::{EngineError, Pool, Session};
+use super::queries::parse_latest;
+use super::row::{IDS, bytes, count, digest, event, id, ids, maybe_number, maybe_text, number, small, text};
+use crate::delivery::{DeliveryId, DeliveryState};
+use crate::event::EventId;
+use crate::journal::tally::remember;
+use crate::journal::{
+    Attempt, AuditEntry, Backlog, Conflict, Delivery, EventDetail, EventPage, EventQuery, EventStatus,
+    EventSummary, Flag, ReadError, RecentKey, SourceCounts, Standing, Stats, StoredBody,
+};
+
+/// One snapshot for all queries of an answer.
+const BEGIN: &str = "START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY";
+
+pub(super) struct Readers {
+    pool: Pool,
+    shared: Arc<Shared>,
+}
+
+/// Reads in one snapshot, while nothing moves from memory into the tables.
+macro_rules! read {
+    ($readers:expr, |$session:ident| $read:expr) => {{
+        let _still = $readers.shared.moving.read().await;
+        let mut $session = $readers.pool.take().await.map_err(read_error)?;
+        $session.run(BEGIN).await.map_err(read_error)?;
+        let answer = $read.await.map_err(read_error)?;
+        $session.run("COMMIT").await.map_err(read_error)?;
+        $session.keep();
+        Ok(answer)
+    }};
+}
+
+fn read_error(error: EngineError) -> ReadError {
+    if error.is_too_slow() { ReadError::TooSlow } else { ReadError::Engine(error.told) }
+}
+
+impl Readers {
+    pub(super) fn new(pool: Pool, shared: Arc<Shared>) -> Self {
+        Self { pool, shared }
+    }
+
+    pub(super) async fn list(&self, query: &EventQuery) -> Result<EventPage, ReadError> {
+        read!(self, |session| self.page(&mut session, query))
+    }
+
+    async fn page(&self, session: &mut Session, query: &EventQuery) -> Result<EventPage, EngineError> {
+        let mut events = find(session, query).await?;
+        let more = events.len() > query.limit;
+        events.truncate(query.limit);
+        self.complete(session, &mut events).await?;
+        let next = events.last().filter(|_| more).map(|event| event.id);
+        Ok(EventPage { events, next })
+    }
+
+    pub(super) async fn show(&self, id: EventId) -> Result<Option<EventDetail>, ReadError> {
+        read!(self, |session| self.story(&mut session, id))
+    }
+
+    async fn story(&self, session: &mut Session, id: EventId) -> Result<Option<EventDetail>, EngineError> {
+        let sql = format!("{} WHERE e.id = ?", summaries());
+        let Some(row) = session.row(&sql, vec![super::row::id(id)]).await? else { return Ok(None) };
+        let mut events = vec![summary(&row)?];
+        self.complete(session, &mut events).await?;
+        let Some(mut event) = events.pop() else { return Ok(None) };
+        tell_attempts(session, &mut event).await?;
+        let sql = "SELECT first_at, last_at, latest FROM oncehook_duplicates WHERE event = ?";
+        let (mut seen, mut latest) = (None, std::collections::VecDeque::new());
+        if let Some(stored) = session.row(sql, vec![super::row::id(id)]).await? {
+            seen = Some((UnixMicros(number(&stored, 0)?), UnixMicros(number(&stored, 1)?)));
+            latest = parse_latest(&text(&stored, 2)?).into();
+        }
+        if let Some(pending) = self.shared.tally().get(id) {
+            seen = Some(seen.map_or((pending.first_at, pending.last_at), |(first, last)| {
+                (first, last.max(pending.last_at))
+            }));
+            pending.latest.iter().for_each(|duplicate| remember(&mut latest, *duplicate));
+        }
+        Ok(Some(EventDetail {
+            event,
+            digest: digest(&row, 12)?,
+            duplicates_seen: seen,
+            duplicates_latest: latest.into_iter().collect(),
+            conflicts: conflicts(session, id).await?,
+            audit: audit(session, id).await?,
+        }))
+    }
+
+    pub(super) async fn resolve(&self, alias: EventId) -> Result<Option<EventId>, ReadError> {
+        read!(self, |session| super::aliases::resolve(&mut session, alias))
+    }
+
+    /// How deliveries stand, all in one statement.
+    pub(super) async fn standings(
+        &self,
+        deliveries: &[DeliveryId],
+    ) -> Result<Vec<Option<Standing>>, ReadError> {
+        read!(self, |session| standings(&mut session, deliveries))
+    }
+
+    /// Keys of the latest events, as the ledger has them.
+    pub(super) async fn recent_keys(&self, limit: usize) -> Result<Vec<RecentKey>, ReadError> {
+        read!(self, |session| recent_keys(&mut session, limit))
+    }
+
+    pub(super) async fn body(&self, id: EventId) -> Result<Option<StoredBody>, ReadError> {
+        read!(self, |session| body(&mut session, id))
+    }
+
+    pub(super) async fn stats(&self) -> Result<Stats, ReadError> {
+        read!(self, |session| self.counts(&mut session))
+    }
+
+    async fn counts(&self, session: &mut Session) -> Result<Stats, EngineError> {
+        let sql = "SELECT source, CAST(SUM(events) AS SIGNED), CAST(SUM(duplicates) AS SIGNED), CAST(SUM(conflicts) AS SIGNED),
+                          CAST(SUM(quarantined) AS SIGNED)
+                     FROM oncehook_totals GROUP BY source ORDER BY source";
+        let rows = session.rows(sql, Vec::new()).await?;
+        let counts = |row: &Row| {
+            Ok(SourceCounts {
+                source: text(row, 0)?,
+                events: count(row, 1)?,
+                duplicates: count(row, 2)?,
+                conflicts: count(row, 3)?,
+                quarantined: count(row, 4)?,
+            })
+        };
+        let mut sources: Vec<SourceCounts> = rows.iter().map(counts).collect::<Result<_, EngineError>>()?;
+        for (_, pending) in self.shared.tally().iter() {
+            if let Some(counts) = sources.iter_mut().find(|counts| counts.source == pending.source.as_str()) {
+                counts.duplicates += pending.count();
+            }
+        }
+        Ok(Stats { sources })
+    }
+
+    /// What waits, per route.
+    pub(super) async fn backlog(&self) -> Result<Vec<Backlog>, ReadError> {
+        read!(self, |session| backlog(&mut session))
+    }
+
+    /// Adds what stands in other tables, or is still in memory.
+    async fn complete(&self, session: &mut Session, events: &mut [EventSummary]) -> Result<(), EngineError> {
+        let mut deliveries = deliveries(session, events.iter().map(|event| event.id)).await?;
+        let tally = self.shared.tally();
+        for event in events {
+            event.duplicates += tally.get(event.id).map_or(0, |pending| pending.count());
+            event.deliveries = deliveries.remove(&event.id).unwrap_or_default();
+        }
+        Ok(())
+    }
+}
+
+async fn standings(
+    session: &mut Session,
+    deliveries: &[DeliveryId],
+) -> Result<Vec<Option<Standing>>, EngineError> {
+    let asked = deliveries
+        .iter()
+        .map(|id| serde_json::json!([super::row::hex(id.event), id.route.as_str(), id.epoch]));
+    let sql = "SELECT t.place, d.state, d.result, d.error, d.cause
+                 FROM JSON_TABLE(?, '$[*]' COLUMNS (place FOR ORDINALITY, event VARCHAR(32) PATH '$[0]', route VARCHAR(64) PATH '$[1]',
+                                                    epoch INT UNSIGNED PATH '$[2]')) t
+                 STRAIGHT_JOIN oncehook_deliveries d ON d.event = UNHEX(t.event) AND d.route = t.route AND d.epoch = t.epoch";
+    let mut standings = vec![None; deliveries.len()];
+    for row in session.rows(sql, vec![super::row::list(asked)]).await? {
+        let place = usize::try_from(number(&row, 0)? - 1).unwrap_or(usize::MAX);
+        if let (Some(standing), Some(state)) =
+            (standings.get_mut(place), DeliveryState::parse(&text(&row, 1)?))
+        {
+            let (result, error, cause) = (maybe_text(&row, 2)?, maybe_text(&row, 3)?, maybe_text(&row, 4)?);
+            *standing = Some(Standing { state, result, error, cause });
+        }
+    }
+    Ok(standings)
+}
+
+async fn recent_keys(session: &mut Session, limit: usize) -> Result<Vec<RecentKey>, EngineError> {
+    let sql = "SELECT k.source, k.`key`, k.event, k.digest, k.expires_at
+                 FROM (SELECT id, source, `key` FROM oncehook_events ORDER BY id DESC LIMIT ?) e
+                 STRAIGHT_JOIN oncehook_keys k ON k.source = e.source AND k.`key` = e.`key` AND k.event = e.id
+                ORDER BY k.event DESC";
+    let rows = session.rows(sql, vec![u64::try_from(limit).unwrap_or(u64::MAX).into()]).await?;
+    let mut keys = Vec::with_capacity(rows.len());
+    for row in &rows {
+        let Some(key) = EventKey::from_bytes(bytes(row, 1)?) else { continue };
+        keys.push(RecentKey {
+            source: text(row, 0)?,
+            key,
+            event: event(row, 2)?,
+            digest: digest(row, 3)?,
+            expires_at: UnixMicros(number(row, 4)?),
+        });
+    }
+    Ok(keys)
+}
+
+/// An event's status, derived: quarantined, else unrouted, else the worst of its deliveries.
+const STATUS: &str = "CASE
+   WHEN EXISTS (SELECT 1 FROM oncehook_flags f WHERE f.event = e.id AND f.flag = 'quarantined') THEN 'quarantined'
+   ELSE COALESCE((SELECT CONVERT(w.state USING utf8mb4) FROM oncehook_deliveries w WHERE w.event = e.id
+                   ORDER BY FIELD(w.state, 'dead', 'parked', 'retrying', 'running', 'ready', 'superseded', 'skipped', 'succeeded')
+                   LIMIT 1), 'unrouted') END";
+
+/// The columns of a summary, and where they come from.
+fn summaries() -> String {
+    format!(
+        "SELECT e.id, e.source, e.`key`, e.type, e.entity, {STATUS}, e.integrity, e.occurred_at, e.received_at, e.size,
+                COALESCE((SELECT d.journal + d.memory + d.redis FROM oncehook_duplicates d WHERE d.event = e.id), 0),
+                (SELECT GROUP_CONCAT(f.flag) FROM oncehook_flags f WHERE f.event = e.id), e.digest
+           FROM oncehook_events e"
+    )
+}
+
+/// The events that match, newest first; one more than the page holds. Only the conditions that were given are in the
+/// statement, so that each is planned for itself.
+async fn find(session: &mut Session, query: &EventQuery) -> Result<Vec<EventSummary>, EngineError> {
+    let mut conditions: Vec<String> = Vec::new();
+    let mut parameters: Vec<Value> = Vec::new();
+    let mut also = |condition: &str, parameter: Option<Value>| {
+        if let Some(parameter) = parameter {
+            conditions.push(condition.to_owned());
+            parameters.push(parameter);
+        }
+    };
+    let text = |text: &Option<String>| text.as_deref().map(Value::from);
+    also("e.source = ?", text(&query.source));
+    also("e.type = ?", text(&query.kind));
+    also("e.entity = ?", text(&query.entity));
+    also("e.received_at >= ?", query.since.map(|at| at.0.into()));
+    also("e.received_at < ?", query.until.map(|at| at.0.into()));
+    also("e.id < ?", query.after.map(id));
+    // An id is never below the millisecond of receipt, so this bound loses nothing. There is no such bound for `until`:
+    // after the clock was set back, ids run ahead of it. A day of slack keeps old pages cheap.
+    also("e.id >= ?", query.since.map(|since| first_of(since.0 / 1_000)));
+    also("e.id < ?", query.until.map(|until| first_of(until.0 / 1_000 + 86_400_000)));
+    // Asks the ledger. Keys are scoped to a source, so every source is asked.
+    also(
+        "e.id IN (SELECT k.event FROM (SELECT DISTINCT source FROM oncehook_totals) t
+                   STRAIGHT_JOIN oncehook_keys k ON k.source = t.source AND k.`key` = ?)",
+        query.key.as_ref().map(|key| key.as_bytes().into()),
+    );
+    // What stands in a queue is looked up there; the events decide.
+    let queue = query.status.and_then(|status| match status {
+        EventStatus::Ready | EventStatus::Retrying => Some(0),
+        EventStatus::Running => Some(1),
+        EventStatus::Dead => Some(2),
+        EventStatus::Parked => Some(3),
+        _ => None,
+    });
+    also("e.id IN (SELECT q.event FROM oncehook_deliveries q WHERE q.place = ?)", queue.map(Value::Int));
+    also(&format!("{STATUS} = ?"), query.status.map(|status| status.as_str().into()));
+    let limit = u64::try_from(query.limit).unwrap_or(u64::MAX).saturating_add(1);
+    parameters.push(limit.into());
+    let conditions = if conditions.is_empty() { "TRUE".to_owned() } else { conditions.join(" AND ") };
+    let sql = format!("{} WHERE {conditions} ORDER BY e.id DESC LIMIT ?", summaries());
+    session.rows(&sql, parameters).await?.iter().map(summary).collect()
+}
+
+/// The first id of a millisecond.
+fn first_of(millis: i64) -> Value {
+    let millis = millis.clamp(0, (1 << 48) - 1).unsigned_abs();
+    let bytes = (u128::from(millis) << 80).to_be_bytes();
+    Value::from(&bytes[..])
+}
+
+fn summary(row: &Row) -> Result<EventSummary, EngineError> {
+    let flags = maybe_text(row, 11)?;
+    let mut flags: Vec<Flag> =
+        flags.iter().flat_map(|flags| flags.split(',')).filter_map(Flag::parse).collect();
+    flags.sort_unstable();
+    Ok(EventSummary {
+        id: event(row, 0)?,
+        source: text(row, 1)?,
+        key: EventKey::from_bytes(bytes(row, 2)?).ok_or_else(EngineError::damaged)?,
+        kind: maybe_text(row, 3)?,
+        entity: maybe_text(row, 4)?,
+        status: EventStatus::parse(&text(row, 5)?).unwrap_or(EventStatus::Unrouted),
+        flags,
+        integrity: text(row, 6)?,
+        occurred_at: maybe_number(row, 7)?.map(UnixMicros),
+        received_at: UnixMicros(number(row, 8)?),
+        size: count(row, 9)?,
+        duplicates: count(row, 10)?,
+        deliveries: Vec::new(),
+    })
+}
+
+async fn deliveries(
+    session: &mut Session,
+    events: impl Iterator<Item = EventId>,
+) -> Result<HashMap<EventId, Vec<Delivery>>, EngineError> {
+    let sql = format!(
+        "SELECT d.event, d.route, d.epoch, d.state, d.attempt, d.run_at, d.result, d.error, d.cause, d.settled_at
+           FROM {IDS} STRAIGHT_JOIN oncehook_deliveries d ON d.event = UNHEX(t.id) ORDER BY d.event, d.route, d.epoch"
+    );
+    let mut found: HashMap<EventId, Vec<Delivery>> = HashMap::new();
+    for row in session.rows(&sql, vec![ids(events)]).await? {
+        found.entry(event(&row, 0)?).or_default().push(Delivery {
+            route: text(&row, 1)?,
+            epoch: small(&row, 2)?,
+            state: text(&row, 3)?,
+            attempt: small(&row, 4)?,
+            run_at: UnixMicros(number(&row, 5)?),
+            result: maybe_text(&row, 6)?,
+            error: maybe_text(&row, 7)?,
+            cause: maybe_text(&row, 8)?,
+            settled_at: maybe_number(&row, 9)?.map(UnixMicros),
+            attempts: Vec::new(),
+        });
+    }
+    Ok(found)
+}
+
+/// Adds every try to an event's deliveries. Lists do without.
+async fn tell_attempts(session: &mut Session, event: &mut EventSummary) -> Result<(), EngineError> {
+    let sql = "SELECT route, epoch, attempt, started_at, finished_at, outcome, error
+                 FROM oncehook_attempts WHERE event = ? ORDER BY route, epoch, attempt";
+    for row in session.rows(sql, vec![id(event.id)]).await? {
+        let (route, epoch) = (text(&row, 0)?, small(&row, 1)?);
+        let attempt = Attempt {
+            number: small(&row, 2)?,
+            started_at: UnixMicros(number(&row, 3)?),
+            finished_at: maybe_number(&row, 4)?.map(UnixMicros),
+            outcome: maybe_text(&row, 5)?,
+            error: maybe_text(&row, 6)?,
+        };
+        let of = |delivery: &&mut Delivery| delivery.route == route && delivery.epoch == epoch;
+        event.deliveries.iter_mut().filter(of).for_each(|delivery| delivery.attempts.push(attempt.clone()));
+    }
+    for delivery in &mut event.deliveries {
+        let unleased = delivery.unleased_success(delivery.attempts.last());
+        delivery.attempts.extend(unleased);
+    }
+    Ok(())
+}
+
+async fn audit(session: &mut Session, event: EventId) -> Result<Vec<AuditEntry>, EngineError> {
+    let sql = "SELECT at, who, action, reason, detail FROM oncehook_audit WHERE subject = ? ORDER BY id";
+    let rows = session.rows(sql, vec![event.to_string().into()]).await?;
+    let entry = |row: &Row| {
+        Ok(AuditEntry {
+            at: UnixMicros(number(row, 0)?),
+            who: text(row, 1)?,
+            action: text(row, 2)?,
+            reason: maybe_text(row, 3)?,
+            detail: maybe_text(row, 4)?,
+        })
+    };
+    rows.iter().map(entry).collect()
+}
+
+async fn conflicts(session: &mut Session, event: EventId) -> Result<Vec<Conflict>, EngineError> {
+    let sql = "SELECT digest, count, first_at, last_at, LENGTH(body) FROM oncehook_conflicts
+                WHERE event = ? ORDER BY first_at, digest";
+    let rows = session.rows(sql, vec![id(event)]).await?;
+    let conflict = |row: &Row| {
+        Ok(Conflict {
+            digest: bytes(row, 0)?.try_into().ok(),
+            count: count(row, 1)?,
+            first_at: UnixMicros(number(row, 2)?),
+            last_at: UnixMicros(number(row, 3)?),
+            size: count(row, 4)?,
+        })
+    };
+    rows.iter().map(conflict).collect()
+}
+
+async fn body(session: &mut Session, event: EventId) -> Result<Option<StoredBody>, EngineError> {
+    let row = session.row("SELECT headers, body FROM oncehook_events WHERE id = ?", vec![id(event)]).await?;
+    let bytes = |row: &Row, column: usize| bytes(row, column).map(Bytes::copy_from_slice);
+    row.map(|row| Ok(StoredBody { headers: bytes(&row, 0)?, body: bytes(&row, 1)? })).transpose()
+}
+
+async fn backlog(session: &mut Session) -> Result<Vec<Backlog>, EngineError> {
+    // Walks the part of the queues' index that is not over, so it costs what waits and not what was.
+    let sql = "SELECT place, route, COUNT(*), MIN(place_at) FROM oncehook_deliveries WHERE place IN (0, 1, 2, 3) GROUP BY place, route";
+    let mut routes: BTreeMap<String, Backlog> = BTreeMap::new();
+    for row in session.rows(sql, Vec::new()).await? {
+        let (route, many) = (text(&row, 1)?, count(&row, 2)?);
+        let empty = Backlog { route: route.clone(), waiting: 0, running: 0, dead: 0, oldest: None };
+        let backlog = routes.entry(route).or_insert(empty);
+        match number(&row, 0)? {
+            1 => backlog.running = many,
+            2 => backlog.dead = many,
+            place => {
+                backlog.waiting += many;
+                if place == 0 {
+                    backlog.oldest = maybe_number(&row, 3)?.map(UnixMicros);
+                }
+            }
+        }
+    }
+    Ok(routes.into_values().collect())
+}

@@ -1,0 +1,421 @@
+//! The user's own statements, run on a worker's connection in the transaction that settles the delivery.
+//!
+//! Promises: values are bound, never written into the text; a statement is one of those that read or change rows, names no
+//! table of ours, writes no table that cannot be rolled back, and cannot end the transaction; after the first error nothing
+//! more is sent (a deadlock has ended the transaction, and what came next would stand alone).
+//!
+//! The result is what the last statement returned that returned rows: `RETURNING` (MariaDB), or a statement of its own such as
+//! `SELECT LAST_INSERT_ID() AS id`. Where a handler asks for that, it is 0 unless this delivery's own statements made an id.
+//!
+//! Does not: look into functions, views and triggers of the user's; the server lets none of these end a transaction. Does not
+//! call procedures, which can. Does not settle anything: what an error means for the delivery is the caller's to say.
+
+use std::borrow::Cow;
+
+use mysql_async::consts::{ColumnFlags, ColumnType};
+use mysql_async::{Column, Row, Statement, Value as Raw};
+use serde_json::{Map, Value};
+
+use super::connection::{EngineError, Session};
+use super::row::text;
+use crate::delivery::{Cause, Failure};
+use crate::handler::{Found, SqlHandler};
+
+/// A result beyond this many rows or bytes is an error: it would be kept for every event.
+const RESULT_ROWS: usize = 100;
+const RESULT_BYTES: usize = 64 << 10;
+
+/// Why the statements of a delivery did not come to an end.
+#[derive(Debug)]
+pub(super) enum Trouble {
+    /// They failed: an attempt of the delivery.
+    Failed(Failure),
+    /// Two transactions stood in each other's way: no attempt, and worth another try.
+    Collision,
+    /// The database failed: no attempt, nobody's fault but ours.
+    Engine(EngineError),
+}
+
+/// The statements of a handler, checked and prepared.
+pub(super) struct Prepared {
+    statements: Vec<Statement>,
+    /// One of them asks for the id that was made last.
+    asks_for_id: bool,
+    /// A single statement that only changes rows: many deliveries can be sent at once.
+    in_bulk: bool,
+}
+
+/// The statements of a handler, checked and prepared. Preparing changes nothing and ends no transaction.
+pub(super) async fn prepare(session: &mut Session, handler: &SqlHandler) -> Result<Prepared, Trouble> {
+    let mut statements = Vec::with_capacity(handler.statements().len());
+    let mut asks_for_id = false;
+    for statement in handler.statements() {
+        statements.push(checked(session, statement.text()).await?);
+        asks_for_id |= words(statement.text()).iter().any(|word| word == "last_insert_id");
+    }
+    let only_changes = |statement: &str| {
+        let words = words(statement);
+        let first = words.first().map(String::as_str).unwrap_or_default();
+        matches!(first, "insert" | "update" | "delete" | "replace")
+            && !words.iter().any(|word| word == "returning")
+    };
+    let in_bulk = session.is_mariadb()
+        && handler.statements().len() == 1
+        && handler.statements().iter().all(|one| only_changes(one.text()) && !one.parameters().is_empty());
+    Ok(Prepared { statements, asks_for_id, in_bulk })
+}
+
+/// One statement, checked and prepared.
+async fn checked(session: &mut Session, statement: &str) -> Result<Statement, Trouble> {
+    let failed = |reason: String| Trouble::Failed(Failure::retry(Cause::Handler, reason));
+    if let Some(refused) = refusal(statement) {
+        return Err(failed(refused));
+    }
+    if !session.is_known(statement) {
+        if let Some(table) = cannot_roll_back(session, statement).await.map_err(trouble)? {
+            return Err(failed(format!(
+                "table {table} cannot be rolled back; a handler needs InnoDB tables"
+            )));
+        }
+        session.make_known(statement);
+    }
+    session.prepared(statement).await.map_err(trouble)
+}
+
+/// Whether a statement would work, without running it.
+pub(super) async fn rehearse(session: &mut Session, statement: &str) -> Result<(), Trouble> {
+    checked(session, statement).await.map(|_| ())
+}
+
+/// What a handler's statements are given, a list for each.
+pub(super) struct Bound(Vec<Vec<Raw>>);
+
+/// The values of an event for each statement.
+pub(super) fn bind(handler: &SqlHandler, values: &[Found<'_>]) -> Bound {
+    let bound = handler.statements().iter().map(|statement| {
+        let parameters = statement.parameters().iter();
+        parameters.map(|place| values.get(*place).map_or(Raw::NULL, parameter)).collect()
+    });
+    Bound(bound.collect())
+}
+
+/// Runs the statements of several deliveries, one after the other. Returns a result for each, or what stopped them: then the
+/// transaction is spoilt.
+pub(super) async fn run(
+    session: &mut Session,
+    prepared: &Prepared,
+    deliveries: Vec<Bound>,
+) -> Result<Vec<Option<String>>, Trouble> {
+    if prepared.in_bulk
+        && deliveries.len() > 1
+        && let Some(statement) = prepared.statements.first()
+    {
+        let count = deliveries.len();
+        let rows: Vec<Vec<Raw>> = deliveries.into_iter().flat_map(|bound| bound.0).collect();
+        session.bulk(statement, rows).await.map_err(trouble)?;
+        return Ok(vec![None; count]);
+    }
+    let mut results = Vec::with_capacity(deliveries.len());
+    for bound in deliveries {
+        if prepared.asks_for_id {
+            session.row("SELECT LAST_INSERT_ID(0)", Vec::new()).await.map_err(trouble)?;
+        }
+        let mut result = None;
+        for (statement, parameters) in prepared.statements.iter().zip(bound.0) {
+            let rows = session.rows_of(statement, parameters).await.map_err(trouble)?;
+            result = told(&rows).or(result);
+        }
+        if result.as_ref().is_some_and(|result: &String| result.len() > RESULT_BYTES) {
+            let message = format!("the result has more than {RESULT_BYTES} bytes");
+            return Err(Trouble::Failed(Failure::permanent(Cause::Handler, message)));
+        }
+        results.push(result);
+    }
+    Ok(results)
+}
+
+/// Whose fault an error is.
+pub(super) fn trouble(error: EngineError) -> Trouble {
+    if error.is_collision() {
+        Trouble::Collision
+    } else if error.is_too_slow() {
+        let message = format!("the statement took too long: {}", error.told);
+        Trouble::Failed(Failure::retry(Cause::Handler, message))
+    } else if error.blames_the_statement() {
+        Trouble::Failed(Failure::retry(Cause::Handler, error.told))
+    } else {
+        Trouble::Engine(error)
+    }
+}
+
+/// A value on its way to the server. The type of the column is the server's to know: whole numbers go as numbers, other
+/// numbers as text with all their digits, which fits a decimal column exactly.
+fn parameter(found: &Found<'_>) -> Raw {
+    match found {
+        Found::Null => Raw::NULL,
+        Found::Text(text) => Raw::from(text.as_bytes()),
+        Found::Bytes(bytes) => Raw::from(*bytes),
+        Found::Json(json) => json_parameter(json),
+    }
+}
+
+fn json_parameter(json: &str) -> Raw {
+    match json.as_bytes().first() {
+        Some(b'n') => Raw::NULL,
+        Some(b't') => Raw::Int(1),
+        Some(b'f') => Raw::Int(0),
+        Some(b'"') => {
+            let inner = json.get(1..json.len().saturating_sub(1)).unwrap_or_default();
+            let text = if inner.contains('\\') {
+                Cow::Owned(serde_json::from_str::<String>(json).unwrap_or_else(|_| inner.to_owned()))
+            } else {
+                Cow::Borrowed(inner)
+            };
+            Raw::from(text.as_bytes())
+        }
+        _ => match (json.parse::<i64>(), json.parse::<u64>()) {
+            (Ok(number), _) => Raw::Int(number),
+            (_, Ok(number)) => Raw::UInt(number),
+            _ => Raw::from(json.as_bytes()),
+        },
+    }
+}
+
+/// The rows of a statement as JSON: an object for one row, a list for more, nothing for none.
+fn told(rows: &[Row]) -> Option<String> {
+    let mut found: Vec<Value> = rows.iter().take(RESULT_ROWS).map(object).collect();
+    match found.len() {
+        0 => None,
+        1 => found.pop().map(|one| one.to_string()),
+        _ => Some(Value::Array(found).to_string()),
+    }
+}
+
+fn object(row: &Row) -> Value {
+    let mut object = Map::new();
+    for (place, column) in row.columns_ref().iter().enumerate() {
+        let value = row.as_ref(place).map_or(Value::Null, |raw| value(raw, column));
+        object.insert(column.name_str().into_owned(), value);
+    }
+    Value::Object(object)
+}
+
+/// The character set that means bytes.
+const BINARY: u16 = 63;
+
+/// A column's value. Numbers that JSON readers would round (`DECIMAL`) are text with all their digits.
+fn value(raw: &Raw, column: &Column) -> Value {
+    match raw {
+        Raw::NULL => Value::Null,
+        Raw::Int(number) => Value::from(*number),
+        Raw::UInt(number) => Value::from(*number),
+        Raw::Float(number) => Value::from(*number),
+        Raw::Double(number) => Value::from(*number),
+        Raw::Date(year, month, day, hour, minute, second, micros) => {
+            let date = format!("{year:04}-{month:02}-{day:02}");
+            Value::from(match column.column_type() {
+                ColumnType::MYSQL_TYPE_DATE | ColumnType::MYSQL_TYPE_NEWDATE => date,
+                _ => format!("{date}T{hour:02}:{minute:02}:{second:02}.{micros:06}"),
+            })
+        }
+        Raw::Time(negative, days, hours, minutes, seconds, micros) => {
+            let hours = days * 24 + u32::from(*hours);
+            let sign = if *negative { "-" } else { "" };
+            Value::from(format!("{sign}{hours:02}:{minutes:02}:{seconds:02}.{micros:06}"))
+        }
+        Raw::Bytes(bytes) => {
+            let kind = column.column_type();
+            let is_text = match kind {
+                ColumnType::MYSQL_TYPE_DECIMAL
+                | ColumnType::MYSQL_TYPE_NEWDECIMAL
+                | ColumnType::MYSQL_TYPE_JSON => true,
+                ColumnType::MYSQL_TYPE_BIT => false,
+                _ => column.character_set() != BINARY || !column.flags().contains(ColumnFlags::BINARY_FLAG),
+            };
+            let read = std::str::from_utf8(bytes).ok().filter(|_| is_text).map(|text| match kind {
+                ColumnType::MYSQL_TYPE_JSON => {
+                    serde_json::from_str(text).unwrap_or_else(|_| Value::from(text))
+                }
+                _ => Value::from(text),
+            });
+            // Bytes, and what is not UTF-8, so that nothing is lost.
+            read.unwrap_or_else(|| Value::from(hex::encode(bytes)))
+        }
+    }
+}
+
+/// A table that a statement names and that does not take part in transactions, if there is one: what is written there stays
+/// although the rest is undone.
+async fn cannot_roll_back(session: &mut Session, statement: &str) -> Result<Option<String>, EngineError> {
+    let names = words(statement).into_iter().map(Value::from);
+    let sql = "SELECT t.TABLE_NAME FROM information_schema.TABLES t
+                WHERE t.TABLE_TYPE = 'BASE TABLE' AND t.TABLE_SCHEMA = DATABASE() AND t.ENGINE <> 'InnoDB'
+                  AND t.TABLE_NAME IN (SELECT n.name FROM JSON_TABLE(?, '$[*]' COLUMNS (name VARCHAR(64) CHARACTER SET utf8mb3 PATH '$')) n)
+                LIMIT 1";
+    let row = session.row(sql, vec![super::row::list(names)]).await?;
+    row.map(|row| text(&row, 0)).transpose()
+}
+
+/// Statements that read or change rows, and nothing else. A procedure may end the transaction, so `CALL` is not among them.
+const ALLOWED: [&str; 7] = ["select", "insert", "update", "delete", "replace", "with", "values"];
+
+/// Words that make such a statement write or read a file.
+const FILES: [&str; 3] = ["outfile", "dumpfile", "load_file"];
+
+/// Why a statement may not run, if it may not.
+pub(super) fn refusal(text: &str) -> Option<String> {
+    if has_hidden_code(text) {
+        return Some("a handler may not have comments that the server runs (/*! … */)".to_owned());
+    }
+    let words = words(text);
+    let first = words.first().map(String::as_str).unwrap_or_default();
+    if !ALLOWED.contains(&first) {
+        return Some(format!(
+            "a handler may read and change rows; it may not begin or end transactions, call procedures, change settings or tables \
+             (`{first}`)"
+        ));
+    }
+    if let Some(word) = words.iter().find(|word| FILES.contains(&word.as_str())) {
+        return Some(format!("a handler may not touch files (`{word}`)"));
+    }
+    let ours = words.iter().any(|word| word.starts_with("oncehook_"));
+    ours.then(|| "a handler may not touch tables named oncehook_…".to_owned())
+}
+
+fn has_hidden_code(text: &str) -> bool {
+    let mut hidden = false;
+    pieces(text, |piece| {
+        hidden |= matches!(piece, Piece::Comment(text) if text.starts_with("/*!") || text.starts_with("/*M!"))
+    });
+    hidden
+}
+
+/// The words of a statement outside of texts and comments, in small letters; names in backticks too.
+fn words(text: &str) -> Vec<String> {
+    let mut words = Vec::new();
+    pieces(text, |piece| {
+        if let Piece::Word(word) = piece {
+            words.push(word.to_lowercase());
+        }
+    });
+    words
+}
+
+enum Piece<'t> {
+    Word(&'t str),
+    Comment(&'t str),
+}
+
+/// Cuts a statement into words and comments. Quoted text is passed over; the session's SQL mode is ours, so a backslash escapes
+/// and double quotes are text.
+fn pieces<'t>(text: &'t str, mut found: impl FnMut(Piece<'t>)) {
+    let mut rest = text;
+    while let Some(first) = rest.chars().next() {
+        let line = || rest.find('\n').unwrap_or(rest.len());
+        // Two dashes are a comment only before a space.
+        let dashes =
+            rest.strip_prefix("--").is_some_and(|after| after.chars().next().is_none_or(|c| c <= ' '));
+        let is_word = |c: char| c.is_alphanumeric() || c == '_' || c == '$';
+        let length = if dashes || first == '#' {
+            line()
+        } else if let Some(comment) = rest.strip_prefix("/*") {
+            2 + comment.find("*/").map_or(comment.len(), |at| at + 2)
+        } else if first == '\'' || first == '"' {
+            quoted(rest, first)
+        } else if let Some(name) = rest.strip_prefix('`') {
+            let end = name.find('`').unwrap_or(name.len());
+            found(Piece::Word(name.get(..end).unwrap_or_default()));
+            (end + 2).min(rest.len())
+        } else if is_word(first) {
+            let end = rest.find(|c: char| !is_word(c)).unwrap_or(rest.len());
+            found(Piece::Word(rest.get(..end).unwrap_or_default()));
+            end
+        } else {
+            first.len_utf8()
+        };
+        if dashes || first == '#' || rest.starts_with("/*") {
+            found(Piece::Comment(rest.get(..length).unwrap_or_default()));
+        }
+        rest = rest.get(length..).unwrap_or_default();
+    }
+}
+
+/// The length of a quoted text.
+fn quoted(rest: &str, quote: char) -> usize {
+    let mut escaped = false;
+    for (at, c) in rest.char_indices().skip(1) {
+        match c {
+            _ if escaped => escaped = false,
+            '\\' => escaped = true,
+            // A doubled quote ends one text and begins the next, which comes to the same.
+            _ if c == quote => return at + 1,
+            _ => {}
+        }
+    }
+    rest.len()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn r20_on_mysql_statements_that_are_not_about_rows_are_refused() {
+        for text in [
+            "COMMIT",
+            "begin",
+            " /* x */ RollBack",
+            "SAVEPOINT a",
+            "SET autocommit = 1",
+            "DROP TABLE orders",
+            "CREATE TABLE a (x INT)",
+            "TRUNCATE orders",
+            "CALL book(?)",
+            "LOCK TABLES orders WRITE",
+            "LOAD DATA INFILE 'x' INTO TABLE orders",
+            "INSERT INTO oncehook_keys VALUES (1)",
+            "DELETE FROM OnceHook_Events",
+            "UPDATE `oncehook_deliveries` SET state = 'ready'",
+            "SELECT 5--(SELECT COUNT(*) FROM oncehook_keys)",
+            "SELECT 'a\\' FROM oncehook_keys -- '\\'' FROM oncehook_keys",
+            "/*! COMMIT */",
+            "SELECT 1 /*! INTO OUTFILE 'x' */",
+            "SELECT 1 /*M!100000 INTO OUTFILE 'x' */",
+            "SELECT 1 INTO OUTFILE 'x'",
+            "",
+        ] {
+            // A text that swallows the name is fine: then nothing names our table.
+            let hidden_in_text = text.starts_with("SELECT 'a");
+            assert!(refusal(text).is_some() || hidden_in_text, "{text}");
+        }
+        for text in [
+            "INSERT INTO orders VALUES (?, 'oncehook_keys') -- oncehook_keys",
+            "# first\nSELECT * FROM shop",
+            "WITH a AS (SELECT 1) SELECT * FROM a",
+            "UPDATE orders SET note = 'it''s \\' oncehook_keys'",
+            "SELECT \"oncehook_keys\", '/*! x */'",
+            "REPLACE INTO orders VALUES (?)",
+        ] {
+            assert_eq!(refusal(text), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn json_becomes_what_the_server_understands() {
+        let text = |text: &str| Raw::Bytes(text.as_bytes().to_vec());
+        for (json, value) in [
+            ("12.50", text("12.50")),
+            ("1e3", text("1e3")),
+            ("9007199254740993", Raw::Int(9_007_199_254_740_993)),
+            ("18446744073709551615", Raw::UInt(u64::MAX)),
+            ("123456789012345678901234567890", text("123456789012345678901234567890")),
+            ("true", Raw::Int(1)),
+            ("false", Raw::Int(0)),
+            ("null", Raw::NULL),
+            (r#""a\"b""#, text("a\"b")),
+            (r#"{"a":1}"#, text(r#"{"a":1}"#)),
+        ] {
+            assert_eq!(json_parameter(json), value, "{json}");
+        }
+    }
+}

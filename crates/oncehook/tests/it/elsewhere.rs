@@ -1,0 +1,520 @@
+//! Effects in a database that is not the journal's: the guard there makes them happen once, whatever was lost in between.
+//!
+//! The tables have no unique keys on purpose. Whatever happens twice stands there twice.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use oncehook::clock::Clock;
+use oncehook::delivery::{Claim, DeliveryId, Fence, RouteName, Settled, Settlement, Verdict};
+use oncehook::event::{NewEvent, SourceName};
+use oncehook::handler::elsewhere::{Applied, Round, Voided};
+use oncehook::handler::{Dialect, Elsewhere, Expression, Guarded as _, Handler, SqlHandler};
+use oncehook::journal::postgres::PostgresElsewhere;
+use oncehook::journal::sqlite::{SqliteJournal, SqliteOptions};
+use oncehook::journal::{Deliveries, Delivery, EventQuery, JournalReader, Order, Retention, Verb, Who};
+use oncehook::observe::Metrics;
+use oncehook::retry::RetryPolicy;
+use oncehook::route::{BreakerPolicy, Route, Routes};
+use oncehook::worker::Worker;
+use oncehook_testkit::journal::{append, event};
+use oncehook_testkit::postgres::{Database, Server};
+use oncehook_verify::UnixMicros;
+
+const TABLES: &str =
+    "CREATE TABLE orders (id serial PRIMARY KEY, payment text NOT NULL, amount integer NOT NULL);
+                      CREATE TABLE mails (order_id integer NOT NULL, key text NOT NULL)";
+
+const LEASE: Duration = Duration::from_secs(15);
+
+const YEARS: Duration = Duration::from_secs(36_500 * 86_400);
+
+/// A journal in a file, a shop in PostgreSQL.
+struct Shop {
+    _directory: tempfile::TempDir,
+    journal: Arc<SqliteJournal>,
+    clock: Clock,
+    database: Database<'static>,
+    elsewhere: Arc<PostgresElsewhere>,
+}
+
+impl Shop {
+    fn new(server: &'static Server, clock: Clock) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("journal.db");
+        let options = SqliteOptions { clock: clock.clone(), ..SqliteOptions::new(path) };
+        let journal = Arc::new(SqliteJournal::open(&options).unwrap());
+        let database = server.database();
+        database.query(TABLES);
+        let elsewhere = Arc::new(PostgresElsewhere::new(&database.url()).unwrap());
+        Self { _directory: directory, journal, clock, database, elsewhere }
+    }
+
+    fn shared() -> Self {
+        Self::new(Server::shared(), Clock::system())
+    }
+
+    fn handler(&self, statements: &[&str], bind: &[(&str, &str)]) -> Handler {
+        let bind: BTreeMap<_, _> = bind
+            .iter()
+            .map(|(name, value)| ((*name).to_owned(), Expression::parse(value).unwrap()))
+            .collect();
+        Handler::Elsewhere(Arc::new(Elsewhere {
+            statements: SqlHandler::new(statements, &bind, Dialect::Postgres).unwrap(),
+            database: self.elsewhere.clone(),
+            keep: YEARS,
+        }))
+    }
+
+    fn orders(&self) -> Route {
+        let insert = "INSERT INTO orders (payment, amount) VALUES (:payment, :amount) RETURNING id, payment";
+        route("orders", self.handler(&[insert], &[("payment", "/payment"), ("amount", "/amount")]))
+    }
+
+    fn mails(&self) -> Route {
+        let insert = "INSERT INTO mails VALUES (:order, :key)";
+        let mut mails = route("mails", self.handler(&[insert], &[("order", "$result/id"), ("key", "$key")]));
+        mails.after = Some(name("orders"));
+        mails
+    }
+
+    fn work(&self, routes: &Routes) -> Worker {
+        let retention = Retention { payload: YEARS, dead: None, audit: YEARS, batch: 100 };
+        let deliveries = Arc::clone(&self.journal) as Arc<dyn Deliveries>;
+        Worker::start(deliveries, routes, retention, self.clock.clone(), Arc::new(Metrics::new()))
+    }
+
+    fn count(&self, sql: &str) -> i64 {
+        self.database.query(sql).parse().unwrap()
+    }
+
+    /// Waits until no delivery waits or runs.
+    async fn drained(&self) {
+        for _ in 0..3_000 {
+            let backlog = self.journal.backlog().await.unwrap();
+            if backlog.iter().all(|route| route.waiting + route.running == 0) {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        panic!("not drained: {:?}", self.journal.backlog().await);
+    }
+
+    /// The delivery of a route, of the only event.
+    async fn delivery(&self, route: &str) -> Delivery {
+        let page = self.journal.list(EventQuery { limit: 2, ..EventQuery::default() }).await.unwrap();
+        assert_eq!(page.events.len(), 1);
+        let story = self.journal.show(page.events[0].id).await.unwrap().unwrap();
+        story.event.deliveries.into_iter().find(|one| one.route == route).unwrap()
+    }
+
+    async fn retry(&self, event: oncehook::event::EventId) {
+        let who = Who { name: "test".to_owned(), reason: None };
+        let (verb, wanting) = (Verb::Retry, Vec::new());
+        let order = Order { event, verb, route: None, who, wanting, attempts: 3 };
+        self.journal.order(order).await.unwrap();
+    }
+}
+
+fn name(text: &str) -> RouteName {
+    RouteName::new(text).unwrap()
+}
+
+fn route(text: &str, handler: Handler) -> Route {
+    let mut route = Route::new(name(text), SourceName::new("shop").unwrap(), handler);
+    route.retry =
+        RetryPolicy { max_attempts: 3, base: Duration::from_millis(20), cap: Duration::from_millis(50) };
+    let short = Duration::from_millis(20);
+    route.breaker = BreakerPolicy { failures: 3, rest: short, longest_rest: short * 5 };
+    route
+}
+
+fn payment(number: usize) -> NewEvent {
+    let body = format!(r#"{{"payment":"pi_{number}","amount":{number}}}"#);
+    NewEvent { routes: [name("orders")].into_iter().collect(), ..event(&format!("evt_{number}"), &body) }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn r20_r22_r25_an_effect_in_another_database_happens_once_and_its_follow_up_knows_its_result() {
+    let shop = Shop::shared();
+    let routes = Routes::new(vec![shop.orders(), shop.mails()]).unwrap();
+    let worker = shop.work(&routes);
+    for number in 0..300 {
+        append(&*shop.journal, [payment(number)]).await;
+        append(&*shop.journal, [payment(number)]).await;
+    }
+    shop.drained().await;
+    worker.stop().await;
+    assert_eq!(shop.count("SELECT count(*) FROM orders"), 300);
+    assert_eq!(shop.count("SELECT count(DISTINCT payment) FROM orders WHERE 'pi_' || amount = payment"), 300);
+    let paired =
+        "SELECT count(DISTINCT order_id) FROM mails JOIN orders ON id = order_id AND key = 'evt_' || amount";
+    assert_eq!((shop.count("SELECT count(*) FROM mails"), shop.count(paired)), (300, 300));
+    assert_eq!(shop.count("SELECT count(*) FROM oncehook_guard.applied WHERE NOT void AND attempt = 1"), 600);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn fault_50_a_poison_event_in_another_database_costs_only_itself() {
+    let shop = Shop::shared();
+    let mut events: Vec<NewEvent> = (0..200).map(payment).collect();
+    let poison = |key: &str, body: &str| NewEvent { routes: payment(0).routes, ..event(key, body) };
+    events.insert(10, poison("nowhere", r#"{"amount":1}"#));
+    events.insert(90, poison("null", r#"{"payment":null,"amount":1}"#));
+    events.insert(150, poison("text", r#"{"payment":"x","amount":"many"}"#));
+    append(&*shop.journal, events).await;
+    let worker = shop.work(&Routes::new(vec![shop.orders()]).unwrap());
+    shop.drained().await;
+    worker.stop().await;
+    assert_eq!(shop.count("SELECT count(*) FROM orders"), 200);
+    assert_eq!(shop.count("SELECT count(DISTINCT payment) FROM orders"), 200);
+    let page = shop.journal.list(EventQuery { limit: 1_000, ..EventQuery::default() }).await.unwrap();
+    let mut dead: Vec<(String, u32)> = page
+        .events
+        .iter()
+        .filter(|event| event.deliveries[0].state == "dead")
+        .map(|event| (event.key.display().to_string(), event.deliveries[0].attempt))
+        .collect();
+    dead.sort();
+    let dead: Vec<(&str, u32)> = dead.iter().map(|(key, attempt)| (key.as_str(), *attempt)).collect();
+    assert_eq!(dead, [("nowhere", 1), ("null", 3), ("text", 3)]);
+    // None of them can come back by an attempt that was forgotten.
+    assert_eq!(shop.count("SELECT count(*) FROM oncehook_guard.applied WHERE void"), 3);
+}
+
+/// Two who hold attempts of the same delivery, as after a freeze, and a journal to settle them.
+struct Duel {
+    shop: Shop,
+    route: Arc<Route>,
+    statements: Arc<Elsewhere>,
+}
+
+impl Duel {
+    fn new() -> Self {
+        let shop = Shop::new(Server::shared(), Clock::manual(UnixMicros(1_700_000_000_000_000)));
+        let routes = Routes::new(vec![shop.orders(), shop.mails()]).unwrap();
+        let route = Arc::clone(routes.get("orders").unwrap());
+        let Handler::Elsewhere(statements) = route.handler.clone() else { panic!() };
+        Self { shop, route, statements }
+    }
+
+    async fn claim(&self) -> Claim {
+        let mut claims = self.shop.journal.claim(Arc::clone(&self.route), 10, LEASE).await.unwrap();
+        assert_eq!(claims.len(), 1);
+        claims.pop().unwrap()
+    }
+
+    /// The lease of the latest attempt runs out, and its back-off passes.
+    async fn lose(&self) {
+        let clock = &self.shop.clock;
+        clock.set(UnixMicros(clock.now().0 + 20_000_000));
+        assert_eq!(self.shop.journal.reclaim(Arc::clone(&self.route)).await.unwrap(), 1);
+        clock.set(UnixMicros(clock.now().0 + 20_000_000));
+    }
+
+    async fn apply(&self, claim: &Claim) -> Applied {
+        let claims = std::slice::from_ref(claim);
+        let mut applied = self.statements.database.apply(&self.statements.statements, 7, claims).await;
+        assert_eq!(applied.len(), 1);
+        applied.pop().unwrap()
+    }
+
+    async fn void(&self, claim: &Claim) -> Voided {
+        let fences = std::slice::from_ref(&claim.fence);
+        self.statements.database.void(7, fences).await.unwrap().pop().unwrap()
+    }
+
+    async fn settle(&self, claim: &Claim, verdict: Verdict) -> Settled {
+        let followups = self.route.followups.clone();
+        let settlement = Settlement { fence: claim.fence.clone(), verdict, followups };
+        self.shop.journal.settle(vec![settlement]).await.unwrap()[0]
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn r20_a_crash_between_the_commits_is_resolved_by_the_guard_and_the_result_is_not_lost() {
+    let duel = Duel::new();
+    append(&*duel.shop.journal, [payment(7)]).await;
+    let first = duel.claim().await;
+    let result = Some(r#"{"id":1,"payment":"pi_7"}"#.to_owned());
+    assert_eq!(duel.apply(&first).await, Applied::Done(result.clone()));
+    // The process dies here. Meanwhile somebody changes the table so that the statement cannot even be prepared.
+    duel.lose().await;
+    duel.shop.database.query("ALTER TABLE orders RENAME COLUMN amount TO cents");
+    let fresh = PostgresElsewhere::new(&duel.shop.database.url()).unwrap();
+    let second = duel.claim().await;
+    let claims = std::slice::from_ref(&second);
+    assert_eq!(fresh.apply(&duel.statements.statements, 7, claims).await, [Applied::Done(result.clone())]);
+    assert_eq!(duel.settle(&second, Verdict::Succeeded(result.clone())).await, Settled::Done);
+    let worker = duel.shop.work(&Routes::new(vec![duel.shop.orders(), duel.shop.mails()]).unwrap());
+    duel.shop.drained().await;
+    worker.stop().await;
+    assert_eq!(duel.shop.database.query("SELECT order_id, key FROM mails"), "1|evt_7");
+    assert_eq!(duel.shop.count("SELECT count(*) FROM orders"), 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn fault_17_fault_41_a_zombie_in_another_database_commits_nothing() {
+    let duel = Duel::new();
+    append(&*duel.shop.journal, [payment(1)]).await;
+    let frozen = duel.claim().await;
+    duel.lose().await;
+    let second = duel.claim().await;
+    let Applied::Done(result) = duel.apply(&second).await else { panic!() };
+    // It wakes before the second has settled, and again after.
+    assert_eq!(duel.apply(&frozen).await, Applied::Done(result.clone()));
+    assert_eq!(duel.settle(&frozen, Verdict::Succeeded(result.clone())).await, Settled::Lost);
+    assert_eq!(duel.settle(&second, Verdict::Succeeded(result.clone())).await, Settled::Done);
+    assert_eq!(duel.apply(&frozen).await, Applied::Done(result));
+    assert_eq!(duel.shop.count("SELECT count(*) FROM orders"), 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn fault_41_what_was_given_up_stays_without_effect_until_a_later_attempt() {
+    let duel = Duel::new();
+    append(&*duel.shop.journal, [payment(1)]).await;
+    let zombie = duel.claim().await;
+    duel.lose().await;
+    let second = duel.claim().await;
+    assert_eq!(duel.void(&second).await, Voided::Done);
+    // Neither the one that gave up, nor one before it.
+    assert_eq!(duel.apply(&zombie).await, Applied::Void);
+    assert_eq!(duel.apply(&second).await, Applied::Void);
+    assert_eq!(duel.void(&zombie).await, Voided::Done);
+    assert_eq!(duel.apply(&second).await, Applied::Void);
+    assert_eq!(duel.shop.count("SELECT count(*) FROM orders"), 0);
+    // An operator's retry is a later attempt.
+    duel.lose().await;
+    let third = duel.claim().await;
+    let Applied::Done(result) = duel.apply(&third).await else { panic!() };
+    assert_eq!(duel.void(&third).await, Voided::TookEffect(result.clone()));
+    assert_eq!(duel.apply(&zombie).await, Applied::Done(result));
+    assert_eq!(duel.shop.count("SELECT count(*) FROM orders"), 1);
+}
+
+/// A zombie whose transaction is open: whoever comes later waits for it, and neither does it twice.
+#[tokio::test(flavor = "multi_thread")]
+async fn fault_41_a_zombie_in_the_middle_of_its_transaction_is_waited_for() {
+    let duel = Duel::new();
+    append(&*duel.shop.journal, [payment(1)]).await;
+    let first = duel.claim().await;
+    let url = duel.shop.database.url();
+    let delivery = &first.fence.delivery;
+    let guard = format!(
+        "INSERT INTO oncehook_guard.applied VALUES ('{}', '{}', {}, 1, false, '{{\"id\":0}}', 7, now())",
+        delivery.event, delivery.route, delivery.epoch
+    );
+    // Makes the table.
+    duel.statements.database.apply(&duel.statements.statements, 7, &[]).await;
+    let held = |seconds: u32| format!("BEGIN; {guard}; SELECT pg_sleep({seconds}); COMMIT");
+    let holder = |seconds: u32| {
+        let (database, sql) = (duel.shop.database.clone(), held(seconds));
+        tokio::task::spawn_blocking(move || database.query(&sql))
+    };
+    duel.lose().await;
+    let second = duel.claim().await;
+    // Longer than anybody waits: it is nobody's failure, and nothing happened.
+    let zombie = holder(12);
+    wait_for_sleeper(&duel.shop.database).await;
+    assert_eq!(duel.apply(&second).await, Applied::Collided);
+    assert!(
+        PostgresElsewhere::new(&url).unwrap().void(7, std::slice::from_ref(&second.fence)).await.is_err()
+    );
+    zombie.await.unwrap();
+    assert_eq!(duel.apply(&second).await, Applied::Done(Some("{\"id\":0}".to_owned())));
+    assert_eq!(duel.shop.count("SELECT count(*) FROM orders"), 0);
+}
+
+async fn wait_for_sleeper(database: &Database<'_>) {
+    let sleeping =
+        "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'PgSleep' AND datname = current_database()";
+    while database.query(sleeping) == "0" {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
+/// The last attempt is lost, so nobody knows what came of it: the next one asks, and only then is it dead.
+#[tokio::test(flavor = "multi_thread")]
+async fn r27_a_lost_last_attempt_is_looked_up_before_its_delivery_is_dead() {
+    for took_effect in [true, false] {
+        let duel = Duel::new();
+        let id = append(&*duel.shop.journal, [payment(1)]).await[0].id;
+        for _ in 0..2 {
+            duel.claim().await;
+            duel.lose().await;
+        }
+        let last = duel.claim().await;
+        assert_eq!((last.fence.attempt, last.attempt_limit), (3, 3));
+        if took_effect {
+            assert!(matches!(duel.apply(&last).await, Applied::Done(Some(_))));
+        }
+        duel.lose().await;
+        assert_eq!(duel.shop.delivery("orders").await.state, "retrying");
+        let worker = duel.shop.work(&Routes::new(vec![duel.shop.orders(), duel.shop.mails()]).unwrap());
+        duel.shop.drained().await;
+        let delivery = duel.shop.delivery("orders").await;
+        let expected = if took_effect { "succeeded" } else { "dead" };
+        assert_eq!((delivery.state.as_str(), delivery.attempt), (expected, 4), "{delivery:?}");
+        assert_eq!(duel.shop.count("SELECT count(*) FROM orders"), i64::from(took_effect));
+        // What is dead takes no effect by whom it was lost, and an operator can still have it.
+        assert_eq!(
+            duel.shop.count("SELECT count(*) FROM oncehook_guard.applied WHERE void"),
+            i64::from(!took_effect)
+        );
+        if !took_effect {
+            assert_eq!(duel.apply(&last).await, Applied::Void);
+            duel.shop.retry(id).await;
+            duel.shop.drained().await;
+            assert_eq!(duel.shop.delivery("orders").await.state, "succeeded");
+        }
+        worker.stop().await;
+        assert_eq!(duel.shop.count("SELECT count(*) FROM orders"), 1);
+        assert_eq!(duel.shop.count("SELECT count(*) FROM mails"), 1);
+    }
+}
+
+/// The database is away for longer than all attempts would last: nothing is dead, and it goes on by itself.
+#[tokio::test(flavor = "multi_thread")]
+async fn r28_a_database_that_is_down_makes_no_dead_letters() {
+    let server: &'static Server = Box::leak(Box::new(Server::start(&[])));
+    let shop = Shop::new(server, Clock::system());
+    let routes = Routes::new(vec![shop.orders(), shop.mails()]).unwrap();
+    let worker = shop.work(&routes);
+    append(&*shop.journal, (0..20).map(payment)).await;
+    shop.drained().await;
+    server.crash();
+    append(&*shop.journal, (20..220).map(payment)).await;
+    // All attempts of a delivery take 150 ms at most, and the breaker rests for 100.
+    for _ in 0..100 {
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        let backlog = shop.journal.backlog().await.unwrap();
+        let orders = backlog.iter().find(|route| route.route == "orders").unwrap();
+        assert_eq!((orders.waiting + orders.running, orders.dead), (200, 0));
+        if worker.handle().breaker("orders") != "closed" {
+            break;
+        }
+    }
+    assert_ne!(worker.handle().breaker("orders"), "closed");
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    // What is wrong can be seen.
+    let page = shop.journal.list(EventQuery { limit: 1_000, ..EventQuery::default() }).await.unwrap();
+    let told = page.events.iter().filter_map(|event| event.deliveries[0].error.clone()).next().unwrap();
+    assert!(told.contains("postgres://127.0.0.1") && !told.contains("postgres@"), "{told}");
+    server.restart();
+    shop.drained().await;
+    worker.stop().await;
+    assert_eq!(shop.count("SELECT count(*) FROM orders"), 220);
+    assert_eq!(shop.count("SELECT count(DISTINCT payment) FROM orders"), 220);
+    assert_eq!(shop.count("SELECT count(*) FROM mails"), 220);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn fault_105_guards_that_were_changed_are_an_error_and_nothing_is_lost() {
+    for (change, back, told) in [
+        (
+            "ALTER TABLE oncehook_guard.applied RENAME TO gone",
+            "ALTER TABLE oncehook_guard.gone RENAME TO applied",
+            "",
+        ),
+        (
+            "ALTER TABLE oncehook_guard.applied RENAME COLUMN result TO outcome",
+            "ALTER TABLE oncehook_guard.applied RENAME COLUMN outcome TO result",
+            "column result text",
+        ),
+        (
+            "ALTER TABLE oncehook_guard.applied DROP CONSTRAINT applied_once",
+            "ALTER TABLE oncehook_guard.applied ADD CONSTRAINT applied_once PRIMARY KEY (event, route, epoch)",
+            "key applied_once (event,route,epoch)",
+        ),
+        (
+            "ALTER TABLE oncehook_guard.applied SET UNLOGGED",
+            "ALTER TABLE oncehook_guard.applied SET LOGGED",
+            "table r logged",
+        ),
+    ] {
+        let shop = Shop::shared();
+        let routes = Routes::new(vec![shop.orders()]).unwrap();
+        append(&*shop.journal, (0..5).map(payment)).await;
+        let worker = shop.work(&routes);
+        shop.drained().await;
+        worker.stop().await;
+        // A running process meets it, and one that starts.
+        let running = Arc::clone(&shop.elsewhere);
+        shop.database.query(change);
+        let starting = PostgresElsewhere::new(&shop.database.url()).unwrap();
+        append(&*shop.journal, [payment(5)]).await;
+        let route = routes.get("orders").unwrap();
+        let Handler::Elsewhere(handler) = &route.handler else { panic!() };
+        let claims = shop.journal.claim(Arc::clone(route), 1, LEASE).await.unwrap();
+        if told.is_empty() {
+            // Whoever starts makes a new table; the running one knows that there was one.
+            let applied = running.apply(&handler.statements, 7, &claims).await;
+            assert!(
+                matches!(&applied[..], [Applied::Unreached(reason)] if reason.contains("42P01")),
+                "{applied:?}"
+            );
+        } else {
+            let applied = starting.apply(&handler.statements, 7, &claims).await;
+            assert!(
+                matches!(&applied[..], [Applied::Unreached(reason)] if reason.contains(told)),
+                "{change}: {applied:?}"
+            );
+            // A table that is not logged serves the running process until its next look; it finds it at the next trouble.
+            if !change.contains("UNLOGGED") {
+                let applied = running.apply(&handler.statements, 7, &claims).await;
+                assert!(matches!(&applied[..], [Applied::Unreached(_)]), "{change}: {applied:?}");
+            }
+        }
+        assert_eq!(shop.count("SELECT count(*) FROM orders"), 5, "{change}");
+        shop.database.query(back);
+        assert!(
+            matches!(running.apply(&handler.statements, 7, &claims).await[..], [Applied::Done(_)]),
+            "{change}"
+        );
+        assert_eq!(shop.count("SELECT count(*) FROM orders"), 6, "{change}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn r33_guards_are_forgotten_when_they_are_old_and_their_deliveries_settled() {
+    let duel = Duel::new();
+    let (shop, database) = (&duel.shop, &duel.statements.database);
+    append(&*shop.journal, (0..6).map(payment)).await;
+    let claims = shop.journal.claim(Arc::clone(&duel.route), 10, LEASE).await.unwrap();
+    assert!(
+        database
+            .apply(&duel.statements.statements, 7, &claims)
+            .await
+            .iter()
+            .all(|one| matches!(one, Applied::Done(_)))
+    );
+    for claim in &claims[..3] {
+        assert_eq!(duel.settle(claim, Verdict::Succeeded(None)).await, Settled::Done);
+    }
+    let ids: Vec<DeliveryId> = claims.iter().map(|claim| claim.fence.delivery.clone()).collect();
+    let gone = DeliveryId { epoch: 9, ..ids[0].clone() };
+    let asked = ids.iter().cloned().chain([gone]).collect();
+    assert_eq!(shop.journal.unsettled(asked).await.unwrap(), ids[3..]);
+
+    let second = Duration::from_secs(1);
+    let round = |behind: Option<&DeliveryId>, journal: i64, age: Duration, limit: usize| Round {
+        route: name("orders"),
+        journal,
+        behind: behind.cloned(),
+        age,
+        limit,
+    };
+    // Young ones, and those of another gateway, are not old guards.
+    assert_eq!(database.aged(&round(None, 7, second * 3_600, 10)).await.unwrap(), []);
+    tokio::time::sleep(second * 2).await;
+    assert_eq!(database.aged(&round(None, 8, second, 10)).await.unwrap(), []);
+    let first = database.aged(&round(None, 7, second, 4)).await.unwrap();
+    assert_eq!(first, ids[..4]);
+    assert_eq!(database.aged(&round(first.last(), 7, second, 4)).await.unwrap(), ids[4..]);
+    database.forget(&ids[..3]).await.unwrap();
+    assert_eq!(database.aged(&round(None, 7, second, 10)).await.unwrap(), ids[3..]);
+    // A zombie of one that still has its guard.
+    let zombie = Claim { fence: Fence { attempt: 1, ..claims[4].fence.clone() }, ..claims[4].clone() };
+    assert!(matches!(duel.apply(&zombie).await, Applied::Done(Some(_))));
+    assert_eq!(shop.count("SELECT count(*) FROM orders"), 6);
+}
