@@ -44,6 +44,7 @@ services:
 	@command -v strace >/dev/null || { apt-get update -qq && apt-get install -y -qq strace; }
 	@ls /usr/lib/postgresql/*/bin/postgres >/dev/null 2>&1 || { apt-get update -qq && apt-get install -y -qq postgresql; }
 	@[ -x /usr/sbin/mariadbd ] && [ -x /usr/bin/mariadb ] || { apt-get update -qq && apt-get install -y -qq mariadb-server-core mariadb-client-core; }
+	@[ -x /usr/sbin/pgbouncer ] || { apt-get update -qq && apt-get install -y -qq pgbouncer; }
 	@command -v redis-server >/dev/null || { apt-get update -qq && apt-get install -y -qq redis-server; }
 	@command -v mount >/dev/null || { apt-get update -qq && apt-get install -y -qq mount; }
 	@python3 -c 'import sqlite3' 2>/dev/null || { apt-get update -qq && apt-get install -y -qq python3; }

@@ -95,8 +95,7 @@ impl Waiting {
         self.arrived.notify_one();
         // Neither the end of the time nor that of the reader is an error: what was heard last counts.
         let _ = tokio::time::timeout(up_to, words.wait_for(|word| enough(word))).await;
-        let word = words.borrow().clone();
-        word
+        words.borrow().clone()
     }
 
     /// Looks for as long as it is polled.

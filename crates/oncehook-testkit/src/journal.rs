@@ -10,7 +10,7 @@ use oncehook::clock::Clock;
 use oncehook::event::{EventIds, NewEvent, NewEvents, SourceName};
 use oncehook::journal::{
     Alias, AppendError, Appended, CONFLICTS_KEPT, DUPLICATES_REMEMBERED, EventQuery, EventStatus,
-    EventSummary, Flag, Journal, JournalReader, Layer, Receipt, Verdict,
+    EventSummary, Flag, Journal, JournalReader, Layer, Receipt, RecentKey, Verdict,
 };
 use oncehook_verify::{EventKey, Integrity, Quarantine, UnixMicros, digest};
 
@@ -50,6 +50,7 @@ pub async fn exercise<J: Journal + JournalReader>(subject: &Subject<J>) {
     run(subject, duplicates_are_counted_and_the_latest_remembered).await;
     run(subject, duplicates_recognised_elsewhere_are_counted_like_the_journals_own).await;
     run(subject, lists_filter_and_page).await;
+    run(subject, the_keys_that_came_last_are_told).await;
     run(subject, an_id_that_was_answered_before_the_journal_stays_valid).await;
     run(subject, the_self_test_passes_and_leaves_nothing).await;
     run(subject, a_closed_journal_refuses).await;
@@ -336,7 +337,8 @@ async fn duplicates_recognised_elsewhere_are_counted_like_the_journals_own<J: Jo
     for number in 0..20_u8 {
         let (at, peer) = (UnixMicros(NOW.0 + i64::from(number)), [192, 0, 2, number].into());
         if number % 2 == 0 {
-            assert!(case.journal.note_duplicate(first.id, &shop, at, peer, Layer::Memory));
+            let layer = if number % 4 == 0 { Layer::Redis } else { Layer::Memory };
+            assert!(case.journal.note_duplicate(first.id, &shop, at, peer, layer));
         } else {
             append_one(&*case.journal, NewEvent { received_at: at, peer, ..event("evt_1", "{}") }).await;
         }
@@ -350,6 +352,24 @@ async fn duplicates_recognised_elsewhere_are_counted_like_the_journals_own<J: Jo
     let peers: Vec<_> = detail.duplicates_latest.iter().map(|seen| seen.peer.to_string()).collect();
     assert_eq!((peers[0].as_str(), peers[7].as_str()), ("192.0.2.12", "192.0.2.19"));
     assert_eq!(case.journal.stats().await.unwrap().sources[0].duplicates, 20);
+}
+
+async fn the_keys_that_came_last_are_told<J: Journal + JournalReader>(case: Case<J>) {
+    assert_eq!(case.journal.recent_keys(10).await.unwrap(), []);
+    let mut expected = Vec::new();
+    for number in 0..20_u8 {
+        let key = format!("evt_{number}");
+        let appended = append_one(&*case.journal, event(&key, &key)).await;
+        // Neither a copy nor another body is a key of its own.
+        append_one(&*case.journal, event(&key, &key)).await;
+        append_one(&*case.journal, event(&key, "another")).await;
+        let NewEvent { source, key, digest, expires_at, .. } = event(&key, &key);
+        let source = source.as_str().to_owned();
+        expected.push(RecentKey { source, key, event: appended.id, digest, expires_at });
+    }
+    expected.reverse();
+    assert_eq!(case.journal.recent_keys(100).await.unwrap(), expected);
+    assert_eq!(case.journal.recent_keys(7).await.unwrap(), expected[..7], "the latest first");
 }
 
 async fn lists_filter_and_page<J: Journal + JournalReader>(case: Case<J>) {

@@ -6,6 +6,7 @@
 //! - [`journal`]: the behaviour of every journal, one call per backend.
 //! - [`model`]: random histories against the reference journal, with a printed seed.
 //! - [`gateway`]: the real binary on free ports, to start, kill and ask.
+//! - [`nodes`]: many nodes on one server database, killed at random; the same for every engine.
 //! - [`postgres`]: a real PostgreSQL server, one database per test.
 //! - [`mysql`]: a real MariaDB server, one database per test.
 //! - [`inbox`]: a destination that applies each idempotency key once.
@@ -15,6 +16,7 @@
 //! - [`redis`]: a real Redis, to stop, freeze and empty.
 //! - [`sender`]: signed requests and a small HTTP client that can misbehave.
 //! - [`shop`]: the gateway with a user's tables behind it, and the question whether each effect happened once.
+//! - [`size`]: how big a test is.
 //! - [`workload`]: load with latency figures, shared by tests and benchmarks.
 
 pub mod ceiling;
@@ -25,6 +27,7 @@ pub mod inbox;
 pub mod journal;
 pub mod model;
 pub mod mysql;
+pub mod nodes;
 pub mod postgres;
 pub mod promises;
 pub mod prove;
@@ -33,4 +36,5 @@ pub mod receiver;
 pub mod redis;
 pub mod sender;
 pub mod shop;
+pub mod size;
 pub mod workload;

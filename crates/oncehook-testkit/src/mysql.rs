@@ -21,9 +21,11 @@ const KEEPER: &str = r#"
 server_program=$1; data=$2; port=$3; user=$4; shift 4
 start() {
   "$server_program" --no-defaults --user="$user" --datadir="$data/db" --socket="$data/socket" --pid-file="$data/pid" \
-    --port="$port" --bind-address=127.0.0.1 "$@" >>"$data/log" 2>&1 & server=$!
+    --tmpdir="$data/tmp" --port="$port" --bind-address=127.0.0.1 "$@" >>"$data/log" 2>&1 & server=$!
 }
-end() { kill -CONT "$server" 2>/dev/null; kill "-$1" "$server" 2>/dev/null; wait "$server"; }
+end() { kill -CONT "$server" 2>/dev/null; kill "-$1" "$server" 2>/dev/null; wait "$server" 2>/dev/null; }
+# Of its own: a server that starts removes what it takes for its leftovers there.
+mkdir "$data/tmp"
 mariadb-install-db --no-defaults --user="$user" --datadir="$data/db" --auth-root-authentication-method=normal \
   --skip-test-db --innodb-log-file-size=8M >"$data/log" 2>&1 || { cat "$data/log" >&2; exit 1; }
 start "$@"
@@ -122,6 +124,13 @@ impl Server {
     #[must_use]
     pub fn port(&self) -> u16 {
         self.port
+    }
+
+    /// The server's process.
+    #[must_use]
+    pub fn pid(&self) -> u32 {
+        let text = std::fs::read_to_string(self.data.join("pid")).unwrap();
+        text.trim().parse().unwrap()
     }
 
     /// Stops the server in good order: open transactions are undone, connections end.

@@ -206,6 +206,12 @@ impl Senders {
         format!("evt_{number}")
     }
 
+    /// How many different events were sent, or are about to be.
+    #[must_use]
+    pub fn sent(&self) -> u64 {
+        self.sent.load(Ordering::Relaxed)
+    }
+
     /// A signed request, as bytes for the wire.
     #[must_use]
     pub fn request(&self, key: &str) -> Vec<u8> {

@@ -200,7 +200,12 @@ pub async fn pending(gateway: &Gateway, name: &str) -> u64 {
 
 /// Waits until no delivery of any route waits or runs. Returns how many are dead.
 pub async fn drained(gateway: &Gateway) -> u64 {
-    let deadline = Instant::now() + Duration::from_secs(60);
+    drained_within(gateway, Duration::from_secs(60)).await
+}
+
+/// The same with more or less patience.
+pub async fn drained_within(gateway: &Gateway, patience: Duration) -> u64 {
+    let deadline = Instant::now() + patience;
     loop {
         let routes = gateway.json("/api/routes").await;
         let routes = routes["routes"].as_array().unwrap();

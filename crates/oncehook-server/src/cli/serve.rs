@@ -311,6 +311,9 @@ fn welcome(
         let names: Vec<&str> = spooled.map(|source| source.name.as_str()).collect();
         lines.push(format!("  spool     {} (for {})", config.spool.path.display(), names.join(", ")));
     }
+    if let Some(redis) = config.dedup_redis.as_ref().filter(|_| places.ingress.is_some()) {
+        lines.push(format!("  redis     {} (a cache; it may be away)", redis.shown()));
+    }
     if let Some(plan) = crash {
         lines.push(format!("  crash     at {plan}: this build is for tests"));
     }

@@ -114,7 +114,7 @@ impl JournalConfig {
     pub fn url(&self) -> Option<&str> {
         match self {
             Self::Sqlite(_) => None,
-            Self::Postgres(url) => Some(url.reveal()),
+            Self::Postgres(url) | Self::Mysql(url) => Some(url.reveal()),
         }
     }
 
@@ -153,6 +153,24 @@ pub enum OnOutage {
     Spool,
 }
 
+/// So many at once, and so many a second in the long run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Rate {
+    /// In the long run.
+    pub per_second: u32,
+    /// At once.
+    pub burst: u32,
+}
+
+/// `rate_limit`: 429 beyond.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct RateLimits {
+    /// Genuine requests of the source.
+    pub source: Option<Rate>,
+    /// Requests of one address.
+    pub peer: Option<Rate>,
+}
+
 /// `[[source]]`
 pub struct SourceConfig {
     /// Its name, also in its URL.
@@ -183,6 +201,8 @@ pub struct SourceConfig {
     pub endpoint: bool,
     /// What becomes of its events while the journal is away.
     pub on_outage: OnOutage,
+    /// `rate_limit`; none if it is not written.
+    pub rate_limits: RateLimits,
 }
 
 /// `wait` of a source.
@@ -227,9 +247,6 @@ impl std::fmt::Debug for SourceConfig {
 }
 
 const DAY: u64 = 86_400;
-
-/// Keys of a source that a coming version knows.
-const LATER_SOURCE_KEYS: &[&str] = &["rate_limit"];
 
 impl Default for Limits {
     fn default() -> Self {
@@ -353,6 +370,11 @@ fn read(file: &File<'_>) -> Option<Config> {
     let routes = read_routes(file, root.take_tables("route", "[[route]]"), &ground);
     for (place, wait) in waits {
         if let (Some(routes), Some(source)) = (&routes, sources.get_mut(place)) {
+            let unrouted = !routes.iter().any(|route| route.source == source.name);
+            if unrouted && wait.get_ref().1.is_zero() {
+                // An endpoint whose requests nobody wants yet: they are kept, like all events without a route.
+                continue;
+            }
             match find_awaited(&source.name, &wait, routes) {
                 Ok(wait) => source.wait = Some(wait),
                 Err(problem) => root.problem(wait.span(), problem),
@@ -505,13 +527,16 @@ fn read_networks(table: &mut Table<'_, '_>, key: &'static str) -> Vec<IpNet> {
     networks
 }
 
+/// A source's `wait` as it was written: the route, if one is named, and how long.
+type Awaited = toml::Spanned<(Option<String>, Duration)>;
+
 /// Every problem of a source is reported, so this goes on after the first.
 fn read_source(
     mut table: Table<'_, '_>,
     window: u64,
     window_span: &Range<usize>,
     names: &mut Vec<SourceName>,
-) -> (Option<SourceConfig>, Option<toml::Spanned<(Option<String>, Duration)>>) {
+) -> (Option<SourceConfig>, Option<Awaited>) {
     let span = table.span();
     let wait = read_wait(&mut table);
     let endpoint = wait.is_none().then(|| toml::Spanned::new(span, (None, Duration::ZERO)));
@@ -554,6 +579,9 @@ fn read_source_itself(
     let usual = if endpoint { MissingKey::Reject } else { MissingKey::default() };
     let missing_key = missing_key.map_or(usual, toml::Spanned::into_inner);
     let allow_ips = read_networks(&mut table, "allow_ips");
+    let rate_limits = table
+        .take_table_if_written("rate_limit", "`rate_limit`")
+        .map_or_else(RateLimits::default, read_rate_limits);
     let on_outage = table.take_parsed("on_outage", |word| match word {
         "retry" => Ok(OnOutage::Retry),
         "spool" => Ok(OnOutage::Spool),
@@ -572,7 +600,7 @@ fn read_source_itself(
             "a [[source]] needs a `provider`",
             "a preset's name (`oncehook providers` lists them) or \"custom\" with a [source.verify] table",
         );
-        table.finish(LATER_SOURCE_KEYS);
+        table.finish(&[]);
         return None;
     };
     if name.is_none() {
@@ -652,7 +680,7 @@ fn read_source_itself(
     };
     let identifier =
         scheme.as_ref().and_then(|scheme| Identifier::new(&identify, scheme, missing_key).map_err(note).ok());
-    table.finish(LATER_SOURCE_KEYS);
+    table.finish(&[]);
     Some(SourceConfig {
         name: name?.into_inner(),
         provider: provider.into_inner(),
@@ -668,15 +696,12 @@ fn read_source_itself(
         wait: None,
         endpoint,
         on_outage,
+        rate_limits,
     })
 }
 
 /// The route that is meant, with the time. An unnamed one is the source's only one.
-fn find_awaited(
-    source: &SourceName,
-    wait: &toml::Spanned<(Option<String>, Duration)>,
-    routes: &Routes,
-) -> Result<WaitConfig, String> {
+fn find_awaited(source: &SourceName, wait: &Awaited, routes: &Routes) -> Result<WaitConfig, String> {
     let (name, up_to) = wait.get_ref();
     let route = match name {
         Some(name) => {
@@ -708,7 +733,7 @@ fn find_awaited(
 }
 
 /// `wait`: how long, and perhaps for which route.
-fn read_wait(table: &mut Table<'_, '_>) -> Option<toml::Spanned<(Option<String>, Duration)>> {
+fn read_wait(table: &mut Table<'_, '_>) -> Option<Awaited> {
     let written = table.take_typed::<Wait>("wait")?;
     let span = written.span();
     let (route, up_to) = match written.into_inner() {
@@ -724,6 +749,26 @@ fn read_wait(table: &mut Table<'_, '_>) -> Option<toml::Spanned<(Option<String>,
         Err(message) => table.problem(span, format!("`wait`: {message}")),
     }
     None
+}
+
+fn read_rate_limits(mut table: Table<'_, '_>) -> RateLimits {
+    let mut read = |per_second: &'static str, burst: &'static str| {
+        let span = table.span();
+        let rate = table.take_number(per_second, 1..=1_000_000);
+        let at_once = table.take_number(burst, 1..=1_000_000);
+        if rate.is_none() && at_once.is_some() {
+            table.problem(span, format!("`{burst}` goes with `{per_second}`"));
+        }
+        let small = |number: u64| u32::try_from(number).unwrap_or(u32::MAX);
+        rate.map(|rate| Rate { per_second: small(rate), burst: small(at_once.unwrap_or(rate)) })
+    };
+    let limits =
+        RateLimits { source: read("per_second", "burst"), peer: read("peer_per_second", "peer_burst") };
+    if limits == RateLimits::default() {
+        table.problem(table.span(), "`rate_limit` needs `per_second` or `peer_per_second`");
+    }
+    table.finish(&[]);
+    limits
 }
 
 /// `params`: a value, or where it is kept.

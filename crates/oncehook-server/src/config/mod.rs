@@ -13,7 +13,8 @@ mod reference;
 mod route;
 
 pub use checked::{
-    Config, JournalConfig, Limits, OnOutage, ServerConfig, SourceConfig, SpoolConfig, WaitConfig,
+    Config, JournalConfig, Limits, OnOutage, Rate, RateLimits, ServerConfig, SourceConfig, SpoolConfig,
+    WaitConfig,
 };
 pub(crate) use duration::parse_duration;
 pub use problem::{Problem, Problems};

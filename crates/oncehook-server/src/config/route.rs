@@ -20,6 +20,7 @@ use oncehook::handler::{
     Dialect, Elsewhere, Expression, Guarded, Handler, HttpHandler, HttpOptions, OnClientError, SqlHandler,
     Template,
 };
+use oncehook::journal::mysql::MysqlElsewhere;
 use oncehook::journal::postgres::PostgresElsewhere;
 use oncehook::retry::RetryPolicy;
 use oncehook::route::{BreakerPolicy, Route, RouteError, Routes};
@@ -43,7 +44,7 @@ pub(super) struct Ground<'g> {
     /// How long guards in other databases are kept.
     pub(super) keep: Duration,
     /// Other databases, by URL: routes share their connections.
-    pub(super) databases: RefCell<HashMap<String, Arc<dyn Guarded>>>,
+    pub(super) databases: RefCell<HashMap<String, (Arc<dyn Guarded>, Dialect)>>,
 }
 
 /// A route that was read, and where.
@@ -337,23 +338,28 @@ fn read_database(written: &str, ground: &Ground<'_>) -> Result<Option<(Arc<dyn G
         return Ok(None);
     }
     let mut databases = ground.databases.borrow_mut();
-    if let Some(known) = databases.get(&url) {
-        return Ok(Some((Arc::clone(known), Dialect::Postgres)));
+    if let Some((known, dialect)) = databases.get(&url) {
+        return Ok(Some((Arc::clone(known), *dialect)));
     }
-    let database: Arc<dyn Guarded> = match url.split_once("://") {
+    let told = |error: &dyn std::fmt::Display| error.to_string();
+    let (database, dialect): (Arc<dyn Guarded>, _) = match url.split_once("://") {
         Some(("postgres" | "postgresql", _)) => {
-            Arc::new(PostgresElsewhere::new(&url).map_err(|error| error.to_string())?)
+            (Arc::new(PostgresElsewhere::new(&url).map_err(|error| told(&error))?), Dialect::Postgres)
         }
         Some(("mysql" | "mariadb", _)) => {
-            return Err("MySQL as another database is not part of this version yet".to_owned());
+            (Arc::new(MysqlElsewhere::new(&url).map_err(|error| told(&error))?), Dialect::Mysql)
         }
         Some(("sqlite", _)) => {
             return Err("another SQLite file cannot be guarded; leave `database` out and keep your tables in the journal's file".to_owned());
         }
-        _ => return Err("a database is a URL such as postgres://user@host/name".to_owned()),
+        _ => {
+            return Err(
+                "a database is a URL such as postgres://user@host/name or mysql://user@host/name".to_owned()
+            );
+        }
     };
-    databases.insert(url, Arc::clone(&database));
-    Ok(Some((database, Dialect::Postgres)))
+    databases.insert(url, (Arc::clone(&database), dialect));
+    Ok(Some((database, dialect)))
 }
 
 /// What the engine would refuse at every attempt is said at once.

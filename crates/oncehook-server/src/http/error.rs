@@ -43,6 +43,13 @@ impl HttpError {
         Self { retry_after: Some(2), ..Self::new(StatusCode::SERVICE_UNAVAILABLE, code, message) }
     }
 
+    /// Too many requests for now: the sender must try again, and is told when.
+    pub(super) fn too_many(after: std::time::Duration) -> Self {
+        let seconds = u32::try_from(after.as_secs()).unwrap_or(u32::MAX).saturating_add(1);
+        let message = "too many requests; send it again later";
+        Self { retry_after: Some(seconds), ..Self::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit", message) }
+    }
+
     /// The journal could not be asked. Reading changes nothing, so trying again is always safe.
     pub(super) fn unavailable_read(code: &'static str, message: impl Into<String>) -> Self {
         Self { retry_after: Some(2), ..Self::new(StatusCode::SERVICE_UNAVAILABLE, code, message) }

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
+use std::time::Instant;
 
 use http::HeaderName;
 use ipnet::IpNet;
@@ -17,6 +18,7 @@ use oncehook::route::Routes;
 use oncehook_verify::{Ack, Handshakes, Identifier, Integrity, UnixMicros, Verifier};
 
 use super::keys::{KeyRing, WebFetcher};
+use super::rate::Limiter;
 use super::rejections::Rejections;
 use crate::config::{Config, Limits, OnOutage, WaitConfig};
 use crate::waiting::Waiting;
@@ -55,6 +57,7 @@ pub(super) struct Source {
     pub(super) ack: Option<Ack>,
     pub(super) allow_ips: Vec<IpNet>,
     pub(super) on_outage: OnOutage,
+    pub(super) limiter: Limiter,
     /// What the source knows beside its secrets.
     pub(super) params: BTreeMap<String, String>,
     /// Where a handed-over secret waits, if the source takes one.
@@ -83,6 +86,7 @@ impl Gate {
                 ack: (source.ack != Ack::default()).then_some(source.ack),
                 allow_ips: source.allow_ips,
                 on_outage: source.on_outage,
+                limiter: Limiter::new(source.rate_limits, Instant::now()),
                 params: source.settings.params,
                 handover: source.handover,
                 wait: source.wait,

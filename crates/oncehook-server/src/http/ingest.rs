@@ -18,7 +18,7 @@ use hyper::body::{Body, Incoming};
 use oncehook::event::{NewEvent, NewEvents};
 use oncehook::fastpath::Settled;
 use oncehook::intake::{Refused, SpoolError, Taken};
-use oncehook::journal::{AppendError, Layer, Receipt};
+use oncehook::journal::{AppendError, Layer, Receipt, Verdict};
 use oncehook_verify::{
     Ack, Action, FetchedKey, Identified, Item, KeyRequest, Rejection, Reply, Secret, UnixMicros,
 };
@@ -84,6 +84,12 @@ async fn receive(
         return Err(HttpError::new(StatusCode::FORBIDDEN, "address", "this address may not deliver here"));
     }
 
+    source.limiter.take_of(sender, Instant::now()).map_err(|after| {
+        refuse(gate, source, sender, "rate_limit_peer");
+        // The body is not read; whatever of it is under way must not be taken for a request.
+        HttpError::too_many(after).closing()
+    })?;
+
     let asked = |body: &'_ Bytes| -> Option<Reply> {
         let request = as_request(&head, body);
         source.handshakes.answer_unsigned(&request, &source.verifier)
@@ -118,6 +124,10 @@ async fn receive(
     if let Some(reply) = source.handshakes.answer(&verified, &source.verifier) {
         return handshake(gate, source, reply).await;
     }
+    source.limiter.take(Instant::now()).map_err(|after| {
+        refuse(gate, source, sender, "rate_limit");
+        HttpError::too_many(after)
+    })?;
     let identified = source.identifier.identify(&verified).map_err(|unidentified| {
         refuse(gate, source, sender, unidentified.code());
         HttpError::bad_request(unidentified.code(), unidentified.to_string())
@@ -142,6 +152,9 @@ async fn receive(
             (receipt, true)
         }
     };
+    if source.endpoint && receipt.iter().any(|appended| appended.verdict == Verdict::Conflict) {
+        return Err(result::key_reused());
+    }
     if let (Some(awaited), [appended]) = (awaited, receipt.as_slice()) {
         gate.metrics.ack.observe(started.elapsed());
         // Whoever waits holds a place among those who wait, not one that an event needs.

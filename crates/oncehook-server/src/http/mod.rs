@@ -21,6 +21,7 @@ mod handover;
 mod ingest;
 mod keys;
 pub mod listener;
+mod rate;
 mod rejections;
 mod result;
 mod site;

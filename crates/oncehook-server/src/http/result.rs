@@ -55,13 +55,6 @@ pub(super) async fn answer(
     appended: Appended,
 ) -> Result<Answer, HttpError> {
     match appended.verdict {
-        Verdict::Conflict if source.endpoint => {
-            return Err(HttpError::new(
-                StatusCode::UNPROCESSABLE_ENTITY,
-                "key_reused",
-                "this idempotency key belongs to a request with another body; do not send this one again",
-            ));
-        }
         Verdict::New | Verdict::Duplicate if awaited.wanted => {}
         Verdict::New | Verdict::Duplicate | Verdict::Quarantined | Verdict::Conflict => {
             return Ok(marked(accepted(&Receipt::from_elem(appended, 1), false), appended));
@@ -99,6 +92,12 @@ pub(super) async fn answer(
         state => told(StatusCode::OK, awaited, appended, state, Some(&standing)),
     };
     Ok(marked(answer, appended))
+}
+
+/// What an endpoint says to another body under a known key.
+pub(super) fn key_reused() -> HttpError {
+    let message = "this idempotency key belongs to a request with another body; do not send this one again";
+    HttpError::new(StatusCode::UNPROCESSABLE_ENTITY, "key_reused", message)
 }
 
 /// The answer while nothing is known of the delivery; also for an event that waits in the spool.

@@ -280,7 +280,7 @@ fn the_default_file_shows_the_defaults() {
     let mut keys = 0;
     for line in file.lines() {
         // Shown, but there is none by default, and other providers than this one have it.
-        let others = ["admin_token", "params", "handover"];
+        let others = ["rate_limit", "admin_token", "params", "handover"];
         let text = uncomment(line).filter(|text| !others.iter().any(|other| text.starts_with(other)));
         keys += usize::from(text.is_some());
         shown.push_str(text.unwrap_or(line));

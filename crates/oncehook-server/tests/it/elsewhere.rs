@@ -328,6 +328,8 @@ fn r14_another_database_is_named_in_the_configuration() {
     let apart = parse("sqlite://a.db", shop, "SELECT '{}'::jsonb ? 'a'").unwrap();
     assert!(!format!("{apart:?}").contains("hunter2"));
     assert_eq!(handler(apart), ("sql", Some("postgres://shop.example:5432/shop".to_owned()), 16));
+    let mysql = parse("sqlite://a.db", "mariadb://me:hunter2@shop.example/shop", "SELECT 1").unwrap();
+    assert_eq!(handler(mysql), ("sql", Some("mysql://shop.example:3306/shop".to_owned()), 16));
     // The journal's own database needs no guard.
     assert_eq!(handler(parse(shop, shop, "SELECT 1").unwrap()), ("sql", None, 8));
     for (database, statement, told) in [

@@ -13,6 +13,7 @@ use std::sync::{Arc, LazyLock, Mutex};
 use std::time::{Duration, Instant};
 
 use oncehook_testkit::gateway::{Gateway, now};
+use oncehook_testkit::postgres::Server;
 use oncehook_testkit::random::Random;
 use oncehook_testkit::sender::{Answer, Provider, ask};
 use oncehook_verify::UnixMicros;
@@ -102,6 +103,49 @@ async fn r20_payout_fees_two_deliveries_a_second_apart_take_one_fee() {
     let other = gateway.event("evt_payout_2", "retrying").await;
     assert!(delivery(&other, "payout-fee")["error"].to_string().contains("fees.payout_id"), "{other}");
     assert_eq!(example.paste(&look), expected);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn r20_r25_both_stories_with_the_shop_in_postgres_and_the_journal_in_a_file() {
+    both_stories_on_postgres("sqlite://journal.db").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn r20_r25_both_stories_with_shop_and_journal_in_one_postgres() {
+    both_stories_on_postgres("$SHOP_DATABASE").await;
+}
+
+async fn both_stories_on_postgres(journal: &str) {
+    let example = Example::copy("postgres");
+    let database = Server::shared().database();
+    let [place, prepare, start, send, count, start_fees, send_fees, look] =
+        example.blocks("sh").try_into().unwrap();
+    let [orders, fees] = example.blocks("text").try_into().unwrap();
+    let (shop, file) = ("postgres://localhost/shop", "sqlite://journal.db");
+    assert!(place.contains(shop) && place.contains(file), "{place}");
+    example.paste(&place.replace(shop, &database.url()).replace(file, journal));
+    example.paste(&prepare);
+    let gateway = example.start(&start);
+    example.paste(&send);
+    let event = gateway.only_event("succeeded").await;
+    assert_eq!(event["duplicates"], 11_246, "{event}");
+    assert_eq!(routes(&event), ["confirmation-mail", "orders", "shipment"]);
+    assert_eq!(example.paste(&count), orders);
+    // All three programs die, and the provider goes on.
+    drop(gateway);
+    let gateway = example.start(&start);
+    example.paste(&send.replace("11247", "500"));
+    gateway.only_event("succeeded").await;
+    assert_eq!(example.paste(&count), orders);
+    drop(gateway);
+
+    let gateway = example.start(&start_fees);
+    example.paste(&send_fees);
+    let event = gateway.event("evt_payout_1", "succeeded").await;
+    assert_eq!(event["duplicates"], 1_000, "{event}");
+    assert_eq!(example.paste(&look), fees);
+    let guards = database.query("SELECT count(*) FROM pg_namespace WHERE nspname = 'oncehook_guard'");
+    assert_eq!(guards, if journal.contains("sqlite") { "1" } else { "0" }, "one database needs no guards");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -354,7 +398,7 @@ impl Example {
             if path.is_dir() {
                 std::fs::create_dir(&target).unwrap();
                 self.copy_files(&path, &target);
-            } else if name == "README.md" || name == "oncehook.toml" {
+            } else if name == "README.md" || name.ends_with(".toml") {
                 let mut text = std::fs::read_to_string(&path).unwrap();
                 for (port, other) in &self.ports {
                     text = text.replace(port, &other.to_string());

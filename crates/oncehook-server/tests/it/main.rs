@@ -25,6 +25,8 @@ mod hostile;
 #[cfg(test)]
 mod kit;
 #[cfg(test)]
+mod limits;
+#[cfg(test)]
 mod many;
 #[cfg(test)]
 mod mysql;

@@ -97,8 +97,7 @@ async fn check_once(database: &Database<'_>) -> usize {
 /// `ONCEHOOK_TEST_SCALE` makes it longer.
 #[tokio::test(flavor = "multi_thread")]
 async fn r15_r20_r39_nodes_on_mysql_are_killed_at_random_and_each_event_takes_effect_once() {
-    let scale: usize =
-        std::env::var("ONCEHOOK_TEST_SCALE").ok().and_then(|scale| scale.parse().ok()).unwrap_or(1);
+    let scale = oncehook_testkit::random::scale();
     let mut random = Random::from_environment();
     let database = shop(Server::shared());
     let directory = tempfile::tempdir().unwrap();
@@ -286,10 +285,12 @@ async fn fault_12_r4_r15_a_gateway_that_loses_mysql_refuses_at_once_and_finds_th
     assert_eq!(gateway.get("/readyz").await.status, 503);
     assert_eq!(gateway.get("/healthz").await.status, 200);
 
-    server.restart();
     // A server that only reads is no place for events, however well it answers.
+    one.down();
+    server.restart();
     database.query("SET GLOBAL read_only = 1");
-    tokio::time::sleep(Duration::from_secs(1)).await;
+    one.up();
+    tokio::time::sleep(Duration::from_secs(2)).await;
     assert_eq!(gateway.get("/readyz").await.status, 503, "{}", gateway.log());
     database.query("SET GLOBAL read_only = 0");
     until_ready(&gateway).await;

@@ -6,10 +6,12 @@ use std::time::{Duration, Instant};
 
 use oncehook_server::config::Config;
 use oncehook_testkit::gateway::{Gateway, prepare};
+use oncehook_testkit::nodes::{self, Engine, Plan};
 use oncehook_testkit::postgres::{Database, Server};
 use oncehook_testkit::promises::{Senders, assert_is_unavailable};
 use oncehook_testkit::random::Random;
 use oncehook_testkit::sender::ask;
+use oncehook_testkit::size::{binary, size};
 
 const BINARY: &str = env!("CARGO_BIN_EXE_oncehook");
 
@@ -102,47 +104,20 @@ pub(crate) async fn drained(database: &Database<'_>) {
     }
 }
 
-/// Two that accept, two that work, one for the operator; every now and then one is killed and another one comes.
+/// As big as `ONCEHOOK_NODES_EVENTS` says.
 #[tokio::test(flavor = "multi_thread")]
 async fn r15_r20_r39_nodes_are_killed_at_random_and_each_event_takes_effect_once() {
     let mut random = Random::from_environment();
     let database = Server::shared().database();
-    database.query(SHOP);
-    let directory = tempfile::tempdir().unwrap();
-    let start = |roles: &[&str]| serve(&database, directory.path(), roles);
-    let operator = start(&["admin"]);
-    let mut doors = [start(&["ingest"]), start(&["ingest"])];
-    let mut workers = [start(&["worker"]), start(&["worker"])];
-    let senders = Senders::new(600, 50);
-    let mut sending: Vec<_> = doors.iter().map(|door| senders.start(door.ingress, 4, &mut random)).collect();
-    let mut heard = oncehook_testkit::promises::Answers::default();
-    for _ in 0..8 {
-        tokio::time::sleep(Duration::from_millis(300 + random.below(700))).await;
-        let place = random.below(2) as usize;
-        if random.below(2) == 0 {
-            workers[place].kill();
-            workers[place] = start(&["worker"]);
-        } else {
-            doors[place].kill();
-            doors[place] = start(&["ingest"]);
-            let anew = senders.start(doors[place].ingress, 4, &mut random);
-            heard.add(std::mem::replace(&mut sending[place], anew).finish().await);
-        }
-    }
-    for sending in sending {
-        heard.add(sending.finish().await);
-    }
-    drained(&database).await;
-    let kept = senders.promises.check(&operator).await;
-    assert!(kept.promised > 200 && heard.of(200) > kept.promised as u64, "{kept:?} {heard:?}");
-    let stored = kept.stored.to_string();
-    assert_eq!(database.query("SELECT count(*) FROM orders"), stored);
-    assert_eq!(database.query("SELECT count(DISTINCT key) FROM orders"), stored);
-    assert_eq!(database.query("SELECT count(DISTINCT order_id) FROM notes"), stored);
-    assert_eq!(database.query("SELECT count(*) FROM notes"), stored);
-    let states = "SELECT DISTINCT state FROM oncehook.deliveries";
-    assert_eq!(database.query(states), "succeeded");
-    eprintln!("{kept:?} {heard:?}");
+    let events = size("ONCEHOOK_NODES_EVENTS", 3_000);
+    let binary = binary(BINARY);
+    let engine =
+        Engine { binary: &binary, url: database.url(), query: Box::new(|sql: &str| database.query(sql)) };
+    let peace = Duration::from_millis(if events > 10_000 { 2_000 } else { 400 });
+    let plan = Plan { events, again: 50, connections: 8, peace };
+    let report = nodes::run(&engine, plan, &mut random).await;
+    eprintln!("{report:?}");
+    assert_eq!(database.query("SELECT DISTINCT state FROM oncehook.deliveries"), "succeeded");
 }
 
 #[tokio::test(flavor = "multi_thread")]

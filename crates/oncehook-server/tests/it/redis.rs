@@ -73,7 +73,7 @@ impl Node {
         loop {
             let readiness = self.gateway.get("/readyz").await;
             assert_eq!(readiness.status, 200, "Redis never makes a gateway unready");
-            let said = readiness.json()["redis"].as_str().unwrap().to_owned();
+            let said = readiness.json()["redis"].as_str().unwrap_or_default().to_owned();
             if says(&said) {
                 return;
             }

@@ -371,7 +371,8 @@ fn r9_r19_waiting_is_checked_before_anything_starts() {
         ("stripe", "wait = 5", &one, "expected a time"),
         ("stripe", "wait = { rout = \"one\", up_to = \"1s\" }", &one, "expected a time"),
         ("idempotency-key", "", &one, "up_to: 0ns"),
-        ("idempotency-key", "", &String::new(), "no route to wait for"),
+        ("idempotency-key", "", &String::new(), "None"),
+        ("idempotency-key", "", &two, "several routes"),
         ("idempotency-key", "missing_key = \"digest\"", &one, "no `missing_key` here"),
     ] {
         let found = problems(provider, wait, routes);

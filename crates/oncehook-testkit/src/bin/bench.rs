@@ -1,8 +1,8 @@
 //! `make bench`: how much of the ceiling durable accepts reach, in one run on one machine.
 //!
 //! Every row is a gateway of its own in a fresh directory, loaded by this process over loopback with signed requests made
-//! beforehand. `--journal postgres` measures on a PostgreSQL server that it starts itself, and how fast a backlog takes effect
-//! there. The writer's CPU time per event is steadier than any rate on a shared machine. Rounds are interleaved and the median is reported, so a slow moment of the machine hits all rows alike.
+//! beforehand. `--journal postgres` and `--journal mysql` measure on a server (PostgreSQL, MariaDB) that this program starts
+//! itself, and how fast a backlog takes effect there; on MariaDB beside the same statement alone, in batches of the same size. The writer's CPU time per event is steadier than any rate on a shared machine. Rounds are interleaved and the median is reported, so a slow moment of the machine hits all rows alike.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -13,10 +13,10 @@ use http::HeaderMap;
 use oncehook::clock::Clock;
 use oncehook::journal::sqlite::SqliteJournal;
 use oncehook_testkit::gateway::{CONFIG, Gateway, SECRET, now, prepare};
-use oncehook_testkit::postgres::{Database, Server};
 use oncehook_testkit::random::Random;
 use oncehook_testkit::sender::Provider;
 use oncehook_testkit::workload::{Pace, Report, run};
+use oncehook_testkit::{mysql, postgres};
 
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
@@ -37,7 +37,85 @@ struct Plan {
     open_rounds: usize,
     directory: PathBuf,
     /// Where the journal is, if it is not a file.
-    postgres: Option<&'static Server>,
+    engine: Option<Engine>,
+}
+
+/// A server that the journal can be on.
+#[derive(Clone, Copy)]
+enum Engine {
+    Postgres(&'static postgres::Server),
+    Mysql(&'static mysql::Server),
+}
+
+/// A database of its own on that server.
+enum Database {
+    Postgres(postgres::Database<'static>),
+    Mysql(mysql::Database<'static>),
+}
+
+impl Engine {
+    fn named(name: &str) -> Option<Self> {
+        match name {
+            "postgres" => Some(Self::Postgres(postgres::Server::shared())),
+            "mysql" | "mariadb" => Some(Self::Mysql(mysql::Server::shared())),
+            _ => None,
+        }
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Postgres(_) => "PostgreSQL",
+            Self::Mysql(_) => "MariaDB",
+        }
+    }
+
+    fn database(self) -> Database {
+        match self {
+            Self::Postgres(server) => Database::Postgres(server.database()),
+            Self::Mysql(server) => Database::Mysql(server.database()),
+        }
+    }
+
+    /// The user's table, the statement, and how many rows have been made.
+    fn shop(self) -> (&'static str, &'static str, &'static str) {
+        match self {
+            Self::Postgres(_) => (
+                "CREATE TABLE orders (id bigserial PRIMARY KEY, payment text NOT NULL UNIQUE, amount bigint NOT NULL)",
+                "INSERT INTO orders (payment, amount) VALUES (:payment, :amount) ON CONFLICT (payment) DO NOTHING",
+                "SELECT last_value FROM orders_id_seq",
+            ),
+            Self::Mysql(_) => (
+                "CREATE TABLE orders (id BIGINT AUTO_INCREMENT PRIMARY KEY, payment VARCHAR(64) NOT NULL UNIQUE, amount BIGINT NOT NULL)",
+                "INSERT INTO orders (payment, amount) VALUES (:payment, :amount) ON DUPLICATE KEY UPDATE amount = amount",
+                "SELECT COALESCE(MAX(id), 0) FROM orders",
+            ),
+        }
+    }
+
+    /// CPU time of the server so far, in microseconds.
+    fn cpu_micros(self) -> f64 {
+        match self {
+            // Its connections are processes that come and go.
+            Self::Postgres(_) => f64::NAN,
+            Self::Mysql(server) => cpu_micros(server.pid()),
+        }
+    }
+}
+
+impl Database {
+    fn url(&self) -> String {
+        match self {
+            Self::Postgres(database) => database.url(),
+            Self::Mysql(database) => database.url(),
+        }
+    }
+
+    fn query(&self, sql: &str) -> String {
+        match self {
+            Self::Postgres(database) => database.query(sql),
+            Self::Mysql(database) => database.query(sql),
+        }
+    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -65,7 +143,7 @@ const SERVER_ROWS: [Row; 4] = [Row::Ceiling, Row::RandomKeys, Row::OrderedKeys, 
 
 impl Plan {
     fn rows(&self) -> &'static [Row] {
-        if self.postgres.is_some() { &SERVER_ROWS } else { &ROWS }
+        if self.engine.is_some() { &SERVER_ROWS } else { &ROWS }
     }
 }
 
@@ -99,7 +177,11 @@ fn main() -> anyhow::Result<()> {
         ledger: number("--ledger", 1_000_000),
         open_rounds: number("--open-rounds", 1),
         directory: std::env::current_dir()?.join("target").join("bench"),
-        postgres: arguments.windows(2).any(|words| words == ["--journal", "postgres"]).then(Server::shared),
+        engine: arguments
+            .iter()
+            .skip_while(|word| *word != "--journal")
+            .nth(1)
+            .and_then(|name| Engine::named(name)),
     };
     std::fs::create_dir_all(&plan.directory)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
@@ -185,8 +267,8 @@ async fn bench(plan: &Plan) -> anyhow::Result<()> {
             );
         }
     }
-    if let Some(server) = plan.postgres {
-        effects_on_postgres(plan, server, ceiling).await?;
+    if let Some(engine) = plan.engine {
+        effects_on_a_server(plan, engine, ceiling).await?;
     }
     if plan.memory_seconds > 0 {
         let heavy = Plan { connections: 64, body: 5_120, directory: plan.directory.clone(), ..*plan };
@@ -205,28 +287,32 @@ async fn bench(plan: &Plan) -> anyhow::Result<()> {
 /// How many effects are measured at once.
 const EFFECTS: usize = 60_000;
 
-/// A table of the user's, and what is done to it for each event.
-const ORDERS: &str =
-    "CREATE TABLE orders (id bigserial PRIMARY KEY, payment text NOT NULL UNIQUE, amount bigint NOT NULL)";
-const ROUTE: &str = r#"
+/// The user's statements run in batches of this many.
+const BATCH: usize = 256;
+
+/// A backlog is accepted by one process and takes effect through another.
+async fn effects_on_a_server(plan: &Plan, engine: Engine, ceiling: f64) -> anyhow::Result<()> {
+    let oncehook = std::env::current_exe()?.with_file_name("oncehook");
+    let (table, statement, made) = engine.shop();
+    let route = format!(
+        r#"
 [[route]]
 name = "orders"
 source = "stripe"
 [route.sql]
-statement = "INSERT INTO orders (payment, amount) VALUES (:payment, :amount) ON CONFLICT (payment) DO NOTHING"
-bind = { payment = "/data/object/id", amount = "/data/object/amount" }
-"#;
-
-/// A backlog is accepted by one process and takes effect through another.
-async fn effects_on_postgres(plan: &Plan, server: &Server, ceiling: f64) -> anyhow::Result<()> {
-    let oncehook = std::env::current_exe()?.with_file_name("oncehook");
-    let mut rates = Vec::new();
+statement = "{statement}"
+bind = {{ payment = "/data/object/id", amount = "/data/object/amount" }}
+"#
+    );
+    let (mut rates, mut costs, mut bares) = (Vec::new(), Vec::new(), Vec::new());
     for _ in 0..plan.rounds {
-        let database = server.database();
-        database.query(ORDERS);
+        if let Engine::Mysql(server) = engine {
+            bares.push(bare_on_mysql(&server.database(), engine).await?);
+        }
+        let database = engine.database();
+        database.query(table);
         let directory = tempfile::tempdir_in(&plan.directory)?;
-        let config = CONFIG.replace("sqlite://journal.db", &database.url()) + ROUTE;
-        prepare(directory.path(), &config);
+        prepare(directory.path(), &(CONFIG.replace("sqlite://journal.db", &database.url()) + &route));
         let start = |role: &str| {
             let mut command = Command::new(&oncehook);
             command.args(["serve", "--role", role]);
@@ -239,28 +325,84 @@ async fn effects_on_postgres(plan: &Plan, server: &Server, ceiling: f64) -> anyh
         let wait = Duration::from_secs(120);
         run(door.ingress, CONNECTIONS, Arc::new(requests), false, Pace::Closed, wait).await;
         door.stop();
-        let backlog: usize = database.query("SELECT count(*) FROM oncehook.deliveries").parse()?;
+        let deliveries = match engine {
+            Engine::Postgres(_) => "SELECT count(*) FROM oncehook.deliveries",
+            Engine::Mysql(_) => "SELECT COUNT(*) FROM oncehook_deliveries",
+        };
+        let backlog: usize = database.query(deliveries).parse()?;
+        let before = engine.cpu_micros();
         let begun = std::time::Instant::now();
         let worker = start("worker");
         // Asking costs the machine something too, so it is not asked often.
-        while database.query("SELECT last_value FROM orders_id_seq").parse::<usize>()? < backlog {
+        while database.query(made).parse::<usize>()? < backlog {
             tokio::time::sleep(Duration::from_millis(250)).await;
         }
         rates.push(backlog as f64 / begun.elapsed().as_secs_f64());
+        costs.push((engine.cpu_micros() - before + cpu_micros(worker.pid())) / backlog as f64);
         drop(worker);
     }
-    rates.sort_by(f64::total_cmp);
-    let effects = rates[rates.len() / 2];
+    let effects = middle(&mut rates);
     println!(
-        "\neffects on PostgreSQL: {effects:.0}/s ({:.2} of the ceiling), the start of the worker included",
-        effects / ceiling
+        "\neffects on {}: {effects:.0}/s ({:.2} of the ceiling), the start of the worker included; {:.0} µs of CPU each, server and all",
+        engine.name(),
+        effects / ceiling,
+        middle(&mut costs)
     );
+    if !bares.is_empty() {
+        let (mut rates, mut costs): (Vec<f64>, Vec<f64>) = bares.into_iter().unzip();
+        let bare = middle(&mut rates);
+        println!(
+            "the statement alone, {BATCH} a commit, two connections: {bare:.0}/s, {:.0} µs each; effects reach {:.2} of it",
+            middle(&mut costs),
+            effects / bare
+        );
+    }
     Ok(())
+}
+
+fn middle(values: &mut [f64]) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
+}
+
+/// The same statement without a journal: how many a second, and how much CPU of the server and of this process each.
+async fn bare_on_mysql(database: &mysql::Database<'static>, engine: Engine) -> anyhow::Result<(f64, f64)> {
+    use mysql_async::prelude::Queryable;
+    let (table, statement, _) = engine.shop();
+    database.query(table);
+    let (own, before) = (cpu_micros(std::process::id()), engine.cpu_micros());
+    let begun = std::time::Instant::now();
+    let connections = (0..2).map(|number| {
+        let url = database.url() + "?prefer_socket=false";
+        let statement = statement.replace(":payment", "?").replace(":amount", "?");
+        async move {
+            let mut connection = mysql_async::Conn::from_url(url).await?;
+            connection.query_drop("SET autocommit = 0").await?;
+            for first in (number * EFFECTS / 2..(number + 1) * EFFECTS / 2).step_by(BATCH) {
+                for payment in first..(first + BATCH).min((number + 1) * EFFECTS / 2) {
+                    connection.exec_drop(&statement, (format!("pi_{payment}"), 1_999)).await?;
+                }
+                connection.query_drop("COMMIT").await?;
+            }
+            connection.disconnect().await?;
+            anyhow::Ok(())
+        }
+    });
+    let mut running = tokio::task::JoinSet::new();
+    connections.for_each(|connection| {
+        running.spawn(connection);
+    });
+    while let Some(done) = running.join_next().await {
+        done??;
+    }
+    let rate = EFFECTS as f64 / begun.elapsed().as_secs_f64();
+    let cpu = cpu_micros(std::process::id()) - own + engine.cpu_micros() - before;
+    Ok((rate, cpu / EFFECTS as f64))
 }
 
 async fn measure(plan: &Plan, row: Row, pace: Pace, seconds: u64) -> anyhow::Result<Measured> {
     let directory = tempfile::tempdir_in(&plan.directory)?;
-    let database = plan.postgres.map(Server::database);
+    let database = plan.engine.map(Engine::database);
     let url = database.as_ref().map_or_else(|| "sqlite://journal.db".to_owned(), Database::url);
     prepare(directory.path(), &CONFIG.replace("sqlite://journal.db", &url));
     if matches!(row, Row::RandomKeysFull | Row::OrderedKeysFull) {
@@ -288,10 +430,13 @@ async fn measure(plan: &Plan, row: Row, pace: Pace, seconds: u64) -> anyhow::Res
         )
         .await;
     }
-    let before = (cpu_micros(gateway.pid()), writer_micros(gateway.pid()));
+    let server = |plan: &Plan| plan.engine.map_or(0.0, Engine::cpu_micros);
+    let before = (cpu_micros(gateway.pid()), writer_micros(gateway.pid()), server(plan));
     let report =
         run(gateway.ingress, plan.connections, requests, again, pace, Duration::from_secs(seconds)).await;
-    let cpu = (cpu_micros(gateway.pid()) - before.0, writer_micros(gateway.pid()) - before.1);
+    // What a server spends on writing stands where the writer's time stands on SQLite.
+    let writer = writer_micros(gateway.pid()) - before.1 + server(plan) - before.2;
+    let cpu = (cpu_micros(gateway.pid()) - before.0, writer);
     Ok(summary(&gateway, &report, cpu))
 }
 

@@ -13,12 +13,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use oncehook::delivery::{
-    Cause, Claim, Failure, Fence, HandedEvent, RouteName, Settled, Settlement, Verdict,
+    Cause, Claim, DeliveryId, DeliveryState, Failure, Fence, HandedEvent, RouteName, Settled, Settlement,
+    Verdict,
 };
 use oncehook::event::{EventId, NewEvent, SourceName};
 use oncehook::handler::Handler;
 use oncehook::journal::{
-    Deliveries, Delivery, EventDetail, Journal, JournalReader, Order, Pausable, Pause, Verb, Who,
+    Deliveries, Delivery, EventDetail, Journal, JournalReader, Order, Pausable, Pause, Standing, Verb, Who,
 };
 use oncehook::retry::RetryPolicy;
 use oncehook::route::Route;
@@ -41,6 +42,7 @@ pub async fn exercise_deliveries<J: WholeJournal>(subject: &Subject<J>) {
     forgetting::exercise(subject).await;
     run(subject, pauses_are_remembered_until_they_are_lifted).await;
     run(subject, the_backlog_adds_up).await;
+    run(subject, whoever_waits_is_told_how_deliveries_stand).await;
     run(subject, changes_wake_and_looking_does_not).await;
     run(subject, a_closed_journal_takes_no_work).await;
     if subject.survives {
@@ -70,6 +72,38 @@ fn route(name: &str) -> Arc<Route> {
 /// A route that follows another.
 fn route_after(name: &str, before: &str) -> Arc<Route> {
     Arc::new(Route { after: Some(named(before)), ..Route::clone(&route(name)) })
+}
+
+async fn whoever_waits_is_told_how_deliveries_stand<J: WholeJournal>(case: Case<J>) {
+    let journal = &*case.journal;
+    let event = append_one(journal, routed("evt_1", &["a", "b", "c", "d"])).await.id;
+    let settle = async |name: &str, verdict: Verdict| {
+        let claims = journal.claim(route(name), 1, LEASE).await.unwrap();
+        journal.settle(vec![settlement(&claims[0].fence, verdict)]).await.unwrap();
+    };
+    settle("a", Verdict::Succeeded(Some("{ \"id\": 7 }".to_owned()))).await;
+    settle("b", dead("no such table")).await;
+    settle("c", Verdict::RetryAt(at(60), failed("not now"))).await;
+    let id = |name: &str, epoch| DeliveryId { event, route: named(name), epoch };
+    let strange = DeliveryId { event: EventId::from_bytes([7; 16]), ..id("a", 0) };
+    let asked = vec![id("d", 0), strange, id("b", 0), id("a", 1), id("a", 0), id("e", 0), id("c", 0)];
+    let told = journal.standings(asked).await.unwrap();
+    let standing = |state, result: Option<&str>, error: Option<&str>, cause: Option<&str>| {
+        let owned = |text: Option<&str>| text.map(str::to_owned);
+        Some(Standing { state, result: owned(result), error: owned(error), cause: owned(cause) })
+    };
+    let expected = [
+        standing(DeliveryState::Ready, None, None, None),
+        None,
+        standing(DeliveryState::Dead, None, Some("no such table"), Some("handler")),
+        None,
+        standing(DeliveryState::Succeeded, Some("{ \"id\": 7 }"), None, None),
+        None,
+    ];
+    assert_eq!(told[..6], expected, "in the order of the question, byte for byte");
+    let retrying = told[6].as_ref().unwrap();
+    assert_eq!((retrying.state, retrying.error.as_deref()), (DeliveryState::Retrying, Some("not now")));
+    assert_eq!(journal.standings(Vec::new()).await.unwrap(), []);
 }
 
 /// An event that these routes want.

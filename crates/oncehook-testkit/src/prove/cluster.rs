@@ -194,7 +194,7 @@ impl<'p> Cluster<'p> {
         let url = base.url_at(directory.path(), proxy.port());
         let config = CONFIG.replace("sqlite://journal.db", &url);
         let dedup = format!("\n[dedup]\nredis = \"{}\"\n", redis.url());
-        prepare(directory.path(), &[&config, &dedup, &base.routes(), &mails(&inbox)].concat());
+        prepare(directory.path(), &[config, dedup, base.routes(), mails(&inbox)].concat());
         Self {
             base,
             redis,

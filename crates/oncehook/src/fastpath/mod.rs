@@ -77,10 +77,10 @@ impl FastPath {
         Self { shared: Some(SharedKeys::new(store)), ..Self::default() }
     }
 
-    /// How the cache that is shared with other nodes is doing, if there is one.
+    /// How the cache that is shared with other nodes is doing, if there is one and it is in use.
     #[must_use]
     pub fn shared(&self) -> Option<SharedState> {
-        self.shared.as_ref().map(SharedKeys::state)
+        self.shared.as_ref().filter(|shared| shared.is_running()).map(SharedKeys::state)
     }
 
     /// Warms the caches with the keys that came last, and looks after the shared one for as long as it is polled. Without

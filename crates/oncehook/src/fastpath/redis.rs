@@ -190,7 +190,18 @@ impl Store for RedisStore {
     fn put(&self, entries: Vec<Entry>) -> BoxFuture<'_, Result<(), StoreError>> {
         Box::pin(async move {
             let link = self.link()?;
-            // Each is a command of its own, so that a cluster can send it to its slot. The connection packs them.
+            if let Link::One(mut link) = link {
+                let mut pipeline = redis::Pipeline::with_capacity(entries.len());
+                for entry in &entries {
+                    pipeline.add_command(set(&entry.key, &entry.value, entry.life));
+                }
+                let answers = link.req_packed_commands(&pipeline, 0, entries.len()).await;
+                for answer in answers.map_err(|error| judged(&error))? {
+                    answer.extract_error().map_err(|error| judged(&error))?;
+                }
+                return Ok(());
+            }
+            // Each is a command of its own, so that the cluster's client can send it to its slot.
             let writes: Vec<_> = entries
                 .into_iter()
                 .map(|entry| {

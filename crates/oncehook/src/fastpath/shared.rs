@@ -197,6 +197,11 @@ impl SharedKeys {
         }
     }
 
+    /// Whether somebody looks after it.
+    pub(super) fn is_running(&self) -> bool {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner).is_none()
+    }
+
     pub(super) fn state(&self) -> SharedState {
         let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         SharedState {
@@ -274,7 +279,7 @@ impl SharedKeys {
         let Some((era, incarnation)) = journal.incarnation().name() else { return };
         let mark = format!("oncehook:{incarnation}").into_bytes();
         match in_time(WRITE_WAIT, self.store.mark(mark, WARM_LIFE)).await {
-            Ok(false) => return,
+            Ok(false) => return *self.problem() = None,
             Ok(true) => {}
             Err(StoreError::Away(reason)) => return self.trip(reason),
             Err(StoreError::Refused(reason)) => return *self.problem() = Some(reason),
@@ -398,6 +403,59 @@ mod tests {
         assert_eq!(decode(&longer), None);
         let other_layout: Vec<u8> = std::iter::once(2).chain(value[1..].iter().copied()).collect();
         assert_eq!(decode(&other_layout), None);
+    }
+
+    /// A store that connects and then never answers.
+    #[derive(Default)]
+    struct Silent {
+        asked: std::sync::Arc<AtomicU32>,
+    }
+
+    impl Store for Silent {
+        fn probe(&self) -> BoxFuture<'_, Result<(), StoreError>> {
+            Box::pin(async { Ok(()) })
+        }
+        fn get(&self, _: Vec<u8>) -> BoxFuture<'_, Result<Option<Vec<u8>>, StoreError>> {
+            self.asked.fetch_add(1, Ordering::Relaxed);
+            Box::pin(std::future::pending())
+        }
+        fn put(&self, _: Vec<Entry>) -> BoxFuture<'_, Result<(), StoreError>> {
+            Box::pin(std::future::pending())
+        }
+        fn mark(&self, _: Vec<u8>, _: Duration) -> BoxFuture<'_, Result<bool, StoreError>> {
+            Box::pin(async { Ok(false) })
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn r17_a_slow_store_is_asked_a_few_times_and_then_left_alone() {
+        let store = Silent::default();
+        let asked = std::sync::Arc::clone(&store.asked);
+        let shared = std::sync::Arc::new(SharedKeys::new(Box::new(store)));
+        let find = async || shared.find("life", &event("evt_1", 1)).await;
+        assert_eq!(find().await, None);
+        assert_eq!(asked.load(Ordering::Relaxed), 0, "nobody asks before it was probed");
+        let running = std::sync::Arc::clone(&shared);
+        let journal = crate::journal::memory::MemoryJournal::new();
+        tokio::spawn(async move { running.run(&journal, &journal, &Clock::manual(NOW)).await });
+        tokio::time::sleep(Duration::from_millis(1)).await;
+        assert_eq!(shared.state().problem, None);
+
+        let begun = Instant::now();
+        for _ in 0..50 {
+            assert_eq!(find().await, None);
+        }
+        assert_eq!(asked.load(Ordering::Relaxed), LATE_LIMIT, "then the breaker is open");
+        assert!(begun.elapsed() <= 4 * READ_WAIT, "{:?}", begun.elapsed());
+        assert!(shared.state().problem.is_some());
+        // It is probed, asked again, and left alone for longer each time.
+        for _ in 0..2_000 {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+            assert_eq!(find().await, None);
+        }
+        let asked = asked.load(Ordering::Relaxed);
+        assert!((LATE_LIMIT * 2..=LATE_LIMIT * 12).contains(&asked), "{asked} in 20 s");
+        assert_eq!(shared.state().unanswered, u64::from(asked));
     }
 
     #[test]

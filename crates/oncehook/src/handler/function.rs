@@ -2,13 +2,18 @@
 //! that it happened.
 //!
 //! A panic is an error like any other: it costs an attempt, never the process. An attempt is leased before the code runs,
-//! so code that ends the process is counted too.
+//! so code that ends the process is counted too. The code may be called again for the same event, when an attempt failed
+//! or was undone; only what it does through the transaction it is given happens once.
 
 use serde_json::Value;
 
-use crate::delivery::{Failure, HandedEvent};
+use crate::delivery::{Cause, Failure, HandedEvent};
 
-/// A function for events. Implemented by closures too, for the embedded journal.
+#[cfg(feature = "postgres")]
+pub use on_postgres::{OnPostgres, PostgresTransaction, Row, ToSql};
+
+/// A function for events. A closure over a `rusqlite::Connection` is one for the embedded journal, [`OnPostgres`] makes one
+/// for PostgreSQL of a closure; one type may serve both. On a journal that it is not written for, a function fails.
 pub trait Function: Send + Sync + 'static {
     /// Handles the event on the embedded journal. Everything written through `database` is part of the transaction that
     /// also settles the delivery; do not begin or commit anything yourself. Runs on the journal's one writer thread:
@@ -18,7 +23,27 @@ pub trait Function: Send + Sync + 'static {
         &self,
         database: &rusqlite::Connection,
         event: &HandedEvent,
-    ) -> Result<Option<Value>, Failure>;
+    ) -> Result<Option<Value>, Failure> {
+        let _ = (database, event);
+        Err(not_written_for("the embedded journal"))
+    }
+
+    /// Handles the event on PostgreSQL. Everything done through `database` is part of the transaction that also settles the
+    /// delivery. It has ten seconds. After a statement that failed the attempt has failed, whatever the function makes of it:
+    /// the server takes nothing more in that transaction.
+    #[cfg(feature = "postgres")]
+    fn on_postgres<'a>(
+        &'a self,
+        database: &'a dyn PostgresTransaction,
+        event: &'a HandedEvent,
+    ) -> super::elsewhere::Answer<'a, Result<Option<Value>, Failure>> {
+        let _ = (database, event);
+        Box::pin(async { Err(not_written_for("PostgreSQL")) })
+    }
+}
+
+fn not_written_for(journal: &str) -> Failure {
+    Failure::retry(Cause::Handler, format!("this function is not written for {journal}"))
 }
 
 #[cfg(feature = "sqlite")]
@@ -32,5 +57,70 @@ where
         event: &HandedEvent,
     ) -> Result<Option<Value>, Failure> {
         self(database, event)
+    }
+}
+
+#[cfg(feature = "postgres")]
+mod on_postgres {
+    use serde_json::Value;
+    pub use tokio_postgres::Row;
+    pub use tokio_postgres::types::ToSql;
+
+    use super::Function;
+    use crate::delivery::{Failure, HandedEvent};
+    use crate::handler::elsewhere::Answer;
+
+    /// The open transaction, as a function may use it: statements that read and change rows of the user's own tables. It
+    /// cannot begin or end anything, change settings, or reach the journal's tables; such a statement is refused. Parameters are
+    /// `$1`, `$2` and so on. A [`Failure`] may be handed on as it is.
+    pub trait PostgresTransaction: Sync {
+        /// Runs a statement. Returns how many rows it changed.
+        fn execute<'a>(
+            &'a self,
+            sql: &'a str,
+            parameters: &'a [&'a (dyn ToSql + Sync)],
+        ) -> Answer<'a, Result<u64, Failure>>;
+
+        /// Runs a statement. Returns its rows.
+        fn query<'a>(
+            &'a self,
+            sql: &'a str,
+            parameters: &'a [&'a (dyn ToSql + Sync)],
+        ) -> Answer<'a, Result<Vec<Row>, Failure>>;
+    }
+
+    /// A closure that handles events on PostgreSQL: `OnPostgres::new(|database, event| Box::pin(async move { … }))`.
+    pub struct OnPostgres<F>(F);
+
+    impl<F> OnPostgres<F>
+    where
+        F: for<'a> Fn(
+            &'a dyn PostgresTransaction,
+            &'a HandedEvent,
+        ) -> Answer<'a, Result<Option<Value>, Failure>>,
+    {
+        /// Takes the closure. Its types are known here, so that they need not be written out.
+        pub fn new(function: F) -> Self {
+            Self(function)
+        }
+    }
+
+    impl<F> Function for OnPostgres<F>
+    where
+        F: for<'a> Fn(
+                &'a dyn PostgresTransaction,
+                &'a HandedEvent,
+            ) -> Answer<'a, Result<Option<Value>, Failure>>
+            + Send
+            + Sync
+            + 'static,
+    {
+        fn on_postgres<'a>(
+            &'a self,
+            database: &'a dyn PostgresTransaction,
+            event: &'a HandedEvent,
+        ) -> Answer<'a, Result<Option<Value>, Failure>> {
+            (self.0)(database, event)
+        }
     }
 }

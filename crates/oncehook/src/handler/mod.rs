@@ -17,6 +17,8 @@ use std::sync::Arc;
 
 pub use elsewhere::{Elsewhere, Guarded};
 pub use function::Function;
+#[cfg(feature = "postgres")]
+pub use function::{OnPostgres, PostgresTransaction};
 pub use http::{HttpHandler, HttpOptions, OnClientError};
 pub use sql::{Dialect, SqlHandler};
 pub use value::{Expression, Found, Lookup, Template};

@@ -89,7 +89,16 @@ async fn call(shared: &Shared, route: &Arc<Route>) -> Result<bool, WorkError> {
     let mut claims = shared.deliveries.claim(Arc::clone(route), FUNCTION_BATCH, shared.lease).await?;
     let full = claims.len() == FUNCTION_BATCH;
     claims.reverse();
+    let mut renewed = Instant::now();
     while let Some(claim) = claims.pop() {
+        if renewed.elapsed() >= shared.renew_every() {
+            // Those before took their time. If it fails, the fence is what counts.
+            let held = std::iter::once(&claim).chain(&claims).map(|claim| claim.fence.clone()).collect();
+            if let Err(error) = shared.deliveries.renew(held, shared.lease).await {
+                tracing::debug!(route = route.name.as_str(), %error, "leases could not be renewed");
+            }
+            renewed = Instant::now();
+        }
         match shared.deliveries.call(Arc::clone(route), vec![claim.clone()]).await {
             Ok(settled) => {
                 let done = settled.iter().filter(|settled| **settled == Settled::Done).count();

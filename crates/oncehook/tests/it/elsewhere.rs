@@ -1,4 +1,5 @@
-//! Effects in a database that is not the journal's: the guard there makes them happen once, whatever was lost in between.
+//! Effects in a database that is not the journal's: the guard there makes them happen once, whatever was lost in between. Each
+//! scenario runs on PostgreSQL and on MariaDB.
 //!
 //! The tables have no unique keys on purpose. Whatever happens twice stands there twice.
 
@@ -10,7 +11,8 @@ use oncehook::clock::Clock;
 use oncehook::delivery::{Claim, DeliveryId, Fence, RouteName, Settled, Settlement, Verdict};
 use oncehook::event::{NewEvent, SourceName};
 use oncehook::handler::elsewhere::{Applied, Round, Voided};
-use oncehook::handler::{Dialect, Elsewhere, Expression, Guarded as _, Handler, SqlHandler};
+use oncehook::handler::{Dialect, Elsewhere, Expression, Guarded, Handler, SqlHandler};
+use oncehook::journal::mysql::MysqlElsewhere;
 use oncehook::journal::postgres::PostgresElsewhere;
 use oncehook::journal::sqlite::{SqliteJournal, SqliteOptions};
 use oncehook::journal::{Deliveries, Delivery, EventQuery, JournalReader, Order, Retention, Verb, Who};
@@ -19,40 +21,159 @@ use oncehook::retry::RetryPolicy;
 use oncehook::route::{BreakerPolicy, Route, Routes};
 use oncehook::worker::Worker;
 use oncehook_testkit::journal::{append, event};
-use oncehook_testkit::postgres::{Database, Server};
+use oncehook_testkit::{mysql, postgres};
 use oncehook_verify::UnixMicros;
 
-const TABLES: &str =
-    "CREATE TABLE orders (id serial PRIMARY KEY, payment text NOT NULL, amount integer NOT NULL);
-                      CREATE TABLE mails (order_id integer NOT NULL, key text NOT NULL)";
+/// Each scenario on both engines.
+macro_rules! on_both {
+    ($($scenario:ident),* $(,)?) => {
+        mod on_postgres {
+            $(#[tokio::test(flavor = "multi_thread")]
+            async fn $scenario() {
+                super::$scenario(super::Engine::Postgres).await;
+            })*
+        }
+        mod on_mysql {
+            $(#[tokio::test(flavor = "multi_thread")]
+            async fn $scenario() {
+                super::$scenario(super::Engine::Mysql).await;
+            })*
+        }
+    };
+}
+
+on_both!(
+    r20_r22_r25_an_effect_in_another_database_happens_once_and_its_follow_up_knows_its_result,
+    fault_50_a_poison_event_in_another_database_costs_only_itself,
+    r20_a_crash_between_the_commits_is_resolved_by_the_guard_and_the_result_is_not_lost,
+    fault_17_fault_41_a_zombie_in_another_database_commits_nothing,
+    fault_41_what_was_given_up_stays_without_effect_until_a_later_attempt,
+    fault_41_a_zombie_in_the_middle_of_its_transaction_is_waited_for,
+    r27_a_lost_last_attempt_is_looked_up_before_its_delivery_is_dead,
+    r28_a_database_that_is_down_makes_no_dead_letters,
+    fault_105_guards_that_were_changed_are_an_error_and_nothing_is_lost,
+    r33_guards_are_forgotten_when_they_are_old_and_their_deliveries_settled,
+);
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Engine {
+    Postgres,
+    Mysql,
+}
+
+/// A server of the test's own, to be stopped.
+enum Server {
+    Postgres(&'static postgres::Server),
+    Mysql(&'static mysql::Server),
+}
+
+impl Server {
+    fn shared(engine: Engine) -> Self {
+        match engine {
+            Engine::Postgres => Self::Postgres(postgres::Server::shared()),
+            Engine::Mysql => Self::Mysql(mysql::Server::shared()),
+        }
+    }
+
+    fn start(engine: Engine) -> Self {
+        match engine {
+            Engine::Postgres => Self::Postgres(Box::leak(Box::new(postgres::Server::start(&[])))),
+            Engine::Mysql => Self::Mysql(Box::leak(Box::new(mysql::Server::start(&[])))),
+        }
+    }
+
+    fn database(&self) -> Database {
+        match self {
+            Self::Postgres(server) => Database::Postgres(server.database()),
+            Self::Mysql(server) => Database::Mysql(server.database()),
+        }
+    }
+
+    fn crash(&self) {
+        match self {
+            Self::Postgres(server) => server.crash(),
+            Self::Mysql(server) => server.crash(),
+        }
+    }
+
+    fn restart(&self) {
+        match self {
+            Self::Postgres(server) => server.restart(),
+            Self::Mysql(server) => server.restart(),
+        }
+    }
+}
+
+/// The shop's database.
+#[derive(Clone)]
+enum Database {
+    Postgres(postgres::Database<'static>),
+    Mysql(mysql::Database<'static>),
+}
+
+impl Database {
+    /// Runs statements in which GUARDS stands for the table of the guards.
+    fn query(&self, sql: &str) -> String {
+        match self {
+            Self::Postgres(database) => database.query(&sql.replace("GUARDS", "oncehook_guard.applied")),
+            Self::Mysql(database) => database.query(&sql.replace("GUARDS", "oncehook_applied")),
+        }
+    }
+
+    /// As a process sees it that starts now.
+    fn open(&self) -> Arc<dyn Guarded> {
+        match self {
+            Self::Postgres(database) => Arc::new(PostgresElsewhere::new(&database.url()).unwrap()),
+            Self::Mysql(database) => Arc::new(MysqlElsewhere::new(&database.url()).unwrap()),
+        }
+    }
+
+    fn dialect(&self) -> Dialect {
+        match self {
+            Self::Postgres(_) => Dialect::Postgres,
+            Self::Mysql(_) => Dialect::Mysql,
+        }
+    }
+
+    fn make_tables(&self) {
+        let id = match self {
+            Self::Postgres(_) => "serial",
+            Self::Mysql(_) => "integer AUTO_INCREMENT",
+        };
+        self.query(&format!(
+            "CREATE TABLE orders (id {id} PRIMARY KEY, payment varchar(100) NOT NULL, amount integer NOT NULL);
+             CREATE TABLE mails (order_id integer NOT NULL, event_key varchar(100) NOT NULL)"
+        ));
+    }
+}
 
 const LEASE: Duration = Duration::from_secs(15);
 
 const YEARS: Duration = Duration::from_secs(36_500 * 86_400);
 
-/// A journal in a file, a shop in PostgreSQL.
+/// A journal in a file, a shop in a database.
 struct Shop {
     _directory: tempfile::TempDir,
     journal: Arc<SqliteJournal>,
     clock: Clock,
-    database: Database<'static>,
-    elsewhere: Arc<PostgresElsewhere>,
+    database: Database,
+    elsewhere: Arc<dyn Guarded>,
 }
 
 impl Shop {
-    fn new(server: &'static Server, clock: Clock) -> Self {
+    fn new(server: &Server, clock: Clock) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("journal.db");
         let options = SqliteOptions { clock: clock.clone(), ..SqliteOptions::new(path) };
         let journal = Arc::new(SqliteJournal::open(&options).unwrap());
         let database = server.database();
-        database.query(TABLES);
-        let elsewhere = Arc::new(PostgresElsewhere::new(&database.url()).unwrap());
+        database.make_tables();
+        let elsewhere = database.open();
         Self { _directory: directory, journal, clock, database, elsewhere }
     }
 
-    fn shared() -> Self {
-        Self::new(Server::shared(), Clock::system())
+    fn shared(engine: Engine) -> Self {
+        Self::new(&Server::shared(engine), Clock::system())
     }
 
     fn handler(&self, statements: &[&str], bind: &[(&str, &str)]) -> Handler {
@@ -61,7 +182,7 @@ impl Shop {
             .map(|(name, value)| ((*name).to_owned(), Expression::parse(value).unwrap()))
             .collect();
         Handler::Elsewhere(Arc::new(Elsewhere {
-            statements: SqlHandler::new(statements, &bind, Dialect::Postgres).unwrap(),
+            statements: SqlHandler::new(statements, &bind, self.database.dialect()).unwrap(),
             database: self.elsewhere.clone(),
             keep: YEARS,
         }))
@@ -135,9 +256,10 @@ fn payment(number: usize) -> NewEvent {
     NewEvent { routes: [name("orders")].into_iter().collect(), ..event(&format!("evt_{number}"), &body) }
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn r20_r22_r25_an_effect_in_another_database_happens_once_and_its_follow_up_knows_its_result() {
-    let shop = Shop::shared();
+async fn r20_r22_r25_an_effect_in_another_database_happens_once_and_its_follow_up_knows_its_result(
+    engine: Engine,
+) {
+    let shop = Shop::shared(engine);
     let routes = Routes::new(vec![shop.orders(), shop.mails()]).unwrap();
     let worker = shop.work(&routes);
     for number in 0..300 {
@@ -147,16 +269,17 @@ async fn r20_r22_r25_an_effect_in_another_database_happens_once_and_its_follow_u
     shop.drained().await;
     worker.stop().await;
     assert_eq!(shop.count("SELECT count(*) FROM orders"), 300);
-    assert_eq!(shop.count("SELECT count(DISTINCT payment) FROM orders WHERE 'pi_' || amount = payment"), 300);
-    let paired =
-        "SELECT count(DISTINCT order_id) FROM mails JOIN orders ON id = order_id AND key = 'evt_' || amount";
+    assert_eq!(
+        shop.count("SELECT count(DISTINCT payment) FROM orders WHERE concat('pi_', amount) = payment"),
+        300
+    );
+    let paired = "SELECT count(DISTINCT order_id) FROM mails JOIN orders ON id = order_id AND event_key = concat('evt_', amount)";
     assert_eq!((shop.count("SELECT count(*) FROM mails"), shop.count(paired)), (300, 300));
-    assert_eq!(shop.count("SELECT count(*) FROM oncehook_guard.applied WHERE NOT void AND attempt = 1"), 600);
+    assert_eq!(shop.count("SELECT count(*) FROM GUARDS WHERE NOT void AND attempt = 1"), 600);
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn fault_50_a_poison_event_in_another_database_costs_only_itself() {
-    let shop = Shop::shared();
+async fn fault_50_a_poison_event_in_another_database_costs_only_itself(engine: Engine) {
+    let shop = Shop::shared(engine);
     let mut events: Vec<NewEvent> = (0..200).map(payment).collect();
     let poison = |key: &str, body: &str| NewEvent { routes: payment(0).routes, ..event(key, body) };
     events.insert(10, poison("nowhere", r#"{"amount":1}"#));
@@ -179,7 +302,7 @@ async fn fault_50_a_poison_event_in_another_database_costs_only_itself() {
     let dead: Vec<(&str, u32)> = dead.iter().map(|(key, attempt)| (key.as_str(), *attempt)).collect();
     assert_eq!(dead, [("nowhere", 1), ("null", 3), ("text", 3)]);
     // None of them can come back by an attempt that was forgotten.
-    assert_eq!(shop.count("SELECT count(*) FROM oncehook_guard.applied WHERE void"), 3);
+    assert_eq!(shop.count("SELECT count(*) FROM GUARDS WHERE void"), 3);
 }
 
 /// Two who hold attempts of the same delivery, as after a freeze, and a journal to settle them.
@@ -190,8 +313,8 @@ struct Duel {
 }
 
 impl Duel {
-    fn new() -> Self {
-        let shop = Shop::new(Server::shared(), Clock::manual(UnixMicros(1_700_000_000_000_000)));
+    fn new(engine: Engine) -> Self {
+        let shop = Shop::new(&Server::shared(engine), Clock::manual(UnixMicros(1_700_000_000_000_000)));
         let routes = Routes::new(vec![shop.orders(), shop.mails()]).unwrap();
         let route = Arc::clone(routes.get("orders").unwrap());
         let Handler::Elsewhere(statements) = route.handler.clone() else { panic!() };
@@ -231,9 +354,8 @@ impl Duel {
     }
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn r20_a_crash_between_the_commits_is_resolved_by_the_guard_and_the_result_is_not_lost() {
-    let duel = Duel::new();
+async fn r20_a_crash_between_the_commits_is_resolved_by_the_guard_and_the_result_is_not_lost(engine: Engine) {
+    let duel = Duel::new(engine);
     append(&*duel.shop.journal, [payment(7)]).await;
     let first = duel.claim().await;
     let result = Some(r#"{"id":1,"payment":"pi_7"}"#.to_owned());
@@ -241,7 +363,7 @@ async fn r20_a_crash_between_the_commits_is_resolved_by_the_guard_and_the_result
     // The process dies here. Meanwhile somebody changes the table so that the statement cannot even be prepared.
     duel.lose().await;
     duel.shop.database.query("ALTER TABLE orders RENAME COLUMN amount TO cents");
-    let fresh = PostgresElsewhere::new(&duel.shop.database.url()).unwrap();
+    let fresh = duel.shop.database.open();
     let second = duel.claim().await;
     let claims = std::slice::from_ref(&second);
     assert_eq!(fresh.apply(&duel.statements.statements, 7, claims).await, [Applied::Done(result.clone())]);
@@ -249,13 +371,12 @@ async fn r20_a_crash_between_the_commits_is_resolved_by_the_guard_and_the_result
     let worker = duel.shop.work(&Routes::new(vec![duel.shop.orders(), duel.shop.mails()]).unwrap());
     duel.shop.drained().await;
     worker.stop().await;
-    assert_eq!(duel.shop.database.query("SELECT order_id, key FROM mails"), "1|evt_7");
+    assert_eq!(duel.shop.database.query("SELECT order_id, event_key FROM mails"), "1|evt_7");
     assert_eq!(duel.shop.count("SELECT count(*) FROM orders"), 1);
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn fault_17_fault_41_a_zombie_in_another_database_commits_nothing() {
-    let duel = Duel::new();
+async fn fault_17_fault_41_a_zombie_in_another_database_commits_nothing(engine: Engine) {
+    let duel = Duel::new(engine);
     append(&*duel.shop.journal, [payment(1)]).await;
     let frozen = duel.claim().await;
     duel.lose().await;
@@ -269,9 +390,8 @@ async fn fault_17_fault_41_a_zombie_in_another_database_commits_nothing() {
     assert_eq!(duel.shop.count("SELECT count(*) FROM orders"), 1);
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn fault_41_what_was_given_up_stays_without_effect_until_a_later_attempt() {
-    let duel = Duel::new();
+async fn fault_41_what_was_given_up_stays_without_effect_until_a_later_attempt(engine: Engine) {
+    let duel = Duel::new(engine);
     append(&*duel.shop.journal, [payment(1)]).await;
     let zombie = duel.claim().await;
     duel.lose().await;
@@ -293,20 +413,22 @@ async fn fault_41_what_was_given_up_stays_without_effect_until_a_later_attempt()
 }
 
 /// A zombie whose transaction is open: whoever comes later waits for it, and neither does it twice.
-#[tokio::test(flavor = "multi_thread")]
-async fn fault_41_a_zombie_in_the_middle_of_its_transaction_is_waited_for() {
-    let duel = Duel::new();
+async fn fault_41_a_zombie_in_the_middle_of_its_transaction_is_waited_for(engine: Engine) {
+    let duel = Duel::new(engine);
     append(&*duel.shop.journal, [payment(1)]).await;
     let first = duel.claim().await;
-    let url = duel.shop.database.url();
     let delivery = &first.fence.delivery;
+    let (event, now, sleep) = match engine {
+        Engine::Postgres => (format!("'{}'", delivery.event), "now()", "pg_sleep"),
+        Engine::Mysql => (format!("UNHEX(REPLACE('{}', '-', ''))", delivery.event), "0", "sleep"),
+    };
+    let (route, epoch) = (&delivery.route, delivery.epoch);
     let guard = format!(
-        "INSERT INTO oncehook_guard.applied VALUES ('{}', '{}', {}, 1, false, '{{\"id\":0}}', 7, now())",
-        delivery.event, delivery.route, delivery.epoch
+        "INSERT INTO GUARDS VALUES ({event}, '{route}', {epoch}, 1, false, '{{\"id\":0}}', 7, {now})"
     );
     // Makes the table.
     duel.statements.database.apply(&duel.statements.statements, 7, &[]).await;
-    let held = |seconds: u32| format!("BEGIN; {guard}; SELECT pg_sleep({seconds}); COMMIT");
+    let held = |seconds: u32| format!("BEGIN; {guard}; SELECT {sleep}({seconds}); COMMIT");
     let holder = |seconds: u32| {
         let (database, sql) = (duel.shop.database.clone(), held(seconds));
         tokio::task::spawn_blocking(move || database.query(&sql))
@@ -314,30 +436,33 @@ async fn fault_41_a_zombie_in_the_middle_of_its_transaction_is_waited_for() {
     duel.lose().await;
     let second = duel.claim().await;
     // Longer than anybody waits: it is nobody's failure, and nothing happened.
-    let zombie = holder(12);
+    let zombie = holder(20);
     wait_for_sleeper(&duel.shop.database).await;
     assert_eq!(duel.apply(&second).await, Applied::Collided);
-    assert!(
-        PostgresElsewhere::new(&url).unwrap().void(7, std::slice::from_ref(&second.fence)).await.is_err()
-    );
+    assert!(duel.shop.database.open().void(7, std::slice::from_ref(&second.fence)).await.is_err());
     zombie.await.unwrap();
     assert_eq!(duel.apply(&second).await, Applied::Done(Some("{\"id\":0}".to_owned())));
     assert_eq!(duel.shop.count("SELECT count(*) FROM orders"), 0);
 }
 
-async fn wait_for_sleeper(database: &Database<'_>) {
-    let sleeping =
-        "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'PgSleep' AND datname = current_database()";
+async fn wait_for_sleeper(database: &Database) {
+    let sleeping = match database {
+        Database::Postgres(_) => {
+            "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'PgSleep' AND datname = current_database()"
+        }
+        Database::Mysql(_) => {
+            "SELECT count(*) FROM information_schema.PROCESSLIST WHERE STATE = 'User sleep' AND DB = DATABASE()"
+        }
+    };
     while database.query(sleeping) == "0" {
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
 }
 
 /// The last attempt is lost, so nobody knows what came of it: the next one asks, and only then is it dead.
-#[tokio::test(flavor = "multi_thread")]
-async fn r27_a_lost_last_attempt_is_looked_up_before_its_delivery_is_dead() {
+async fn r27_a_lost_last_attempt_is_looked_up_before_its_delivery_is_dead(engine: Engine) {
     for took_effect in [true, false] {
-        let duel = Duel::new();
+        let duel = Duel::new(engine);
         let id = append(&*duel.shop.journal, [payment(1)]).await[0].id;
         for _ in 0..2 {
             duel.claim().await;
@@ -357,10 +482,7 @@ async fn r27_a_lost_last_attempt_is_looked_up_before_its_delivery_is_dead() {
         assert_eq!((delivery.state.as_str(), delivery.attempt), (expected, 4), "{delivery:?}");
         assert_eq!(duel.shop.count("SELECT count(*) FROM orders"), i64::from(took_effect));
         // What is dead takes no effect by whom it was lost, and an operator can still have it.
-        assert_eq!(
-            duel.shop.count("SELECT count(*) FROM oncehook_guard.applied WHERE void"),
-            i64::from(!took_effect)
-        );
+        assert_eq!(duel.shop.count("SELECT count(*) FROM GUARDS WHERE void"), i64::from(!took_effect));
         if !took_effect {
             assert_eq!(duel.apply(&last).await, Applied::Void);
             duel.shop.retry(id).await;
@@ -374,10 +496,9 @@ async fn r27_a_lost_last_attempt_is_looked_up_before_its_delivery_is_dead() {
 }
 
 /// The database is away for longer than all attempts would last: nothing is dead, and it goes on by itself.
-#[tokio::test(flavor = "multi_thread")]
-async fn r28_a_database_that_is_down_makes_no_dead_letters() {
-    let server: &'static Server = Box::leak(Box::new(Server::start(&[])));
-    let shop = Shop::new(server, Clock::system());
+async fn r28_a_database_that_is_down_makes_no_dead_letters(engine: Engine) {
+    let server = Server::start(engine);
+    let shop = Shop::new(&server, Clock::system());
     let routes = Routes::new(vec![shop.orders(), shop.mails()]).unwrap();
     let worker = shop.work(&routes);
     append(&*shop.journal, (0..20).map(payment)).await;
@@ -399,7 +520,11 @@ async fn r28_a_database_that_is_down_makes_no_dead_letters() {
     // What is wrong can be seen.
     let page = shop.journal.list(EventQuery { limit: 1_000, ..EventQuery::default() }).await.unwrap();
     let told = page.events.iter().filter_map(|event| event.deliveries[0].error.clone()).next().unwrap();
-    assert!(told.contains("postgres://127.0.0.1") && !told.contains("postgres@"), "{told}");
+    let (place, user) = match engine {
+        Engine::Postgres => ("postgres://127.0.0.1", "postgres@"),
+        Engine::Mysql => ("mysql://127.0.0.1", "root@"),
+    };
+    assert!(told.contains(place) && !told.contains(user), "{told}");
     server.restart();
     shop.drained().await;
     worker.stop().await;
@@ -408,31 +533,43 @@ async fn r28_a_database_that_is_down_makes_no_dead_letters() {
     assert_eq!(shop.count("SELECT count(*) FROM mails"), 220);
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn fault_105_guards_that_were_changed_are_an_error_and_nothing_is_lost() {
-    for (change, back, told) in [
+async fn fault_105_guards_that_were_changed_are_an_error_and_nothing_is_lost(engine: Engine) {
+    // What is done to the table, how it is undone, and what one that starts says about it. The last one is found by those
+    // that start only.
+    let postgres = [
+        ("ALTER TABLE GUARDS RENAME TO gone", "ALTER TABLE oncehook_guard.gone RENAME TO applied", ""),
         (
-            "ALTER TABLE oncehook_guard.applied RENAME TO gone",
-            "ALTER TABLE oncehook_guard.gone RENAME TO applied",
-            "",
-        ),
-        (
-            "ALTER TABLE oncehook_guard.applied RENAME COLUMN result TO outcome",
-            "ALTER TABLE oncehook_guard.applied RENAME COLUMN outcome TO result",
-            "column result text",
-        ),
-        (
-            "ALTER TABLE oncehook_guard.applied DROP CONSTRAINT applied_once",
-            "ALTER TABLE oncehook_guard.applied ADD CONSTRAINT applied_once PRIMARY KEY (event, route, epoch)",
+            "ALTER TABLE GUARDS DROP CONSTRAINT applied_once",
+            "ALTER TABLE GUARDS ADD CONSTRAINT applied_once PRIMARY KEY (event, route, epoch)",
             "key applied_once (event,route,epoch)",
         ),
         (
-            "ALTER TABLE oncehook_guard.applied SET UNLOGGED",
-            "ALTER TABLE oncehook_guard.applied SET LOGGED",
-            "table r logged",
+            "ALTER TABLE GUARDS RENAME COLUMN result TO x",
+            "ALTER TABLE GUARDS RENAME COLUMN x TO result",
+            "column result text",
         ),
-    ] {
-        let shop = Shop::shared();
+        ("ALTER TABLE GUARDS SET UNLOGGED", "ALTER TABLE GUARDS SET LOGGED", "table r logged"),
+    ];
+    let mysql = [
+        ("RENAME TABLE GUARDS TO gone", "RENAME TABLE gone TO GUARDS", ""),
+        (
+            "ALTER TABLE GUARDS DROP PRIMARY KEY",
+            "ALTER TABLE GUARDS ADD PRIMARY KEY (event, route, epoch)",
+            "key PRIMARY event,route,epoch",
+        ),
+        (
+            "ALTER TABLE GUARDS RENAME COLUMN result TO x",
+            "ALTER TABLE GUARDS RENAME COLUMN x TO result",
+            "column result mediumtext",
+        ),
+        ("ALTER TABLE GUARDS ENGINE = MyISAM", "ALTER TABLE GUARDS ENGINE = InnoDB", "table InnoDB"),
+    ];
+    let (changes, unknown_table) = match engine {
+        Engine::Postgres => (postgres, "42P01"),
+        Engine::Mysql => (mysql, "1146"),
+    };
+    for (place, (change, back, told)) in changes.into_iter().enumerate() {
+        let shop = Shop::shared(engine);
         let routes = Routes::new(vec![shop.orders()]).unwrap();
         append(&*shop.journal, (0..5).map(payment)).await;
         let worker = shop.work(&routes);
@@ -441,28 +578,23 @@ async fn fault_105_guards_that_were_changed_are_an_error_and_nothing_is_lost() {
         // A running process meets it, and one that starts.
         let running = Arc::clone(&shop.elsewhere);
         shop.database.query(change);
-        let starting = PostgresElsewhere::new(&shop.database.url()).unwrap();
+        let starting = shop.database.open();
         append(&*shop.journal, [payment(5)]).await;
         let route = routes.get("orders").unwrap();
         let Handler::Elsewhere(handler) = &route.handler else { panic!() };
         let claims = shop.journal.claim(Arc::clone(route), 1, LEASE).await.unwrap();
+        let unreached = |applied: &[Applied], told: &str| {
+            let said = matches!(applied, [Applied::Unreached(reason)] if reason.contains(told));
+            assert!(said, "{change}: {applied:?}");
+        };
         if told.is_empty() {
-            // Whoever starts makes a new table; the running one knows that there was one.
-            let applied = running.apply(&handler.statements, 7, &claims).await;
-            assert!(
-                matches!(&applied[..], [Applied::Unreached(reason)] if reason.contains("42P01")),
-                "{applied:?}"
-            );
+            // Whoever starts would make a new table; the running one knows that there was one.
+            unreached(&running.apply(&handler.statements, 7, &claims).await, unknown_table);
+            unreached(&running.apply(&handler.statements, 7, &claims).await, "is gone");
         } else {
-            let applied = starting.apply(&handler.statements, 7, &claims).await;
-            assert!(
-                matches!(&applied[..], [Applied::Unreached(reason)] if reason.contains(told)),
-                "{change}: {applied:?}"
-            );
-            // A table that is not logged serves the running process until its next look; it finds it at the next trouble.
-            if !change.contains("UNLOGGED") {
-                let applied = running.apply(&handler.statements, 7, &claims).await;
-                assert!(matches!(&applied[..], [Applied::Unreached(_)]), "{change}: {applied:?}");
+            unreached(&starting.apply(&handler.statements, 7, &claims).await, told);
+            if place < 3 {
+                unreached(&running.apply(&handler.statements, 7, &claims).await, "");
             }
         }
         assert_eq!(shop.count("SELECT count(*) FROM orders"), 5, "{change}");
@@ -475,9 +607,8 @@ async fn fault_105_guards_that_were_changed_are_an_error_and_nothing_is_lost() {
     }
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn r33_guards_are_forgotten_when_they_are_old_and_their_deliveries_settled() {
-    let duel = Duel::new();
+async fn r33_guards_are_forgotten_when_they_are_old_and_their_deliveries_settled(engine: Engine) {
+    let duel = Duel::new(engine);
     let (shop, database) = (&duel.shop, &duel.statements.database);
     append(&*shop.journal, (0..6).map(payment)).await;
     let claims = shop.journal.claim(Arc::clone(&duel.route), 10, LEASE).await.unwrap();

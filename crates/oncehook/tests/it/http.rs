@@ -151,7 +151,7 @@ async fn r26_each_status_has_one_meaning() {
         Reply::status(status, if status == 204 { "" } else { "said so" })
     })
     .await;
-    for policy in [OnClientError::Retry, OnClientError::GiveUp] {
+    for policy in [OnClientError::Retry, OnClientError::GiveUp, OnClientError::Result] {
         for status in (200..=599).filter(|status| status % 100 < 30) {
             let mut options = HttpOptions::new(receiver.url("/"));
             options.headers = vec![("x-status".to_owned(), status.to_string())];
@@ -160,10 +160,11 @@ async fn r26_each_status_has_one_meaning() {
             let remedy = outcome.as_ref().err().map(|failure| failure.remedy);
             let expected = match (status, policy) {
                 (200..=299, _) => None,
-                (410, _) => Some(Remedy::GiveUp),
+                (410, OnClientError::Retry | OnClientError::GiveUp) => Some(Remedy::GiveUp),
                 (408 | 425 | 429, _) | (300..=399 | 500..=599, _) => Some(Remedy::Retry(None)),
                 (_, OnClientError::Retry) => Some(Remedy::Retry(None)),
                 (_, OnClientError::GiveUp) => Some(Remedy::GiveUp),
+                (_, OnClientError::Result) => None,
             };
             assert_eq!(remedy, expected, "{status} {policy:?}");
             if let Err(failure) = outcome {

@@ -175,11 +175,13 @@ async fn fault_107_a_migration_on_postgres_killed_at_every_statement_can_be_reru
         let url = url.clone();
         tokio::spawn(async move { PostgresJournal::migrate(&url).await.unwrap() })
     });
-    let mut applied = 0;
+    let mut applied = Vec::new();
     for node in nodes.collect::<Vec<_>>() {
-        applied += node.await.unwrap().len();
+        applied.extend(node.await.unwrap());
     }
-    assert_eq!(applied, 1);
+    let recorded = database.query("SELECT name FROM oncehook.migrations ORDER BY name");
+    applied.sort();
+    assert_eq!(applied, recorded.lines().collect::<Vec<_>>());
 }
 
 /// Two nodes get the same events in different order: one of each is new, and both name the same event.
@@ -329,4 +331,53 @@ async fn fault_48_other_nodes_are_woken() {
     assert_eq!(one.claim(route("orders"), 10, Duration::from_secs(15)).await.unwrap().len(), 0);
     one.close().await;
     other.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn r17_postgres_says_which_life_it_is_in() {
+    let server = Server::start(&[]);
+    let (database, another) = (server.database(), server.database());
+    // A role like any other: nothing that is asked for needs more rights.
+    database.query("CREATE ROLE plain LOGIN");
+    database
+        .query(&format!("GRANT CREATE ON DATABASE {} TO plain", database.query("SELECT current_database()")));
+    let url = database.url().replace("postgres@", "plain@");
+    let (one, two) = (open(&url).await.unwrap(), open(&url).await.unwrap());
+    let name = |journal: &PostgresJournal| journal.incarnation().name().map(|(_, name)| name.to_string());
+    let first = name(&one).unwrap();
+    assert_eq!(name(&two), Some(first.clone()), "all nodes know it by the same name");
+    let elsewhere = open(&another.url()).await.unwrap();
+    assert_ne!(name(&elsewhere), Some(first.clone()));
+
+    // While the server is away it is in doubt; whatever it was then, a start is another life.
+    let era = one.incarnation().era();
+    server.stop();
+    until(|| one.incarnation().era().is_none() && two.incarnation().name().is_none()).await;
+    server.restart();
+    until(|| name(&one).is_some() && name(&two).is_some()).await;
+    let second = name(&one).unwrap();
+    assert_eq!(name(&two), Some(second.clone()));
+    assert_ne!(second, first);
+    assert_ne!(one.incarnation().era(), era);
+
+    // A connection that breaks is no other life.
+    let era = one.incarnation().era();
+    let cut = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'oncehook'";
+    database.query(cut);
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    until(|| name(&one) == Some(second.clone()) && one.incarnation().era() == era).await;
+
+    // A ledger that was emptied, as when a dump is put back.
+    database.query("TRUNCATE oncehook.keys");
+    until(|| name(&one).is_some_and(|name| name != second)).await;
+    let third = name(&one);
+    until(|| name(&two) == third).await;
+}
+
+async fn until(holds: impl Fn() -> bool) {
+    let begun = Instant::now();
+    while !holds() {
+        assert!(begun.elapsed() < Duration::from_secs(30), "it never came about");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
 }

@@ -3,12 +3,14 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use oncehook::clock::Clock;
-use oncehook::delivery::RouteName;
+use oncehook::delivery::{Cause, Claim, Failure, HandedEvent, RouteName, Settled};
 use oncehook::event::{NewEvent, SourceName};
-use oncehook::handler::{Dialect, Expression, Handler, SqlHandler};
+use oncehook::handler::elsewhere::Answer;
+use oncehook::handler::{Dialect, Expression, Handler, OnPostgres, PostgresTransaction, SqlHandler};
 use oncehook::journal::postgres::{PostgresJournal, PostgresOptions};
 use oncehook::journal::{
     Deliveries, EventDetail, EventQuery, EventStatus, Journal, JournalReader, Retention,
@@ -313,4 +315,178 @@ async fn r14_r15_a_lost_lease_is_taken_up_on_the_databases_clock() {
     assert!(due.0 <= Clock::system().now().0 + 100_000, "it is told in this node's time");
     shop.journal.close().await;
     other.close().await;
+}
+
+/// Whoever waits for the journal goes away at any await: what they began is undone with its connection, or was done.
+#[tokio::test(flavor = "multi_thread")]
+async fn fault_14_work_on_postgres_that_is_dropped_half_way_is_done_once() {
+    const EVENTS: usize = 150;
+    let mut random = Random::from_environment();
+    let shop = Shop::new().await;
+    // Nothing but the journal keeps an effect from happening twice.
+    shop.database.query("ALTER TABLE orders DROP CONSTRAINT orders_payment_key");
+    let mut orders = orders();
+    orders.retry.max_attempts = 100_000;
+    let orders = Arc::new(orders);
+    for number in 0..EVENTS {
+        // Nobody listens for the outcome of half of them.
+        let ticket = shop.journal.submit([payment(number)].into_iter().collect()).unwrap();
+        if number % 2 == 0 {
+            drop(ticket);
+        } else {
+            ticket.await.unwrap().unwrap();
+        }
+    }
+    let mut dropped = 0;
+    for round in 0.. {
+        assert!(round < 20_000, "it never ends");
+        // From a microsecond to a quarter of a second: every stage has its share, whatever the machine does beside.
+        let patience = Duration::from_micros(1 << random.below(19));
+        let ended = match random.below(4) {
+            0 => {
+                let claiming = shop.journal.claim(Arc::clone(&orders), 3, Duration::from_millis(200));
+                tokio::time::timeout(patience, claiming).await.is_ok()
+            }
+            1 => tokio::time::timeout(patience, shop.journal.reclaim(Arc::clone(&orders))).await.is_ok(),
+            _ => {
+                let applying = shop.journal.apply(Arc::clone(&orders), 8);
+                tokio::time::timeout(patience, applying).await.is_ok_and(|progress| progress.is_ok())
+            }
+        };
+        dropped += u32::from(!ended);
+        if round % 20 == 0 && shop.count("SELECT count(*) FROM orders") as usize >= EVENTS {
+            break;
+        }
+    }
+    eprintln!("{dropped} calls were dropped half-way");
+    assert!(dropped > 20, "only {dropped} calls were dropped half-way");
+    // Leases whose holder went away run out.
+    let routes = Routes::new(vec![Route::clone(&orders)]).unwrap();
+    let worker = Shop::work(&shop.journal, &routes);
+    shop.drained().await;
+    worker.stop().await;
+    assert_eq!(shop.count("SELECT count(*) FROM orders"), EVENTS as i64);
+    assert_eq!(shop.count("SELECT count(DISTINCT payment) FROM orders"), EVENTS as i64);
+    assert_eq!(
+        shop.count("SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND state LIKE 'idle in transaction%'"),
+        0
+    );
+    shop.journal.close().await;
+}
+
+/// A function whose statements are those of a transaction it cannot end.
+fn insert_order<'a>(
+    database: &'a dyn PostgresTransaction,
+    event: &'a HandedEvent,
+) -> Answer<'a, Result<u64, Failure>> {
+    Box::pin(async move {
+        let key = event.key.display().to_string();
+        database.execute("INSERT INTO orders (payment, amount) VALUES ($1, 1)", &[&key]).await
+    })
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn fault_15_r20_r25_a_function_on_postgres_commits_with_its_record_and_a_panic_costs_an_attempt() {
+    let shop = Shop::new().await;
+    let calls = Arc::new(AtomicU32::new(0));
+    let counted = Arc::clone(&calls);
+    let function = OnPostgres::new(move |database, event| {
+        let counted = Arc::clone(&counted);
+        Box::pin(async move {
+            insert_order(database, event).await?;
+            match counted.fetch_add(1, Ordering::SeqCst) {
+                0 => panic!("on the first try"),
+                1 => Err(Failure::retry(Cause::Handler, "on the second")),
+                _ => {
+                    let rows =
+                        database.query("SELECT id FROM orders WHERE payment = $1", &[&"evt_1"]).await?;
+                    let id: i32 = rows[0].get(0);
+                    Ok(Some(serde_json::json!({ "id": id })))
+                }
+            }
+        })
+    });
+    let mut mail = route(
+        "mail",
+        sql(&["INSERT INTO mails VALUES (:order, :key)"], &[("order", "$result/id"), ("key", "$key")]),
+    );
+    mail.after = Some(name("orders"));
+    let routes = Routes::new(vec![route("orders", Handler::Function(Arc::new(function))), mail]).unwrap();
+    let worker = Shop::work(&shop.journal, &routes);
+    append(&*shop.journal, [payment(1)]).await;
+    shop.drained().await;
+    worker.stop().await;
+    let story = shop.only().await;
+    let orders = story.event.deliveries.iter().find(|one| one.route == "orders").unwrap();
+    let errors: Vec<_> = orders.attempts.iter().map(|one| one.error.clone().unwrap_or_default()).collect();
+    assert_eq!(errors, ["the handler panicked: on the first try", "on the second", ""]);
+    assert_eq!(story.event.status, EventStatus::Succeeded);
+    assert_eq!((calls.load(Ordering::SeqCst), shop.count("SELECT count(*) FROM orders")), (3, 1));
+    assert_eq!(shop.count("SELECT count(*) FROM mails JOIN orders ON id = order_id WHERE key = 'evt_1'"), 1);
+}
+
+/// What a function cannot do, and what it cannot talk its way out of.
+#[tokio::test(flavor = "multi_thread")]
+async fn r20_a_function_on_postgres_cannot_break_out_of_its_transaction() {
+    for (statement, why) in [
+        ("COMMIT", "may not"),
+        ("ROLLBACK TO SAVEPOINT oncehook_effect", "may not"),
+        ("SET search_path = oncehook", "may not"),
+        ("UPDATE oncehook.deliveries SET state = 'succeeded'", "may not"),
+        ("SELECT missing FROM orders", "missing"),
+        ("INSERT INTO orders (payment, amount) VALUES (NULL, 1)", "null value"),
+        ("SELECT pg_sleep(5)", "too long"),
+    ] {
+        let shop = Shop::new().await;
+        let function = OnPostgres::new(move |database, event| {
+            Box::pin(async move {
+                insert_order(database, event).await?;
+                // It goes on as if nothing were wrong.
+                assert!(database.query(statement, &[]).await.is_err(), "{statement}");
+                let _ = insert_order(database, event).await;
+                Ok(Some(serde_json::json!("fine")))
+            })
+        });
+        let mut once = route("orders", Handler::Function(Arc::new(function)));
+        once.retry.max_attempts = 2;
+        let worker = Shop::work(&shop.journal, &Routes::new(vec![once]).unwrap());
+        append(&*shop.journal, [payment(1)]).await;
+        shop.drained().await;
+        worker.stop().await;
+        let story = shop.only().await;
+        let delivery = &story.event.deliveries[0];
+        let error = delivery.error.clone().unwrap_or_default();
+        assert!(delivery.state == "dead" && error.contains(why), "{statement}: {delivery:?}");
+        assert_eq!(shop.count("SELECT count(*) FROM orders"), 0, "{statement}");
+    }
+}
+
+/// A worker that was frozen past its lease comes back: its effect is undone, because its attempt is not the latest.
+#[tokio::test(flavor = "multi_thread")]
+async fn fault_17_fault_41_the_function_of_a_zombie_on_postgres_commits_nothing() {
+    let shop = Shop::new().await;
+    let function = OnPostgres::new(|database, event| {
+        Box::pin(async move {
+            let key = event.key.display().to_string();
+            database.execute("INSERT INTO mails VALUES (1, $1)", &[&key]).await?;
+            Ok(None)
+        })
+    });
+    let routes = Routes::new(vec![route("orders", Handler::Function(Arc::new(function)))]).unwrap();
+    let route = routes.get("orders").unwrap();
+    append(&*shop.journal, [payment(1)]).await;
+    let claim = async |lease: Duration| shop.journal.claim(Arc::clone(route), 10, lease).await.unwrap();
+    let frozen = claim(Duration::from_millis(1)).await;
+    assert_eq!(frozen.len(), 1);
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    assert_eq!(shop.journal.reclaim(Arc::clone(route)).await.unwrap(), 1);
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    let second = claim(Duration::from_secs(60)).await;
+    assert_eq!(second[0].fence.attempt, 2);
+    let call = async |claims: &[Claim]| shop.journal.call(Arc::clone(route), claims.to_vec()).await.unwrap();
+    // The zombie wakes before the second has settled, and again after.
+    assert_eq!(call(&frozen).await, [Settled::Lost]);
+    assert_eq!(call(&second).await, [Settled::Done]);
+    assert_eq!(call(&frozen).await, [Settled::Lost]);
+    assert_eq!(shop.count("SELECT count(*) FROM mails"), 1);
 }

@@ -35,7 +35,8 @@ pub(crate) struct Readiness {
     self_test: String,
     /// Why the journal cannot store, if it cannot
     failing: Option<String>,
-    /// What waits in this node's spool, if it has one
+    /// What waits in this node's spool. Only where it has one
+    #[serde(skip_serializing_if = "Option::is_none")]
     spool: Option<SpoolJson>,
     /// `ok`, or what is wrong with Redis; without it events are accepted all the same. Only where it is configured
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -38,7 +38,8 @@ pub(crate) struct StatsJson {
     /// Every configured route, and every route that has left something behind
     routes: Vec<RouteJson>,
     journal: JournalJson,
-    /// What waits in the spool of the node that was asked, if it has one. Not among the counts above
+    /// What waits in the spool of the node that was asked; not among the counts above. Only where it has one
+    #[serde(skip_serializing_if = "Option::is_none")]
     spool: Option<SpoolJson>,
 }
 

@@ -32,6 +32,10 @@ const IDLE_SESSION: Duration = Duration::from_secs(15);
 /// A connection that was idle for longer is not lent again: the server may be about to end it.
 const IDLE_LENT: Duration = Duration::from_secs(8);
 
+/// One that was idle for longer is asked whether it is still there before it is lent; and how long that may take.
+const IDLE_TRUSTED: Duration = Duration::from_millis(50);
+const PING_WAIT: Duration = Duration::from_secs(3);
+
 /// Idle connections that a pool keeps.
 const IDLE_KEPT: usize = 8;
 
@@ -90,6 +94,9 @@ impl Purpose {
     }
 }
 
+/// A lock was waited for too long.
+const LOCK_WAIT: u16 = 1205;
+
 /// What went wrong with a statement or a connection.
 #[derive(Debug, Clone)]
 pub(super) struct EngineError {
@@ -127,8 +134,8 @@ impl EngineError {
         Self { silent: true, ..Self::other(told) }
     }
 
-    fn no_answer() -> Self {
-        Self::away(format!("the database did not answer within {} s", ANSWER_WAIT.as_secs()))
+    fn no_answer(patience: Duration) -> Self {
+        Self::away(format!("the database did not answer within {} s", patience.as_secs()))
     }
 
     pub(super) fn code(&self) -> Option<u16> {
@@ -148,7 +155,7 @@ impl EngineError {
     /// work. Nobody's fault. What the transaction did must be undone by ROLLBACK: after a deadlock it is gone, after a
     /// wait only its last statement is.
     pub(super) fn is_collision(&self) -> bool {
-        self.is_one_of(&[1205, 1213, 1020])
+        self.is_one_of(&[LOCK_WAIT, 1213, 1020])
     }
 
     /// A row was refused (its data, a constraint, its size): the others are not to blame.
@@ -214,10 +221,13 @@ impl std::fmt::Display for EngineError {
 }
 
 /// Waits for an answer, but not for ever.
-async fn in_time<T>(answer: impl Future<Output = Result<T, mysql_async::Error>>) -> Result<T, EngineError> {
-    match tokio::time::timeout(ANSWER_WAIT, answer).await {
+async fn in_time<T>(
+    patience: Duration,
+    answer: impl Future<Output = Result<T, mysql_async::Error>>,
+) -> Result<T, EngineError> {
+    match tokio::time::timeout(patience, answer).await {
         Ok(answer) => answer.map_err(Into::into),
-        Err(_) => Err(EngineError::no_answer()),
+        Err(_) => Err(EngineError::no_answer(patience)),
     }
 }
 
@@ -303,8 +313,18 @@ impl Connector {
     async fn open_at(&self, opts: &Opts, purpose: Purpose) -> Result<Session, EngineError> {
         let opening = async {
             let conn = Conn::new(opts.clone()).await?;
-            let mut session =
-                Session { conn, packet: 0, mariadb: false, used: Instant::now(), known: HashSet::new() };
+            let patience = match purpose {
+                Purpose::Work => ANSWER_WAIT.max(self.handler_time.saturating_add(Duration::from_secs(5))),
+                Purpose::Append | Purpose::Read => ANSWER_WAIT,
+            };
+            let mut session = Session {
+                patience,
+                conn,
+                packet: 0,
+                mariadb: false,
+                used: Instant::now(),
+                known: HashSet::new(),
+            };
             let ground = ground::check(&mut session).await?;
             (session.packet, session.mariadb) = (ground.packet, ground.mariadb);
             for setting in purpose.settings(ground.mariadb, self.handler_time) {
@@ -358,6 +378,8 @@ pub(super) struct Session {
     /// The largest packet that the server takes.
     packet: usize,
     mariadb: bool,
+    /// How long an answer may take: longer than the server may take for it.
+    patience: Duration,
     used: Instant,
     /// Statements of the user's that were looked at.
     known: HashSet<String>,
@@ -387,27 +409,27 @@ impl Session {
 
     /// Runs a statement without parameters.
     pub(super) async fn run(&mut self, sql: &str) -> Result<(), EngineError> {
-        in_time(self.conn.query_drop(sql)).await
+        in_time(self.patience, self.conn.query_drop(sql)).await
     }
 
     /// Runs a statement without parameters that cannot be prepared, and returns its rows.
     pub(super) async fn ask(&mut self, sql: &str) -> Result<Vec<Row>, EngineError> {
-        in_time(self.conn.query(sql)).await
+        in_time(self.patience, self.conn.query(sql)).await
     }
 
     /// Whether the connection is still there.
     pub(super) async fn is_alive(&mut self) -> bool {
-        in_time(self.conn.ping()).await.is_ok()
+        in_time(PING_WAIT, self.conn.ping()).await.is_ok()
     }
 
     /// The prepared form of a statement. Prepared once per connection.
     pub(super) async fn prepared(&mut self, sql: &str) -> Result<mysql_async::Statement, EngineError> {
-        in_time(self.conn.prep(sql)).await
+        in_time(self.patience, self.conn.prep(sql)).await
     }
 
     /// Runs one statement and returns its rows.
     pub(super) async fn rows(&mut self, sql: &str, parameters: Vec<Value>) -> Result<Vec<Row>, EngineError> {
-        in_time(self.conn.exec(sql, positional(parameters))).await
+        in_time(self.patience, self.conn.exec(sql, positional(parameters))).await
     }
 
     /// The same for a statement that is prepared already; also tells how many rows it changed.
@@ -416,16 +438,17 @@ impl Session {
         statement: &mysql_async::Statement,
         parameters: Vec<Value>,
     ) -> Result<Vec<Row>, EngineError> {
-        in_time(self.conn.exec(statement, positional(parameters))).await
+        in_time(self.patience, self.conn.exec(statement, positional(parameters))).await
     }
 
     /// Runs one statement once for each set of parameters, in one go where the server can.
     pub(super) async fn bulk(
         &mut self,
         statement: &mysql_async::Statement,
-        parameters: Vec<Vec<Value>>,
+        mut parameters: Vec<Vec<Value>>,
     ) -> Result<(), EngineError> {
-        in_time(self.conn.exec_batch(statement, parameters.into_iter().map(positional))).await
+        make_uniform(&mut parameters);
+        in_time(self.patience, self.conn.exec_batch(statement, parameters.into_iter().map(positional))).await
     }
 
     /// Runs one statement and returns its first row.
@@ -439,7 +462,7 @@ impl Session {
 
     /// Runs one statement and returns how many rows it changed.
     pub(super) async fn change(&mut self, sql: &str, parameters: Vec<Value>) -> Result<u64, EngineError> {
-        in_time(self.conn.exec_drop(sql, positional(parameters))).await?;
+        in_time(self.patience, self.conn.exec_drop(sql, positional(parameters))).await?;
         Ok(self.conn.affected_rows())
     }
 
@@ -487,6 +510,29 @@ impl Session {
     }
 }
 
+/// The types of such parameters are told once for all rows: where a column has several, its numbers become text.
+fn make_uniform(rows: &mut [Vec<Value>]) {
+    let kind = |value: &Value| match value {
+        Value::NULL => None,
+        value => Some(std::mem::discriminant(value)),
+    };
+    let columns = rows.first().map_or(0, Vec::len);
+    for column in 0..columns {
+        let mut kinds = rows.iter().filter_map(|row| row.get(column).and_then(kind));
+        let first = kinds.next();
+        if kinds.all(|kind| Some(kind) == first) {
+            continue;
+        }
+        for value in rows.iter_mut().filter_map(|row| row.get_mut(column)) {
+            match value {
+                Value::Int(number) => *value = Value::from(number.to_string()),
+                Value::UInt(number) => *value = Value::from(number.to_string()),
+                _ => {}
+            }
+        }
+    }
+}
+
 fn positional(parameters: Vec<Value>) -> Params {
     if parameters.is_empty() { Params::Empty } else { Params::Positional(parameters) }
 }
@@ -523,11 +569,17 @@ impl Pool {
         loop {
             let idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
             let session = match idle {
+                None => self.connector.open(self.purpose).await?,
                 Some(session) if session.used.elapsed() > IDLE_LENT || session.conn.is_disconnected() => {
                     continue;
                 }
-                Some(session) => session,
-                None => self.connector.open(self.purpose).await?,
+                Some(mut session) => {
+                    // Nobody tells when a connection was cut.
+                    if session.used.elapsed() > IDLE_TRUSTED && !session.is_alive().await {
+                        continue;
+                    }
+                    session
+                }
             };
             return Ok(Lent { session, pool: self, _permit: permit });
         }
@@ -580,7 +632,9 @@ impl Tries {
     /// Whether to do the same again after this error; the error if not.
     pub(super) fn again(&mut self, error: EngineError) -> Result<(), EngineError> {
         self.0 += 1;
-        if error.is_collision() && self.0 < 10 { Ok(()) } else { Err(error) }
+        // Whoever waited for a lock has waited long already.
+        let most = if error.is_one_of(&[LOCK_WAIT]) { 2 } else { 10 };
+        if error.is_collision() && self.0 < most { Ok(()) } else { Err(error) }
     }
 }
 
@@ -593,6 +647,20 @@ mod tests {
         let told = without_values("Duplicate entry 'it's secret' for key 'PRIMARY'");
         assert_eq!(told, "Duplicate entry … for key 'PRIMARY'");
         assert_eq!(without_values("Table 'shop.orders' doesn't exist"), "Table 'shop.orders' doesn't exist");
+    }
+
+    #[test]
+    fn columns_of_a_batch_have_one_type() {
+        let mut rows = vec![
+            vec![Value::Int(1), Value::Int(7), Value::NULL],
+            vec![Value::from("1.5"), Value::NULL, Value::UInt(3)],
+            vec![Value::UInt(2), Value::Int(8), Value::NULL],
+        ];
+        make_uniform(&mut rows);
+        let first: Vec<&Value> = rows.iter().filter_map(|row| row.first()).collect();
+        assert_eq!(first, [&Value::from("1"), &Value::from("1.5"), &Value::from("2")]);
+        assert_eq!(rows[0][1..], [Value::Int(7), Value::NULL]);
+        assert_eq!(rows[1][1..], [Value::NULL, Value::UInt(3)]);
     }
 
     #[test]

@@ -12,7 +12,7 @@ use super::connection::{EngineError, Session, Tries};
 use super::orders::{self, Refused};
 use super::queue::{self, Ended, Held};
 use super::{MysqlJournal, aliases, apply, forget};
-use crate::delivery::{Claim, Fence, RouteName, Settled, Settlement, Verdict};
+use crate::delivery::{Claim, DeliveryId, Fence, RouteName, Settled, Settlement, Verdict};
 use crate::handler::{Handler, SqlHandler};
 use crate::journal::{
     Alias, Backlog, BoxFuture, Deliveries, Forgotten, Order, OrderError, Ordered, Pausable, Pause, Progress,
@@ -164,10 +164,7 @@ impl Deliveries for MysqlJournal {
 
     fn call(&self, route: Arc<Route>, _claims: Vec<Claim>) -> BoxFuture<'_, Result<Vec<Settled>, WorkError>> {
         Box::pin(async move {
-            Err(WorkError::Unsupported(format!(
-                "route `{}`: functions run on the embedded journal only",
-                route.name
-            )))
+            Err(WorkError::Unsupported(format!("route `{}`: functions do not run on MySQL yet", route.name)))
         })
     }
 
@@ -293,5 +290,13 @@ impl Deliveries for MysqlJournal {
             *self.round.lock().unwrap_or_else(PoisonError::into_inner) = next;
             Ok(forgotten)
         })
+    }
+
+    fn mark(&self) -> BoxFuture<'_, Result<i64, WorkError>> {
+        Box::pin(async move { work!(self, |session| queue::mark(&mut session)) })
+    }
+
+    fn unsettled(&self, deliveries: Vec<DeliveryId>) -> BoxFuture<'_, Result<Vec<DeliveryId>, WorkError>> {
+        Box::pin(async move { work!(self, |session| queue::unsettled(&mut session, &deliveries)) })
     }
 }

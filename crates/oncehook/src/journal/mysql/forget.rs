@@ -176,7 +176,7 @@ async fn keys(
     if !expired.is_empty() {
         // A key goes if nothing more can come of its event, short of a forced replay. An event that is gone has neither of
         // these rows.
-        let sql = "DELETE k FROM JSON_TABLE(?, '$[*]' COLUMNS (source VARCHAR(64) PATH '$[0]', name VARCHAR(510) PATH '$[1]')) t
+        let sql = "DELETE k FROM JSON_TABLE(?, '$[*]' COLUMNS (source VARCHAR(64) CHARACTER SET utf8mb4 PATH '$[0]', name VARCHAR(510) PATH '$[1]')) t
                      STRAIGHT_JOIN oncehook_keys k ON k.source = t.source AND k.`key` = UNHEX(t.name)
                     WHERE k.expires_at <= ?
                       AND NOT EXISTS (SELECT 1 FROM oncehook_deliveries d WHERE d.event = k.event

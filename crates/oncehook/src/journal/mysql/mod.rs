@@ -23,6 +23,7 @@ mod deliveries;
 mod follower;
 mod forget;
 mod ground;
+mod guard;
 mod incarnation;
 mod orders;
 mod queries;
@@ -58,9 +59,10 @@ use crate::delivery::{DeliveryId, RouteName};
 use crate::event::{EventId, EventIds, NewEvent, NewEvents, SourceName};
 use crate::retry::Chance;
 use connection::{Connector, EngineError, Pool, Purpose};
+pub use guard::MysqlElsewhere;
 use reader::Readers;
 pub use rehearse::{Misfit, check_url, forbidden, shown_url};
-use writer::{Command, Lane, Work};
+use writer::{Called, Command, Lane, Work};
 
 /// How the journal on MariaDB or MySQL is set up.
 #[derive(Clone)]
@@ -171,6 +173,8 @@ struct Shared {
     moving: tokio::sync::RwLock<()>,
     /// Why a lane cannot store, by lane.
     failing: Mutex<Vec<Option<String>>>,
+    /// A key that some lane has stored, for lanes that have stored none yet.
+    witness: Mutex<Option<Called>>,
     /// How long the database has owed a lane its answer.
     silence: Silence,
     /// Which life of the database this is.
@@ -241,6 +245,7 @@ impl MysqlJournal {
             tally: Mutex::default(),
             moving: tokio::sync::RwLock::new(()),
             failing: Mutex::new(vec![None; lanes]),
+            witness: Mutex::default(),
             silence: Silence::of(lanes),
             incarnation: Incarnation::named(&incarnation::name(&mut first).await?),
             queued_bytes: AtomicUsize::new(0),

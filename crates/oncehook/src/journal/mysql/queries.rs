@@ -238,7 +238,7 @@ async fn first_bodies(
     session.insert(BODIES, sorted.iter().map(row).collect()).await?;
     let asked = sorted.iter().map(|one| json!([one.event.source.as_str(), hex::encode(one.event.digest)]));
     let sql = "SELECT b.event
-                 FROM JSON_TABLE(?, '$[*]' COLUMNS (source VARCHAR(64) PATH '$[0]', digest VARCHAR(64) PATH '$[1]')) t
+                 FROM JSON_TABLE(?, '$[*]' COLUMNS (source VARCHAR(64) CHARACTER SET utf8mb4 PATH '$[0]', digest VARCHAR(64) PATH '$[1]')) t
                  STRAIGHT_JOIN oncehook_bodies b ON b.source = t.source AND b.digest = UNHEX(t.digest)";
     let rows = session.rows(sql, vec![list(asked)]).await?;
     rows.iter().map(|row| event(row, 0)).collect()
@@ -281,7 +281,7 @@ pub(super) async fn first_ids<'k>(
 ) -> Result<HashMap<usize, Known>, EngineError> {
     let keys = keys.map(|(source, key)| json!([source, hex::encode(key)]));
     let sql = "SELECT t.place, k.event, k.digest, k.expires_at
-                 FROM JSON_TABLE(?, '$[*]' COLUMNS (place FOR ORDINALITY, source VARCHAR(64) PATH '$[0]',
+                 FROM JSON_TABLE(?, '$[*]' COLUMNS (place FOR ORDINALITY, source VARCHAR(64) CHARACTER SET utf8mb4 PATH '$[0]',
                                                     name VARCHAR(510) PATH '$[1]')) t
                  STRAIGHT_JOIN oncehook_keys k ON k.source = t.source AND k.`key` = UNHEX(t.name)";
     let mut found = HashMap::new();

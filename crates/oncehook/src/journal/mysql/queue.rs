@@ -17,7 +17,7 @@ use super::connection::{EngineError, Insert, Session};
 use super::row::{
     self, IDS, count, event, hex, id, ids, list, maybe_number, maybe_text, number, small, text,
 };
-use crate::delivery::{DeliveryId, Failure, Fence, HandedEvent, RouteName, Verdict};
+use crate::delivery::{DeliveryId, Fence, HandedEvent, RouteName, Verdict};
 use crate::event::{EventId, SourceName};
 use crate::retry::Chance;
 use crate::route::Route;
@@ -221,7 +221,7 @@ pub(super) struct Leased {
 }
 
 /// A list of deliveries with their attempts, as the table that it becomes.
-const FENCES: &str = "JSON_TABLE(?, '$[*]' COLUMNS (place FOR ORDINALITY, event VARCHAR(32) PATH '$[0]', route VARCHAR(64) PATH '$[1]',
+const FENCES: &str = "JSON_TABLE(?, '$[*]' COLUMNS (place FOR ORDINALITY, event VARCHAR(32) PATH '$[0]', route VARCHAR(64) CHARACTER SET utf8mb4 PATH '$[1]',
                                               epoch INT UNSIGNED PATH '$[2]', attempt INT UNSIGNED PATH '$[3]')) t";
 
 fn fence_list<'f>(fences: impl IntoIterator<Item = &'f Fence>) -> Value {
@@ -390,7 +390,7 @@ pub(super) async fn settle(
 /// What a list of outcomes makes of their deliveries. The fence is added. Text is read as utf8mb4 whatever the database's
 /// character set.
 const SETTLE: &str = "
-UPDATE JSON_TABLE(?, '$[*]' COLUMNS (event VARCHAR(32) PATH '$[0]', route VARCHAR(64) PATH '$[1]', epoch INT UNSIGNED PATH '$[2]',
+UPDATE JSON_TABLE(?, '$[*]' COLUMNS (event VARCHAR(32) PATH '$[0]', route VARCHAR(64) CHARACTER SET utf8mb4 PATH '$[1]', epoch INT UNSIGNED PATH '$[2]',
                                      attempt INT UNSIGNED PATH '$[3]', state VARCHAR(16) PATH '$[4]', wait BIGINT PATH '$[5]',
                                      result MEDIUMTEXT CHARACTER SET utf8mb4 PATH '$[6]',
                                      error MEDIUMTEXT CHARACTER SET utf8mb4 PATH '$[7]', cause VARCHAR(16) PATH '$[8]')) t
@@ -434,7 +434,7 @@ async fn write_attempts(
             let DeliveryId { event, route, epoch } = &fence.delivery;
             json!([hex(*event), route.as_str(), epoch, fence.attempt, outcome, error])
         });
-        let sql = "UPDATE JSON_TABLE(?, '$[*]' COLUMNS (event VARCHAR(32) PATH '$[0]', route VARCHAR(64) PATH '$[1]',
+        let sql = "UPDATE JSON_TABLE(?, '$[*]' COLUMNS (event VARCHAR(32) PATH '$[0]', route VARCHAR(64) CHARACTER SET utf8mb4 PATH '$[1]',
                                        epoch INT UNSIGNED PATH '$[2]', attempt INT UNSIGNED PATH '$[3]',
                                        outcome VARCHAR(16) PATH '$[4]', error MEDIUMTEXT CHARACTER SET utf8mb4 PATH '$[5]')) t
                      STRAIGHT_JOIN oncehook_attempts a
@@ -483,6 +483,36 @@ pub(super) async fn give_back(
     session.run("COMMIT").await
 }
 
+/// When the journal was made.
+pub(super) async fn mark(session: &mut Session) -> Result<i64, EngineError> {
+    let made =
+        session.row("SELECT applied_at FROM oncehook_migrations ORDER BY name LIMIT 1", Vec::new()).await?;
+    session.run("ROLLBACK").await?;
+    made.as_ref().map_or_else(|| Err(EngineError::damaged()), |row| super::row::number(row, 0))
+}
+
+/// Those of these deliveries that are pending or dead.
+pub(super) async fn unsettled(
+    session: &mut Session,
+    deliveries: &[DeliveryId],
+) -> Result<Vec<DeliveryId>, EngineError> {
+    let asked = list(deliveries.iter().map(|one| json!([hex(one.event), one.route.as_str(), one.epoch, 0])));
+    let sql = format!(
+        "SELECT t.place FROM {FENCES}
+          STRAIGHT_JOIN oncehook_deliveries d ON d.event = UNHEX(t.event) AND d.route = t.route AND d.epoch = t.epoch
+          WHERE d.state NOT IN ('succeeded', 'superseded', 'skipped') ORDER BY t.place"
+    );
+    let rows = session.rows(&sql, vec![asked]).await?;
+    session.run("ROLLBACK").await?;
+    let mut unsettled = Vec::with_capacity(rows.len());
+    for row in &rows {
+        // Places are counted from 1.
+        let place = usize::try_from(super::row::small(row, 0)?).unwrap_or(0).wrapping_sub(1);
+        unsettled.extend(deliveries.get(place).cloned());
+    }
+    Ok(unsettled)
+}
+
 /// Takes leases away that have run out, in one transaction.
 pub(super) async fn reclaim(
     session: &mut Session,
@@ -501,8 +531,7 @@ pub(super) async fn reclaim(
             let delivery = DeliveryId { event: taken.event, route: route.name.clone(), epoch: taken.epoch };
             let fence = Fence { delivery, attempt: taken.attempt };
             let limit = taken.attempt_limit.unwrap_or(route.retry.max_attempts);
-            let failure = Failure::never_ended();
-            let verdict = route.retry.after_failure(failure, fence.attempt, limit, UnixMicros(now), draw());
+            let verdict = route.after_lost_lease(fence.attempt, limit, UnixMicros(now), draw());
             Ok((fence, verdict))
         })
         .collect::<Result<_, EngineError>>()?;

@@ -174,7 +174,7 @@ async fn standings(
         .iter()
         .map(|id| serde_json::json!([super::row::hex(id.event), id.route.as_str(), id.epoch]));
     let sql = "SELECT t.place, d.state, d.result, d.error, d.cause
-                 FROM JSON_TABLE(?, '$[*]' COLUMNS (place FOR ORDINALITY, event VARCHAR(32) PATH '$[0]', route VARCHAR(64) PATH '$[1]',
+                 FROM JSON_TABLE(?, '$[*]' COLUMNS (place FOR ORDINALITY, event VARCHAR(32) PATH '$[0]', route VARCHAR(64) CHARACTER SET utf8mb4 PATH '$[1]',
                                                     epoch INT UNSIGNED PATH '$[2]')) t
                  STRAIGHT_JOIN oncehook_deliveries d ON d.event = UNHEX(t.event) AND d.route = t.route AND d.epoch = t.epoch";
     let mut standings = vec![None; deliveries.len()];

@@ -55,7 +55,10 @@ pub fn shown_url(url: &str) -> String {
     Connector::new(url, Duration::from_secs(1)).map_or_else(|_| "mysql".to_owned(), |known| known.shown())
 }
 
-async fn rehearse(session: &mut Session, handler: &SqlHandler) -> Result<Vec<Misfit>, super::EngineError> {
+pub(super) async fn rehearse(
+    session: &mut Session,
+    handler: &SqlHandler,
+) -> Result<Vec<Misfit>, super::EngineError> {
     let mut misfits = Vec::new();
     for (place, statement) in handler.statements().iter().enumerate() {
         let reason = match user_sql::rehearse(session, statement.text()).await {

@@ -7,7 +7,7 @@
 use bytes::Bytes;
 use oncehook_verify::{EventKey, Integrity, UnixMicros};
 
-use super::connection::{EngineError, Session};
+use super::connection::{EngineError, Session, Tries};
 use super::queries::{self, Candidate};
 use super::schema;
 use crate::event::{EventIds, NewEvent, SourceName};
@@ -19,18 +19,35 @@ const PROBES_ABOVE: i64 = i64::MAX - (1 << 20);
 /// A duplicate that was refused (`ER_DUP_ENTRY`), and the key that refused it: the name of a primary key is given.
 const REFUSED: (u16, &str) = (1062, "for key 'PRIMARY'");
 
+/// What a probe can fail by.
+enum Fault {
+    /// The ledger does not do what it must.
+    Broken(String),
+    /// The database failed, or nodes that probe at once stood in each other's way.
+    Engine(EngineError),
+}
+
+impl From<EngineError> for Fault {
+    fn from(error: EngineError) -> Self {
+        Self::Engine(error)
+    }
+}
+
 pub(super) async fn run(session: &mut Session) -> Result<(), SelfTestError> {
     schema::check(session).await.map_err(|error| SelfTestError(error.to_string()))?;
-    let verdict = probe(session).await;
-    session.run("ROLLBACK").await.map_err(broken)?;
-    verdict
+    let mut tries = Tries::default();
+    loop {
+        let verdict = probe(session).await;
+        session.run("ROLLBACK").await.map_err(|error| SelfTestError(error.told))?;
+        match verdict {
+            Ok(()) => return Ok(()),
+            Err(Fault::Broken(what)) => return Err(SelfTestError(what)),
+            Err(Fault::Engine(error)) => tries.again(error).map_err(|error| SelfTestError(error.told))?,
+        }
+    }
 }
 
-fn broken(error: EngineError) -> SelfTestError {
-    SelfTestError(error.told)
-}
-
-async fn probe(session: &mut Session) -> Result<(), SelfTestError> {
+async fn probe(session: &mut Session) -> Result<(), Fault> {
     let mut nonce = [0; 8];
     // Without randomness two nodes that probe at once wait for each other for a moment, which is all.
     let _ = aws_lc_rs::rand::fill(&mut nonce);
@@ -40,17 +57,17 @@ async fn probe(session: &mut Session) -> Result<(), SelfTestError> {
     let now = UnixMicros(1);
     let (first, again, other) = (event(&key, 1), event(&key, 2), event(&capitals, 1));
     let (first_id, again_id, other_id) = (ids.next(now), ids.next(now), ids.next(now));
-    let fail = |what: &str| Err(SelfTestError(what.to_owned()));
+    let fail = |what: &str| Err(Fault::Broken(what.to_owned()));
     // Nobody else's shard: a probe must not wait for those who count.
     let shard = u16::MAX;
 
     let one = [Candidate { id: first_id, event: &first }];
-    let known = queries::append(session, Some(1), shard, &one).await.map_err(broken)?;
+    let known = queries::append(session, Some(1), shard, &one).await?;
     if known.first().map(|ruling| ruling.known.event) != Some(first_id) {
         return fail("a new key was not stored");
     }
     let two = [Candidate { id: again_id, event: &again }, Candidate { id: other_id, event: &other }];
-    let known = queries::append(session, Some(1), shard, &two).await.map_err(broken)?;
+    let known = queries::append(session, Some(1), shard, &two).await?;
     let events: Vec<_> = known.iter().map(|ruling| ruling.known.event).collect();
     if events.first() == Some(&again_id) {
         return fail("a known key was stored a second time");
@@ -65,11 +82,11 @@ async fn probe(session: &mut Session) -> Result<(), SelfTestError> {
 }
 
 /// A plain insert of a known key must fail, and must name the key that refused it.
-async fn refuses_by_name(session: &mut Session, key: &EventKey) -> Result<(), SelfTestError> {
+async fn refuses_by_name(session: &mut Session, key: &EventKey) -> Result<(), Fault> {
     let sql = "INSERT INTO oncehook_keys (source, `key`, event, digest, first_seen, expires_at)
                VALUES (?, ?, REPEAT(x'00', 16), REPEAT(x'00', 32), 1, 1)";
     match session.change(sql, vec![PROBE_SOURCE.into(), key.as_bytes().into()]).await {
-        Ok(_) => Err(SelfTestError("a known key was stored a second time".to_owned())),
+        Ok(_) => Err(Fault::Broken("a known key was stored a second time".to_owned())),
         // MySQL puts the table's name before that of the key.
         Err(error)
             if error.code() == Some(REFUSED.0)
@@ -77,7 +94,8 @@ async fn refuses_by_name(session: &mut Session, key: &EventKey) -> Result<(), Se
         {
             Ok(())
         }
-        Err(error) => Err(SelfTestError(format!("a known key was refused for another reason: {error}"))),
+        Err(error) if error.is_collision() => Err(Fault::Engine(error)),
+        Err(error) => Err(Fault::Broken(format!("a known key was refused for another reason: {error}"))),
     }
 }
 

@@ -37,9 +37,8 @@ pub(super) async fn look(shared: Arc<Shared>, pool: Arc<Pool>, mut end: watch::R
         if seen.as_ref() == Some(&now) {
             wait = (wait * 3 / 2).min(LATE);
         } else {
-            if seen.is_some() {
-                shared.changed();
-            }
+            // Also at the first look: nobody knows what came before it.
+            shared.changed();
             wait = SOON;
             seen = Some(now);
         }

@@ -10,8 +10,8 @@
 //! again, and the key settles it.
 
 use std::collections::HashMap;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use oncehook_verify::UnixMicros;
@@ -61,8 +61,11 @@ pub(super) struct Lane {
     /// `None` while the lane is failing.
     pub(super) session: Option<Session>,
     /// A key that this lane has stored.
-    pub(super) witness: Option<(Witness, UnixMicros)>,
+    pub(super) witness: Option<Called>,
 }
+
+/// A witness, and until when its key can be relied on.
+pub(super) type Called = (Witness, UnixMicros);
 
 /// A witness is not called any more this long before its key may be forgotten.
 const WITNESS_MARGIN: i64 = 60_000_000;
@@ -113,6 +116,7 @@ impl Lane {
     }
 
     async fn look_after_connection(&mut self) {
+        let _asked = self.shared.silence.ask(self.number);
         if let Some(session) = &mut self.session
             && !session.is_alive().await
         {
@@ -127,8 +131,10 @@ impl Lane {
         };
         let asked = self.shared.silence.ask(self.number);
         let now = self.shared.clock.steady();
-        let mut witness =
-            self.witness.as_ref().filter(|(_, until)| until.0 > now.0).map(|(witness, _)| witness.clone());
+        // One of its own, because whoever calls it holds its row until the commit; the first time another lane's will do.
+        let others = || self.shared.witness.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let called = self.witness.clone().or_else(others).filter(|(_, until)| until.0 > now.0);
+        let mut witness = called.map(|(witness, _)| witness);
         let mut tries = super::connection::Tries::default();
         let stored = loop {
             match append(session, &self.shared, self.shard, witness.as_ref(), batch).await {
@@ -156,6 +162,10 @@ impl Lane {
         match stored {
             Ok(outcome) => {
                 if outcome.witness.is_some() {
+                    if self.witness.is_none() {
+                        *self.shared.witness.lock().unwrap_or_else(PoisonError::into_inner) =
+                            outcome.witness.clone();
+                    }
                     self.witness = outcome.witness.clone();
                 }
                 self.answer(batch, outcome);
@@ -297,7 +307,7 @@ pub(super) struct Outcome {
     routed: bool,
     duplicates: Vec<DuplicateOf>,
     /// A key that was stored, and until when it can be relied on.
-    witness: Option<(Witness, UnixMicros)>,
+    witness: Option<Called>,
 }
 
 struct DuplicateOf {

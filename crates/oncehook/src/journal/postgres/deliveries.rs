@@ -8,6 +8,7 @@ use oncehook_verify::UnixMicros;
 use tokio::sync::watch;
 
 use super::connection::{EngineError, Tries};
+use super::function::Caller;
 use super::orders::{self, Refused};
 use super::queue::{self, Ended, Held};
 use super::{PostgresJournal, aliases, apply, forget};
@@ -142,12 +143,27 @@ impl Deliveries for PostgresJournal {
         })
     }
 
-    fn call(&self, route: Arc<Route>, _claims: Vec<Claim>) -> BoxFuture<'_, Result<Vec<Settled>, WorkError>> {
+    fn call(&self, route: Arc<Route>, claims: Vec<Claim>) -> BoxFuture<'_, Result<Vec<Settled>, WorkError>> {
         Box::pin(async move {
-            Err(WorkError::Unsupported(format!(
-                "route `{}`: functions run on the embedded journal only",
-                route.name
-            )))
+            let Handler::Function(function) = &route.handler else {
+                return Err(WorkError::Unsupported(format!("route `{}` has no function", route.name)));
+            };
+            let caller = Caller {
+                pool: &self.workers,
+                given: self.shared.given_time(),
+                now: self.shared.clock.steady(),
+                route: &route,
+                function: function.as_ref(),
+            };
+            let mut settled = Vec::with_capacity(claims.len());
+            for claim in &claims {
+                let chance = queue::drawing(&self.chance)();
+                settled.push(caller.call(claim, chance).await.map_err(unavailable)?);
+            }
+            if !route.followups.is_empty() {
+                self.shared.changed();
+            }
+            Ok(settled)
         })
     }
 

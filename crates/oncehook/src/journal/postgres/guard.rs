@@ -52,6 +52,9 @@ const TABLE: &str = r#"CREATE TABLE oncehook_guard.applied (
   CONSTRAINT applied_once PRIMARY KEY (event, route, epoch)
 ) WITH (fillfactor = 90)"#;
 
+const GONE: &str = "oncehook_guard.applied is gone, and with it the memory of what was applied; put it back, or restart the gateway \
+                    to begin with an empty one";
+
 /// These read the catalogue's tables: `to_regclass` and its like may answer from before a lock was granted.
 const SCHEMA_EXISTS: &str =
     "SELECT EXISTS (SELECT FROM pg_catalog.pg_namespace WHERE nspname = 'oncehook_guard')";
@@ -106,6 +109,8 @@ pub struct PostgresElsewhere {
     shown: String,
     /// Whether the guards were found sound since the last trouble.
     sound: AtomicBool,
+    /// Whether they were ever there. Then they are not made anew: what they knew would be lost in silence.
+    seen: AtomicBool,
 }
 
 impl PostgresElsewhere {
@@ -115,7 +120,7 @@ impl PostgresElsewhere {
         let connector = Arc::new(Connector::new(url, super::HANDLER_TIME)?);
         let shown = connector.shown();
         let pool = Pool::new(connector, Purpose::Work, CONNECTIONS);
-        Ok(Self { pool, shown, sound: AtomicBool::new(false) })
+        Ok(Self { pool, shown, sound: AtomicBool::new(false), seen: AtomicBool::new(false) })
     }
 
     /// Makes sure that the guards are there and as they should be.
@@ -124,8 +129,12 @@ impl PostgresElsewhere {
             return Ok(());
         }
         if !exists(session, TABLE_EXISTS).await? {
+            if self.seen.load(Ordering::Acquire) {
+                return Err(EngineError::other(GONE));
+            }
             self.make(session).await?;
         }
+        self.seen.store(true, Ordering::Release);
         let rows = session.rows(SHAPE, &[]).await?;
         let found: Vec<&str> = rows.iter().map(|row| row.get(0)).collect();
         let wrong = |these: &[&str], those: &[&str]| {

@@ -13,7 +13,7 @@
 //! duplicates behind it. `reader` serves people. `connection` and `schema` check the ground before anything is accepted.
 //!
 //! On the way out, `deliveries` is what workers and operators call: `queue` takes and settles deliveries, `apply` runs the
-//! user's statements (`user_sql`) in the transaction that settles them, `orders` does what operators ask, `forget` removes
+//! user's statements (`user_sql`) and `function` the user's Rust code in the transaction that settles them, `orders` does what operators ask, `forget` removes
 //! what is old, `wake` tells other nodes. `guard` is for routes whose effects are in another database than the journal.
 
 mod aliases;
@@ -22,6 +22,7 @@ mod connection;
 mod deliveries;
 mod follower;
 mod forget;
+mod function;
 mod guard;
 mod hosts;
 mod incarnation;
