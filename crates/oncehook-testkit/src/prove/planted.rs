@@ -77,7 +77,7 @@ pub async fn search(
     }
     if bug == Bug::CacheFirst {
         let mut cluster = Cluster::new(Engine::Postgres, binary, coverage, made, seed).await;
-        cluster.kills_before_the_insert(3).await;
+        cluster.kills_before_the_insert(5).await;
         return found(cluster.end().await);
     }
     let manners = match bug {
