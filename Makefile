@@ -4,7 +4,7 @@ CARGO ?= cargo
 # For the receiver in examples/, if the machine has no Node with node:sqlite (22.13 or newer).
 NODE_VERSION := 24.21.0
 
-.PHONY: help run check test conformance bench services
+.PHONY: help run check test conformance bench prove services
 
 help: ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -33,6 +33,11 @@ bench: ## How much of the ceiling durable accepts reach, in one run (about 5 min
 	$(CARGO) build --release -p oncehook-server -p oncehook-testkit
 	./target/release/bench
 	./target/release/effects
+
+prove: services ## Kills, power cuts, failing disks, frozen nodes, planted mistakes: the proof, and docs/PROOF.md (under 30 minutes)
+	$(CARGO) build --release -p oncehook-server --bin oncehook
+	$(CARGO) build -p oncehook-testkit -p oncehook-server --features oncehook-testkit/planted --bins
+	./target/debug/prove target/release/oncehook target/debug/oncehook --write docs/PROOF.md $(if $(SEED),--seed $(SEED))
 
 # What the tests need beside Rust and a C compiler. Missing parts are installed (Debian, root), never skipped.
 services:

@@ -119,6 +119,12 @@ impl Inbox {
         lock(&self.book).applied.len()
     }
 
+    /// The event of every effect.
+    #[must_use]
+    pub fn applied(&self) -> Vec<String> {
+        lock(&self.book).applied.values().cloned().collect()
+    }
+
     /// Each of these events has taken effect exactly once, and no other has.
     pub fn check_once<'e>(&self, events: impl IntoIterator<Item = &'e str>) {
         let book = lock(&self.book);

@@ -22,11 +22,13 @@ pub enum Bug {
     TiedToClient,
     /// The answer goes out before the commit.
     EarlyAnswer,
+    /// Redis is told of a key before the journal has it.
+    CacheFirst,
 }
 
 impl Bug {
     /// All of them.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 8] = [
         Self::NormalSync,
         Self::MarkFirst,
         Self::NoFence,
@@ -34,6 +36,7 @@ impl Bug {
         Self::SelectThenInsert,
         Self::TiedToClient,
         Self::EarlyAnswer,
+        Self::CacheFirst,
     ];
 
     /// Its name in the environment and in reports.
@@ -47,6 +50,7 @@ impl Bug {
             Self::SelectThenInsert => "select-then-insert",
             Self::TiedToClient => "tied-to-client",
             Self::EarlyAnswer => "early-answer",
+            Self::CacheFirst => "cache-first",
         }
     }
 

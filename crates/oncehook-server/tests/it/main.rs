@@ -41,6 +41,8 @@ mod postgres_faults;
 #[cfg(test)]
 mod postgres_ground;
 #[cfg(test)]
+mod prove;
+#[cfg(test)]
 mod providers;
 #[cfg(test)]
 mod redis;

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 use oncehook_testkit::gateway::{CONFIG, Gateway, SECRET, prepare};
+use oncehook_testkit::mysql;
 use oncehook_testkit::postgres::Server;
 use oncehook_testkit::receiver::{Receiver, Reply};
 use oncehook_testkit::shop::{ORDERS, SHIPMENTS, Shop};
@@ -143,6 +144,31 @@ bind = { key = "$key" }
     let at = database.url();
     let options =
         ["--count-sql", "SELECT count(*) FROM orders WHERE key = '{key}'", "--database", at.as_str()];
+    let (code, report, said) = tokio::task::block_in_place(|| storm(directory.path(), &url, &options));
+    assert_eq!((code, holes(&report)), (0, vec![]), "{report:#}\n{said}");
+    assert_eq!(names(&report), ALL);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn r46_oncehook_on_mariadb_stands_every_hazard() {
+    let database = mysql::Server::shared().database();
+    database.query("CREATE TABLE orders (event VARCHAR(64) NOT NULL)");
+    let directory = tempfile::tempdir().unwrap();
+    let config = CONFIG.replace("sqlite://journal.db", &database.url());
+    let route = r#"
+[[route]]
+name = "orders"
+source = "stripe"
+[route.sql]
+statement = "INSERT INTO orders (event) VALUES (:key)"
+bind = { key = "$key" }
+"#;
+    prepare(directory.path(), &format!("{config}{route}"));
+    let gateway = Gateway::start(Path::new(BINARY), directory.path());
+    let url = format!("http://{}/webhooks/stripe", gateway.ingress);
+    let at = database.url();
+    let options =
+        ["--count-sql", "SELECT count(*) FROM orders WHERE event = '{key}'", "--database", at.as_str()];
     let (code, report, said) = tokio::task::block_in_place(|| storm(directory.path(), &url, &options));
     assert_eq!((code, holes(&report)), (0, vec![]), "{report:#}\n{said}");
     assert_eq!(names(&report), ALL);

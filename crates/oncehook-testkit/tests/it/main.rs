@@ -94,15 +94,22 @@ fn tree(package: &str, edges: &str) -> String {
 
 #[test]
 fn only_tests_can_end_the_process_where_they_like() {
-    let asked = "crash-points";
-    assert!(
-        tree("oncehook-server", "normal,build,dev").contains(asked),
-        "the tests of the program ask for it"
-    );
+    check_only_tests_have("crash-points");
+}
+
+#[test]
+fn r47_only_tests_and_the_proof_can_make_mistakes_on_purpose() {
+    check_only_tests_have("planted");
+}
+
+/// The program's own tests have a feature; no build that could be released has it.
+fn check_only_tests_have(feature: &str) {
+    let tested = tree("oncehook-server", "normal,build,dev");
+    assert!(tested.contains(feature), "the tests of the program ask for it");
     for package in ["oncehook-server", "oncehook-testkit"] {
         let built = tree(package, "normal,build");
         assert!(built.contains("oncehook v"), "{built}");
-        assert!(!built.contains(asked), "a build of {package} has crash points:\n{built}");
+        assert!(!built.contains(feature), "a build of {package} has {feature}:\n{built}");
     }
 }
 

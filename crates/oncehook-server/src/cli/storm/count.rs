@@ -31,7 +31,7 @@ pub(super) struct CountArgs {
     /// A SELECT of that number, asked of --database; {key} in it is the id of an event
     #[arg(long, value_name = "SQL", requires = "database")]
     count_sql: Option<String>,
-    /// Where to ask it: sqlite://PATH or postgres://…
+    /// Where to ask it: sqlite://PATH, postgres://… or mysql://…
     #[arg(long, value_name = "URL", requires = "count_sql")]
     database: Option<String>,
 }
@@ -46,6 +46,7 @@ enum Question {
     Url { template: String, http: reqwest::Client },
     Sqlite { statement: String, path: String },
     Postgres { statement: String, url: String },
+    MySql { statement: String, url: String },
 }
 
 impl Counter {
@@ -69,7 +70,9 @@ impl Counter {
         let text = match &self.question {
             Question::Command(text) => text,
             Question::Url { template, .. } => template,
-            Question::Sqlite { statement, .. } | Question::Postgres { statement, .. } => statement,
+            Question::Sqlite { statement, .. }
+            | Question::Postgres { statement, .. }
+            | Question::MySql { statement, .. } => statement,
         };
         text.contains(KEY)
     }
@@ -84,6 +87,7 @@ impl Counter {
                     of_sqlite(statement.replace(KEY, key), path.clone()).await
                 }
                 Question::Postgres { statement, url } => of_postgres(&statement.replace(KEY, key), url).await,
+                Question::MySql { statement, url } => of_mysql(&statement.replace(KEY, key), url).await,
             }
         };
         tokio::time::timeout(WAIT, asked)
@@ -99,8 +103,11 @@ fn sql(statement: String, database: &str) -> anyhow::Result<Question> {
         Some(("postgres" | "postgresql", _)) => {
             Ok(Question::Postgres { statement, url: database.to_owned() })
         }
+        Some(("mysql" | "mariadb", rest)) => {
+            Ok(Question::MySql { statement, url: format!("mysql://{rest}") })
+        }
         // The URL may hold a password.
-        _ => bail!("--database begins with sqlite:// or postgres://; ask others with --count-cmd"),
+        _ => bail!("--database begins with sqlite://, postgres:// or mysql://; ask others with --count-cmd"),
     }
 }
 
@@ -156,6 +163,18 @@ async fn of_postgres(statement: &str, url: &str) -> anyhow::Result<i64> {
         _ => None,
     });
     number(first.context("--count-sql gave no row")?.as_bytes())
+}
+
+async fn of_mysql(statement: &str, url: &str) -> anyhow::Result<i64> {
+    use mysql_async::prelude::Queryable as _;
+    // Its error would repeat the URL, which may hold a password.
+    let opts =
+        mysql_async::Opts::from_url(url).map_err(|_| anyhow::anyhow!("--database is not a MySQL URL"))?;
+    let mut connection = mysql_async::Conn::new(opts).await.context("connect to --database")?;
+    let first: Option<i64> = connection.query_first(statement).await.context("ask --count-sql")?;
+    // The answer is here; how the goodbye goes changes nothing.
+    let _ = connection.disconnect().await;
+    first.context("--count-sql gave no row")
 }
 
 /// A whole number, alone or as `{"count": N}`.

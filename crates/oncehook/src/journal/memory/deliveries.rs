@@ -21,6 +21,7 @@ use crate::journal::{
     Ordered, Pausable, Pause, Progress, Retention, Verb, Who, WorkError,
 };
 use crate::ordering::{Candidate, Company, Line, Mark, NO_TIME, OnDead, PEEK, Place, Step, plan};
+use crate::planted::{self, Bug};
 use crate::retry::{Chance, RetryPolicy};
 use crate::route::Route;
 
@@ -366,8 +367,10 @@ impl State {
 
     /// The delivery whose latest, running attempt this is.
     fn running(&mut self, fence: &Fence) -> Option<&mut Record> {
-        let live =
-            |record: &&mut Record| record.state == DeliveryState::Running && record.attempt == fence.attempt;
+        let live = |record: &&mut Record| {
+            record.state == DeliveryState::Running && record.attempt == fence.attempt
+                || planted::has(Bug::NoFence)
+        };
         self.record(&fence.delivery).filter(live)
     }
 

@@ -1,0 +1,374 @@
+//! The proof on the embedded journal: one process, its disk, and everything that can happen to them.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use oncehook::planted::Bug;
+use rusqlite::Connection;
+
+use super::audit::{Facts, Tally, audit};
+use super::coverage::Coverage;
+use super::disk::{Calls, Disk, Keep, Shim};
+use super::history::{History, Manners};
+use crate::gateway::Gateway;
+use crate::inbox::{Inbox, Mood};
+use crate::random::Random;
+use crate::shop::{self, ORDERS, SHIPMENTS, Shop};
+
+/// Connections of the senders.
+const SENDERS: usize = 12;
+
+/// Memory that a gateway may take (I7).
+const MEMORY: u64 = 256 << 20;
+
+/// How long a backlog may take (I6). The machine may be busy with other things.
+const DRAIN: Duration = Duration::from_secs(120);
+
+/// The places at which builds for tests can end, and after how many passings at most.
+pub const POINTS: [(&str, u64); 7] = [
+    ("before_insert", 30),
+    ("after_insert", 30),
+    ("after_commit", 30),
+    ("in_handler", 60),
+    ("after_effect", 60),
+    ("in_follow_up", 60),
+    ("before_settle", 20),
+];
+
+/// One shop, its senders, its disk, and what becomes of them.
+pub struct Deployment<'p> {
+    shop: Shop,
+    inbox: Inbox,
+    disk: Disk,
+    binary: PathBuf,
+    bug: Option<Bug>,
+    coverage: &'p Coverage,
+    odd: Vec<String>,
+    /// What its senders did and heard.
+    pub history: Arc<History>,
+    /// Where all its chances come from.
+    pub random: Random,
+}
+
+impl<'p> Deployment<'p> {
+    /// A shop below `place`. `bug` needs a binary that can make it.
+    pub async fn new(
+        binary: &Path,
+        place: &Path,
+        shim: &Shim,
+        coverage: &'p Coverage,
+        manners: Manners,
+        bug: Option<Bug>,
+        seed: u64,
+    ) -> Self {
+        let inbox = Inbox::start().await;
+        let routes = [ORDERS, SHIPMENTS, &shop::mails(&inbox)];
+        // A mistake that invents a result is not to be found out by the statement that would use it.
+        let routes = if bug == Some(Bug::MarkFirst) { &routes[..1] } else { &routes[..] };
+        let shop = Shop::new(binary.to_str().unwrap(), place.to_str().unwrap(), routes);
+        let disk = shim.disk(shop.path());
+        Self {
+            shop,
+            inbox,
+            disk,
+            binary: binary.to_path_buf(),
+            bug,
+            coverage,
+            odd: Vec::new(),
+            history: History::new(manners),
+            random: Random::new(seed),
+        }
+    }
+
+    fn start(&mut self, environment: &[(&str, String)]) -> Option<Gateway> {
+        let mut command = Command::new(&self.binary);
+        // Keys are always on their way into the ledger's table; a lease is short enough to freeze past it.
+        command.args(["serve", "--lease", "1500"]);
+        // The ledger would notice two events with one key when it merges them; the scenario has to do it before.
+        if !matches!(self.bug, Some(Bug::ShortMemory | Bug::SelectThenInsert)) {
+            command.args(["--ledger-generation", "200"]);
+        }
+        command.envs(environment.iter().map(|(name, value)| (name, value)));
+        if let Some(bug) = self.bug {
+            command.env("ONCEHOOK_PLANTED", bug.name());
+        }
+        self.disk.hold(&mut command);
+        match Gateway::try_start(command, self.shop.path()) {
+            Ok(gateway) => Some(gateway),
+            Err(log) => {
+                self.odd.push(format!("the gateway does not start: {}", log.lines().last().unwrap_or("")));
+                None
+            }
+        }
+    }
+
+    async fn load(&mut self, millis: u64) {
+        tokio::time::sleep(Duration::from_millis(40 + self.random.below(millis))).await;
+    }
+
+    /// Kills under load, so many times.
+    pub async fn kills(&mut self, count: usize) {
+        for _ in 0..count {
+            let Some(mut gateway) = self.start(&[]) else { return };
+            let sending = self.history.send(&[gateway.ingress], SENDERS, &mut self.random);
+            self.load(120).await;
+            gateway.kill();
+            self.coverage.add("kills", 1);
+            sending.finish().await;
+        }
+    }
+
+    /// Kills at a named place, so many times. Needs a binary with crash points.
+    pub async fn kills_at(&mut self, point: &'static str, passings: u64, count: usize) {
+        for _ in 0..count {
+            let passing = 1 + self.random.below(passings);
+            let armed = [("ONCEHOOK_CRASH_POINT", format!("{point}:{passing}"))];
+            let Some(mut gateway) = self.start(&armed) else { return };
+            let sending = self.history.send(&[gateway.ingress], SENDERS, &mut self.random);
+            let status = tokio::task::block_in_place(|| gateway.wait(Duration::from_secs(60)));
+            if status.code().is_some() {
+                self.odd.push(format!("{point}: it ended with {status} and was not killed"));
+            }
+            self.coverage.add("kills at crash points", 1);
+            sending.finish().await;
+        }
+    }
+
+    /// Cuts the power under load, so many times, in all three ways.
+    pub async fn cuts(&mut self, count: usize) {
+        for number in 0..count {
+            let Some(mut gateway) = self.start(&[]) else { return };
+            let sending = self.history.send(&[gateway.ingress], SENDERS, &mut self.random);
+            self.load(120).await;
+            gateway.kill();
+            sending.finish().await;
+            let keep = [Keep::Nothing, Keep::Some, Keep::Torn][number % 3];
+            let undone = self.disk.cut(keep, &mut self.random);
+            self.coverage.add("power cuts", 1);
+            self.coverage.add("power cuts that undid writes", u64::from(undone.unsynced > undone.kept));
+            self.coverage.add("writes undone", (undone.unsynced - undone.kept) as u64);
+            self.coverage.add("torn pages", undone.torn.into());
+        }
+    }
+
+    /// Lets every write and every sync of one ingest with its effects fail once, with each error, and cuts the power at
+    /// the end. Returns how many calls there are.
+    pub async fn every_call(&mut self) -> u64 {
+        const ERRORS: [(i32, &str); 2] = [(5, "EIO at a call"), (28, "ENOSPC at a call")];
+        let Some(mut gateway) = self.start(&[]) else { return 0 };
+        // What starting leaves to do is done by then.
+        self.one(&gateway).await;
+        self.disk.count(Calls::All);
+        self.one(&gateway).await;
+        let calls = self.disk.heal().0;
+        for call in 1..=calls {
+            for (errno, name) in ERRORS {
+                self.disk.fail(Calls::All, errno, call, 1);
+                self.one(&gateway).await;
+                // One event may need fewer calls than the first one did; the next one takes the failure.
+                for _ in 0..20 {
+                    if self.disk.failed() > 0 {
+                        break;
+                    }
+                    self.one(&gateway).await;
+                }
+                self.coverage.add(name, self.disk.heal().1.unsigned_abs());
+            }
+        }
+        let again = gateway.log().matches("the journal stores again").count();
+        self.coverage.add("journal reopened after a failed call", again as u64);
+        gateway.kill();
+        self.disk.cut(Keep::Nothing, &mut self.random);
+        calls.unsigned_abs()
+    }
+
+    /// One new event, until it is promised and has taken effect.
+    async fn one(&mut self, gateway: &Gateway) {
+        let key = self.history.new_key();
+        if !self.history.insist(gateway.ingress, &key, DRAIN).await {
+            self.odd.push(format!("{key} is not accepted although nothing fails any more"));
+        }
+        self.drain(gateway).await;
+    }
+
+    /// Freezes the process for longer than its leases while requests are under way at the destination, so many times.
+    pub async fn freezes(&mut self, count: usize) {
+        for _ in 0..count {
+            let Some(mut gateway) = self.start(&[]) else { return };
+            let sending = self.history.send(&[gateway.ingress], 4, &mut self.random);
+            self.inbox.set(Mood::Hesitant);
+            let before = self.inbox.arrivals();
+            let end = Instant::now() + Duration::from_secs(20);
+            while self.inbox.arrivals() == before && Instant::now() < end {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+            gateway.signal("STOP");
+            tokio::time::sleep(Duration::from_millis(2_500)).await;
+            self.inbox.set(Mood::Well);
+            gateway.signal("CONT");
+            self.load(500).await;
+            gateway.kill();
+            sending.finish().await;
+            self.coverage.add("freezes past a lease", 1);
+        }
+    }
+
+    /// Moves the wall clock under load: an hour and a day, ahead and back.
+    pub async fn clock_jumps(&mut self) {
+        let Some(mut gateway) = self.start(&[]) else { return };
+        for seconds in [3_600, 0, -3_600, 86_400, -86_400, 0] {
+            // Requests that are under way at the jump would be signed with the time before it.
+            self.disk.shift_clock(seconds);
+            self.history.shift(seconds);
+            let sending = self.history.send(&[gateway.ingress], 4, &mut self.random);
+            self.load(300).await;
+            sending.finish().await;
+            self.coverage.add("clock jumps", 1);
+            self.drain(&gateway).await;
+        }
+        gateway.kill();
+    }
+
+    /// Many copies of each of so many new events, all at the same moment.
+    pub async fn races(&mut self, events: usize, copies: usize) {
+        let Some(gateway) = self.start(&[]) else { return };
+        for _ in 0..events {
+            let key = self.history.new_key();
+            let start = Arc::new(tokio::sync::Barrier::new(copies));
+            let senders: Vec<_> = (0..copies)
+                .map(|_| {
+                    let (history, key, start, address) =
+                        (Arc::clone(&self.history), key.clone(), Arc::clone(&start), gateway.ingress);
+                    tokio::spawn(async move {
+                        let mut wire = crate::sender::Wire::connect(address).await.unwrap();
+                        let request = history.request(&key, false);
+                        start.wait().await;
+                        if let Ok(answer) = wire.ask(&request).await {
+                            history.record(&key, false, &answer);
+                        }
+                    })
+                })
+                .collect();
+            for sender in senders {
+                sender.await.unwrap();
+            }
+            self.coverage.add("races", 1);
+        }
+        self.drain(&gateway).await;
+        self.look(&gateway).await;
+    }
+
+    /// Load and nothing else, for a while.
+    pub async fn calm(&mut self, time: Duration) {
+        let Some(gateway) = self.start(&[]) else { return };
+        let sending = self.history.send(&[gateway.ingress], SENDERS, &mut self.random);
+        tokio::time::sleep(time).await;
+        sending.finish().await;
+        self.drain(&gateway).await;
+        self.look(&gateway).await;
+    }
+
+    /// Waits until nothing is pending (I6).
+    async fn drain(&mut self, gateway: &Gateway) {
+        let end = Instant::now() + DRAIN;
+        loop {
+            // While its disk fails it does not tell.
+            let routes = gateway.get("/api/routes").await.json();
+            let routes = routes["routes"].as_array().cloned().unwrap_or_default();
+            let pending: u64 = routes
+                .iter()
+                .flat_map(|route| {
+                    ["waiting", "running"].map(|field| route["backlog"][field].as_u64().unwrap_or(1))
+                })
+                .sum();
+            if pending == 0 && !routes.is_empty() {
+                return;
+            }
+            if Instant::now() > end {
+                self.odd.push(format!("{pending} deliveries are still pending after {} s", DRAIN.as_secs()));
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    }
+
+    /// What can be seen from outside while it runs.
+    async fn look(&mut self, gateway: &Gateway) {
+        let most = gateway.memory("VmHWM");
+        if most > MEMORY {
+            self.odd.push(format!("it took {} MB of memory", most >> 20));
+        }
+    }
+
+    /// Starts it once more, lets it finish, stops it, and compares. `restart` is left out where a mistake would keep it from
+    /// starting, which would be noticed for the wrong reason.
+    pub async fn end(mut self, restart: bool) -> Tally {
+        self.inbox.set(Mood::Well);
+        self.disk.shift_clock(0);
+        self.history.shift(0);
+        if restart && let Some(mut gateway) = self.start(&[]) {
+            self.drain(&gateway).await;
+            self.look(&gateway).await;
+            if !gateway.stop().success() {
+                self.odd.push("it does not stop in good order".to_owned());
+            }
+        }
+        let heard = self.history.heard();
+        let facts = self.facts();
+        self.coverage.add("duplicates answered", heard.duplicates);
+        self.coverage.add("conflicts answered", heard.conflicts);
+        self.coverage.add("senders that hung up", heard.hung_up);
+        self.coverage.add("answers cut off", heard.cut);
+        let mut tally = audit(&heard, &facts);
+        tally.odd.append(&mut self.odd);
+        tally
+    }
+
+    fn facts(&self) -> Facts {
+        let database = self.shop.database();
+        let sound: String = database.query_row("PRAGMA integrity_check", [], |row| row.get(0)).unwrap();
+        assert_eq!(sound, "ok", "SQLite finds the file damaged");
+        let mut facts = Facts::default();
+        let mut events = database.prepare("SELECT CAST(key AS TEXT), id, body FROM oncehook_events").unwrap();
+        let mut rows = events.query([]).unwrap();
+        while let Some(row) = rows.next().unwrap() {
+            let (key, id, body): (String, [u8; 16], Vec<u8>) =
+                (row.get(0).unwrap(), row.get(1).unwrap(), row.get(2).unwrap());
+            let id = oncehook::event::EventId::from_bytes(id).to_string();
+            facts.events.push((key, id, oncehook_verify::digest(&body)));
+        }
+        facts.effects.insert("orders", texts(&database, "SELECT key FROM orders"));
+        if self.bug != Some(Bug::MarkFirst) {
+            facts.effects.insert("shipments", texts(&database, "SELECT key FROM shipments"));
+            facts.effects.insert("mails", self.inbox.applied());
+        }
+        let mut states =
+            database.prepare("SELECT state, count(*) FROM oncehook_deliveries GROUP BY state").unwrap();
+        facts.states = states
+            .query_map([], |row| Ok((row.get(0)?, row.get::<_, i64>(1)?.unsigned_abs())))
+            .unwrap()
+            .collect::<Result<BTreeMap<_, _>, _>>()
+            .unwrap();
+        let number = |sql: &str| -> u64 {
+            database.query_row(sql, [], |row| row.get::<_, i64>(0)).unwrap().unsigned_abs()
+        };
+        facts.unexplained = number(
+            "SELECT count(*) FROM oncehook_deliveries WHERE state = 'dead' AND (error IS NULL OR cause IS NULL)",
+        );
+        self.coverage.add(
+            "attempts that ended with their process",
+            number("SELECT count(*) FROM oncehook_attempts WHERE outcome = 'lost'"),
+        );
+        self.coverage
+            .add("keys merged into the ledger's table", number("SELECT count(*) FROM oncehook_keys"));
+        facts
+    }
+}
+
+fn texts(database: &Connection, sql: &str) -> Vec<String> {
+    let mut statement = database.prepare(sql).unwrap();
+    statement.query_map([], |row| row.get(0)).unwrap().collect::<Result<_, _>>().unwrap()
+}
