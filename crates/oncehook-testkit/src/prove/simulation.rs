@@ -64,10 +64,13 @@ pub fn simulate(seed: u64) -> Outcome {
     world.judge()
 }
 
+/// Events that are under way, and where to answer.
+type Submitted = (NewEvents, oneshot::Sender<Result<Receipt, AppendError>>);
+
 /// The journal as a node reaches it: what it is given waits until the simulation lets it through.
 struct Gate {
     journal: Arc<MemoryJournal>,
-    waiting: Mutex<Vec<(NewEvents, oneshot::Sender<Result<Receipt, AppendError>>)>>,
+    waiting: Mutex<Vec<Submitted>>,
 }
 
 impl Journal for Gate {
