@@ -90,7 +90,12 @@ impl Waiting {
     async fn heard(&self, delivery: DeliveryId, up_to: Duration, enough: impl Fn(&Word) -> bool) -> Word {
         let mut words = {
             let mut awaited = self.awaited();
-            awaited.entry(delivery).or_insert_with(|| watch::Sender::new(Word::Unknown)).subscribe()
+            let word = awaited.entry(delivery).or_insert_with(|| watch::Sender::new(Word::Unknown));
+            if word.receiver_count() == 0 {
+                // What somebody heard who is gone may be old.
+                word.send_replace(Word::Unknown);
+            }
+            word.subscribe()
         };
         self.arrived.notify_one();
         // Neither the end of the time nor that of the reader is an error: what was heard last counts.

@@ -232,10 +232,8 @@ fn what_cannot_be_read_is_said_with_its_place() {
 fn keys_of_later_versions_are_named_as_such() {
     for text in [
         "[server.tls]\ncert = \"x\"",
-        "[[route]]\ndatabase = \"x\"",
         "[[route]]\n[route.publish]\nx = 1",
         "[[route]]\n[route.fetch]\nurl = \"x\"",
-        "[[route]]\n[route.sql]\ndatabase = \"x\"",
     ] {
         let problems = Config::parse("x.toml", text).unwrap_err();
         assert!(
@@ -273,7 +271,7 @@ fn the_default_file_shows_the_defaults() {
     let mut keys = 0;
     for line in file.lines() {
         // Shown, but there is none by default, and other providers than this one have it.
-        let others = ["rate_limit", "admin_token", "params", "handover"];
+        let others = ["rate_limit", "admin_token", "params", "handover", "wait"];
         let text = uncomment(line).filter(|text| !others.iter().any(|other| text.starts_with(other)));
         keys += usize::from(text.is_some());
         shown.push_str(text.unwrap_or(line));
@@ -300,21 +298,26 @@ fn the_default_file_shows_the_defaults() {
     assert_eq!(format!("{:?}", shown.identifier), format!("{:?}", plain.identifier));
     assert_eq!((&shown.allow_ips, shown.on_outage), (&plain.allow_ips, plain.on_outage));
 
-    // And the example of an own provider is one.
-    let mut own = String::new();
-    for line in example.lines() {
-        own.push_str(uncomment(line).unwrap_or(line));
-        own.push('\n');
-    }
-    let secret = directory.path().join("stripe.secret");
-    let own = own.replace("env:BILLING_SECRET", &format!("file:{}", secret.display()));
-    let own = Config::parse("own", &own).unwrap_or_else(|problems| panic!("{problems}"));
-    assert_eq!(own.sources[0].name.as_str(), "billing");
+    // And the examples of an own provider and of an endpoint are such.
+    let secret = format!("file:{}", directory.path().join("stripe.secret").display());
+    let read = |example: &str, secret_of: &str, rest: &str| {
+        let lines = example.lines().map(|line| uncomment(line).unwrap_or(line));
+        let text = lines.collect::<Vec<_>>().join("\n").replace(secret_of, &secret) + rest;
+        Config::parse("own", &text).unwrap_or_else(|problems| panic!("{problems}"))
+    };
+    let (own, endpoint) = example.split_once("# An ordinary endpoint").unwrap();
+    assert_eq!(read(own, "env:BILLING_SECRET", "").sources[0].name.as_str(), "billing");
+    let route =
+        "\n[[route]]\nname = \"pay\"\nsource = \"payouts\"\n[route.http]\nurl = \"http://127.0.0.1:1/\"\n";
+    let endpoint = read(&format!("#{endpoint}"), "env:PAYOUTS_TOKEN", route);
+    assert!(endpoint.sources[0].endpoint && endpoint.sources[0].wait.is_some());
 
     // And the example routes work, with policies that are the usual ones.
     let mut text = source;
     for line in routes.lines() {
-        text.push_str(uncomment(line).unwrap_or(line));
+        // Another database has no place for `requires` and `machine`.
+        let shown = uncomment(line).filter(|text| !text.starts_with("database = "));
+        text.push_str(shown.unwrap_or(line));
         text.push('\n');
     }
     let mail_secret = directory.path().join("mail.secret");
@@ -376,7 +379,7 @@ fn init_writes_what_check_accepts() {
     let report: serde_json::Value = serde_json::from_str(&out).unwrap();
     assert_eq!(
         report,
-        serde_json::json!({ "ok": true, "sources": ["stripe"], "routes": [], "problems": [] })
+        serde_json::json!({ "ok": true, "sources": ["stripe"], "routes": [], "problems": [], "warnings": [] })
     );
     let written = std::fs::read_to_string(directory.path().join("oncehook.toml")).unwrap();
     assert_eq!(written, DEFAULT_FILE);
@@ -500,7 +503,7 @@ const FOUND_IN_ROUTES: [(&str, &str, usize); 40] = [
     ("a `{{` is not closed", "\"{{$key\"", 0),
     ("`timeout`: must be longer than nothing", "\"0s\"", 0),
     ("never as plain text here", "\"plain_text_canary\"", 0),
-    ("\"ignore\" is neither \"retry\" nor \"dead\"", "\"ignore\"", 0),
+    ("\"ignore\" is not \"retry\", \"dead\" or \"result\"", "\"ignore\"", 0),
     ("`allow_private` must be true or false, not a string", "\"yes\"", 0),
     ("the environment variable ONCEHOOK_TEST_NOT_SET is not set", "\"env:ONCEHOOK_TEST_NOT_SET\"", 0),
     ("`x-number` must be a string, not a integer", "1 }\n[[route]]\nname = \"circle-a\"", 0),
