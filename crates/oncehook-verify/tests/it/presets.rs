@@ -91,12 +91,21 @@ fn samples_are_events_with_an_identity() {
         if !["paddle-classic", "braintree", "qstash"].contains(&name.as_str()) {
             assert_ne!(items("evt_2")[0].key, item.key, "{name}: another event has another key");
         }
-        let untyped =
-            ["mollie-classic", "recurly-xml", "mandrill", "x", "telegram", "dropbox", "qstash", "replicate"];
+        let untyped = [
+            "mollie-classic",
+            "recurly-xml",
+            "mandrill",
+            "x",
+            "telegram",
+            "dropbox",
+            "qstash",
+            "replicate",
+            "idempotency-key",
+        ];
         if !untyped.contains(&name.as_str()) {
             assert_eq!(item.kind.as_deref(), Some(preset.sample.kind.as_str()), "{name}");
         }
-        if !["mandrill", "qstash", "recurly-xml"].contains(&name.as_str()) {
+        if !["mandrill", "qstash", "recurly-xml", "idempotency-key"].contains(&name.as_str()) {
             assert!(item.entity.is_some(), "{name} has no entity");
         }
         let by_digest = item.key == EventKey::of_digest(&item.digest);
