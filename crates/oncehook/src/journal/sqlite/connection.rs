@@ -27,7 +27,7 @@ pub(crate) fn check_library() -> Result<(), OpenError> {
 }
 
 /// Bytes of a page of a new file. An event of 1 KB fits seven times into 8 KB but not three times into 4, and half as many
-/// pages are logged and copied: a tenth less CPU per event (docs/PERFORMANCE.md). A file that exists keeps its own size.
+/// pages are logged and copied, which seems to cost less CPU (docs/PERFORMANCE.md). A file that exists keeps its own size.
 const PAGE_BYTES: i64 = 8_192;
 
 /// A connection that may write: the writer's, and the helper's that checkpoints.
