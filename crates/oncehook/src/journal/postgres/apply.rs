@@ -1,13 +1,17 @@
 //! Effects: the user's statements, each in one transaction with the record that they happened.
 //!
 //! A batch of a `sql` route is one transaction: its deliveries are locked (the lock is the claim; others pass over what is
-//! locked), all statements are sent without waiting in between, and one statement settles them. If one fails the batch is
+//! locked), all statements are sent without waiting in between, and one statement settles them; the commit is sent behind
+//! it without waiting. If one fails the batch is
 //! undone and redone one by one, so that a poison event costs only itself. A delivery that failed before always runs
 //! alone. A worker that freezes in the middle is ended by the server (`idle_in_transaction_session_timeout`), and its
 //! locks with it.
 //!
 //! Does not: count a collision with another transaction as an attempt. Such a delivery stays due.
 
+use std::future::{Future, poll_fn};
+use std::pin::pin;
+use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use oncehook_verify::UnixMicros;
@@ -15,7 +19,7 @@ use tokio_postgres::Statement;
 use tokio_postgres::error::SqlState;
 
 use super::connection::{EngineError, Session};
-use super::queue::{self, Due, Ended, Held, Locked};
+use super::queue::{self, Due, Ended, Locked, Settling};
 use super::user_sql::{self, Trouble};
 use crate::delivery::{Failure, Fence, Verdict};
 use crate::handler::SqlHandler;
@@ -25,9 +29,12 @@ use crate::route::Route;
 /// Deliveries that run alone end after this time, so that the worker looks up now and then.
 const ALONE_TIME: Duration = Duration::from_secs(2);
 
-/// Our own statements are planned anew each time, the user's as the server likes.
-const OUR_PLANS: &str = "SET LOCAL plan_cache_mode = force_custom_plan";
-const USER_PLANS: &str = "SET LOCAL plan_cache_mode = auto";
+/// Our own statements are planned once for a connection: all they look up stands in an index, and plans that read a whole
+/// table or sort a whole queue are not to be chosen, however small it was when they were made. The user's statements are
+/// planned as the server likes.
+const BEGIN: &str = "BEGIN; SET LOCAL plan_cache_mode = force_generic_plan; SET LOCAL enable_seqscan = off; SET LOCAL enable_bitmapscan = off";
+const OUR_PLANS: &str = "SET LOCAL plan_cache_mode = force_generic_plan; SET LOCAL enable_seqscan = off; SET LOCAL enable_bitmapscan = off";
+const USER_PLANS: &str = "SET LOCAL plan_cache_mode TO DEFAULT; SET LOCAL enable_seqscan TO DEFAULT; SET LOCAL enable_bitmapscan TO DEFAULT";
 
 /// Runs due deliveries of a `sql` route.
 pub(super) async fn sql(
@@ -44,9 +51,13 @@ pub(super) async fn sql(
         Err(Trouble::Collision) => return Err(EngineError::other("a statement could not be prepared now")),
         Err(Trouble::Engine(error)) => return Err(error),
     };
-    let mut batch = Batch { session, given, route, handler, prepared, draw, progress: Progress::default() };
-    session.run("BEGIN").await?;
-    let Locked { due, count, now } = queue::due(session, given, route, limit, None).await?;
+    let settling = Settling::prepare(session).await?;
+    let progress = Progress::default();
+    let mut batch = Batch { session, given, route, handler, prepared, settling, draw, progress };
+    let (begun, locked) =
+        tokio::join!(biased; session.run(BEGIN), queue::due(session, given, route, limit, None));
+    begun?;
+    let Locked { due, count, now } = locked?;
     let full = count == limit || due.len() < count;
     let (fresh, failed_before): (Vec<Due>, Vec<Due>) = due.into_iter().partition(|due| due.attempt == 0);
     let left = match batch.together(&fresh, now).await? {
@@ -71,6 +82,7 @@ struct Batch<'b, D> {
     handler: &'b SqlHandler,
     /// The user's statements, or why they cannot even be prepared.
     prepared: Result<Vec<Statement>, Failure>,
+    settling: Settling,
     draw: D,
     progress: Progress,
 }
@@ -102,8 +114,12 @@ impl<D: FnMut() -> f64 + Send> Batch<'_, D> {
             }
         }
         self.crash_point();
-        self.session.run(USER_PLANS).await?;
-        let mut ran = user_sql::run(self.session, prepared, &bound).await.into_iter();
+        let (planned, ran) = tokio::join!(biased;
+            self.session.run(USER_PLANS),
+            user_sql::run(self.session, prepared, &bound)
+        );
+        planned?;
+        let mut ran = ran.into_iter();
         let mut complete = Vec::with_capacity(due.len());
         for failed_early in outcomes {
             complete.push(match failed_early {
@@ -119,10 +135,7 @@ impl<D: FnMut() -> f64 + Send> Batch<'_, D> {
             });
         }
         crate::crash::point("after_effect");
-        let settled = due.iter().zip(complete).collect::<Vec<_>>();
-        let progress = self.settle(settled, now).await?;
-        self.session.run("COMMIT").await?;
-        self.add(progress);
+        self.settle(due.iter().zip(complete).collect(), now).await?;
         Ok(Together::Done)
     }
 
@@ -140,9 +153,12 @@ impl<D: FnMut() -> f64 + Send> Batch<'_, D> {
 
     /// One delivery. `false`: another transaction was in the way, and it stays due.
     async fn one(&mut self, delivery: &Due) -> Result<bool, EngineError> {
-        self.session.run("BEGIN").await?;
-        let Locked { due, now, .. } =
-            queue::due(self.session, self.given, self.route, 1, Some(delivery)).await?;
+        let (begun, locked) = tokio::join!(biased;
+            self.session.run(BEGIN),
+            queue::due(self.session, self.given, self.route, 1, Some(delivery))
+        );
+        begun?;
+        let Locked { due, now, .. } = locked?;
         let Some(delivery) = due.first() else {
             // Somebody else has it, or had it.
             self.session.run("COMMIT").await?;
@@ -157,9 +173,7 @@ impl<D: FnMut() -> f64 + Send> Batch<'_, D> {
             }
             Err(Trouble::Engine(error)) => return Err(error),
         };
-        let progress = self.settle(vec![(delivery, outcome)], now).await?;
-        self.session.run("COMMIT").await?;
-        self.add(progress);
+        self.settle(vec![(delivery, outcome)], now).await?;
         Ok(true)
     }
 
@@ -200,11 +214,9 @@ impl<D: FnMut() -> f64 + Send> Batch<'_, D> {
         crate::crash::point(if self.route.after.is_some() { "in_follow_up" } else { "in_handler" });
     }
 
-    async fn settle(
-        &mut self,
-        outcomes: Vec<(&Due, Outcome)>,
-        now: UnixMicros,
-    ) -> Result<Progress, EngineError> {
+    /// Settles and commits. The statement fails unless it settles every one of them (they are locked since they were read),
+    /// and a failed statement makes the commit behind it undo the transaction.
+    async fn settle(&mut self, outcomes: Vec<(&Due, Outcome)>, now: UnixMicros) -> Result<(), EngineError> {
         let mut progress = Progress::default();
         let mut settlements = Vec::with_capacity(outcomes.len());
         for (delivery, outcome) in outcomes {
@@ -230,19 +242,25 @@ impl<D: FnMut() -> f64 + Send> Batch<'_, D> {
         let ended: Vec<_> =
             settlements.iter().map(|(fence, verdict)| Ended { fence, verdict, followups }).collect();
         self.session.run(OUR_PLANS).await?;
-        let settled = queue::settle(self.session, self.given, now, Held::Lock, &ended).await?;
-        if settled.len() == ended.len() {
-            Ok(progress)
-        } else {
-            // The rows are locked since they were read. If they are not as they were, nothing here can be trusted, and
-            // the transaction is undone with its connection.
-            Err(EngineError::other("a delivery changed although it was locked"))
-        }
-    }
-
-    fn add(&mut self, progress: Progress) {
+        // Dangerous: a commit that overtakes the settlement commits effects that nobody knows of. So it is not even sent
+        // before the settlement is on its way; then the server does one after the other, or undoes both.
+        let mut settling = pin!(self.settling.settle(self.session, self.given, now, &ended));
+        let sent = poll_fn(|context| Poll::Ready(settling.as_mut().poll(context))).await;
+        let committed = match sent {
+            Poll::Ready(settled) => {
+                settled?;
+                self.session.run("COMMIT").await
+            }
+            Poll::Pending => {
+                let (settled, committed) = tokio::join!(biased; settling, self.session.run("COMMIT"));
+                settled?;
+                committed
+            }
+        };
+        committed?;
         self.progress.succeeded += progress.succeeded;
         self.progress.retrying += progress.retrying;
         self.progress.dead.extend(progress.dead);
+        Ok(())
     }
 }

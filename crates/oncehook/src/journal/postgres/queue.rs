@@ -10,10 +10,11 @@ use std::collections::HashMap;
 
 use bytes::Bytes;
 use oncehook_verify::{EventKey, UnixMicros};
-use tokio_postgres::Row;
+use tokio_postgres::types::ToSql;
+use tokio_postgres::{Row, Statement};
 use uuid::Uuid;
 
-use super::connection::{EngineError, Session};
+use super::connection::{EngineError, Session, in_time};
 use super::queries::{event_id, uuid};
 use crate::delivery::{DeliveryId, Failure, Fence, HandedEvent, RouteName, Verdict};
 use crate::event::{EventId, SourceName};
@@ -64,33 +65,33 @@ pub(super) async fn due(
     only: Option<&Due>,
 ) -> Result<Locked, EngineError> {
     let after = route.after.as_ref().map(RouteName::as_str);
-    let limit = i64::try_from(limit).unwrap_or(i64::MAX);
     let rows = match only {
         None => {
-            // Bodies are weighed before they are read: many big ones at once would fill the memory.
-            let sql = "WITH due AS MATERIALIZED (
+            // Bodies are weighed before they are read: many big ones at once would fill the memory. The limit stands in
+            // the text: a plan for any limit would be one for a tenth of the queue.
+            let sql = format!("WITH due AS MATERIALIZED (
                SELECT d.event, d.epoch, d.attempt, d.attempt_limit, d.run_at FROM oncehook.deliveries d
                 WHERE d.route = $2 AND d.state IN ('ready', 'retrying')
                   AND d.run_at <= coalesce($1::bigint, oncehook.micros())
-                ORDER BY d.run_at, d.event, d.epoch LIMIT $4
+                ORDER BY d.run_at, d.event, d.epoch LIMIT {limit}
                   FOR UPDATE SKIP LOCKED
              ), weighed AS (
                SELECT d.event, d.epoch, d.attempt, d.attempt_limit, d.run_at,
                       e.source, e.key, e.type, e.entity, e.occurred_at, e.received_at, e.headers, e.body,
-                      sum(octet_length(e.body)) OVER (ORDER BY d.run_at, d.event, d.epoch) - octet_length(e.body) AS before,
-                      count(*) OVER () AS locked
+                      sum(octet_length(e.body)) OVER (ORDER BY d.run_at, d.event, d.epoch ROWS UNBOUNDED PRECEDING)
+                        - octet_length(e.body) AS before
                  FROM due d JOIN oncehook.events e ON e.id = d.event
              )
              SELECT d.epoch, d.attempt, d.attempt_limit,
                     d.event, d.source, d.key, d.type, d.entity, d.occurred_at, d.received_at, d.headers, d.body,
                     -- A follow-up that is forced alone knows the result of the epoch before.
-                    (SELECT p.result FROM oncehook.deliveries p
+                    CASE WHEN $3::text IS NOT NULL THEN (SELECT p.result FROM oncehook.deliveries p
                       WHERE p.event = d.event AND p.route = $3 AND p.epoch <= d.epoch AND p.state = 'succeeded'
-                      ORDER BY p.epoch DESC LIMIT 1),
-                    coalesce($1::bigint, oncehook.micros()), d.locked
+                      ORDER BY p.epoch DESC LIMIT 1) END,
+                    coalesce($1::bigint, oncehook.micros()), (SELECT count(*) FROM due)
                FROM weighed d WHERE d.before < 8388608
-              ORDER BY d.run_at, d.event, d.epoch";
-            session.rows(sql, &[&given, &route.name.as_str(), &after, &limit]).await?
+              ORDER BY d.run_at, d.event, d.epoch");
+            session.rows(&sql, &[&given, &route.name.as_str(), &after]).await?
         }
         Some(one) => {
             let sql = "SELECT d.epoch, d.attempt, d.attempt_limit,
@@ -227,15 +228,13 @@ pub(super) async fn lease(
         .collect()
 }
 
-/// Whether attempts to be settled were leased, or ran inside the transaction that settles them.
+/// How a lease ended.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Held {
-    /// Leased: the delivery is `running` and its attempt has the fence's number.
+    /// It is held: the delivery is `running` and its attempt has the fence's number.
     Lease,
-    /// Leased, and the lease ran out.
+    /// It ran out.
     LostLease,
-    /// Not leased: the delivery is due and locked, and the fence's number is the next one.
-    Lock,
 }
 
 /// An attempt that is over.
@@ -245,7 +244,7 @@ pub(super) struct Ended<'s> {
     pub(super) followups: &'s [RouteName],
 }
 
-/// Settles attempts, each delivery at most once. Returns the fences that were the latest; of the others nothing was
+/// Settles leased attempts, each delivery at most once. Returns the fences that were the latest; of the others nothing was
 /// written. `now` is the time from which the verdicts' due times are counted.
 pub(super) async fn settle(
     session: &Session,
@@ -254,39 +253,11 @@ pub(super) async fn settle(
     held: Held,
     ended: &[Ended<'_>],
 ) -> Result<HashMap<Fence, ()>, EngineError> {
-    let fences = Fences::of(ended.iter().map(|ended| ended.fence));
-    let mut states = Vec::with_capacity(ended.len());
-    let mut waits: Vec<Option<i64>> = Vec::with_capacity(ended.len());
-    let mut results: Vec<Option<&str>> = Vec::with_capacity(ended.len());
-    let mut errors: Vec<Option<String>> = Vec::with_capacity(ended.len());
-    let mut causes: Vec<Option<&str>> = Vec::with_capacity(ended.len());
-    let (mut after, mut before, mut epochs, mut next) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-    for Ended { fence, verdict, followups } in ended {
-        let (state, wait, result, failure) = match verdict {
-            Verdict::Succeeded(result) => ("succeeded", None, result.as_deref(), None),
-            Verdict::RetryAt(at, failure) => {
-                ("retrying", Some(at.0.saturating_sub(now.0)), None, Some(failure))
-            }
-            Verdict::Dead(failure) => ("dead", None, None, Some(failure)),
-        };
-        states.push(state);
-        waits.push(wait);
-        results.push(result);
-        errors.push(failure.map(|failure| text(&failure.message)));
-        // Whose fault it is that it is dead.
-        causes.push(failure.filter(|_| wait.is_none()).map(|failure| failure.cause.as_str()));
-        for followup in followups.iter().filter(|_| failure.is_none()) {
-            after.push(uuid(fence.delivery.event));
-            before.push(fence.delivery.route.as_str());
-            epochs.push(int(fence.delivery.epoch));
-            next.push(followup.as_str());
-        }
-    }
+    let Columns { fences, states, waits, results, errors, causes, followed } = Columns::of(ended, now);
     let failed = if held == Held::LostLease { "lost" } else { "failed" };
-    let sql = if held == Held::Lock { SETTLE_LOCKED } else { SETTLE_LEASED };
     let rows = session
         .rows(
-            sql,
+            SETTLE_LEASED,
             &[
                 &given,
                 &fences.events,
@@ -298,10 +269,10 @@ pub(super) async fn settle(
                 &results,
                 &errors,
                 &causes,
-                &after,
-                &before,
-                &epochs,
-                &next,
+                &followed.events,
+                &followed.routes,
+                &followed.epochs,
+                &followed.next,
                 &failed,
             ],
         )
@@ -316,6 +287,119 @@ pub(super) async fn settle(
             Ok((Fence { delivery, attempt: number(row.get(3)) }, ()))
         })
         .collect()
+}
+
+/// The statements that settle what ran under a lock, prepared: so that the settlement is sent when it is asked for, and not
+/// when the server has answered that it knows the statement.
+pub(super) struct Settling {
+    plain: Statement,
+    any: Statement,
+}
+
+impl Settling {
+    pub(super) async fn prepare(session: &Session) -> Result<Self, EngineError> {
+        Ok(Self {
+            plain: session.prepared(SETTLE_SUCCEEDED).await?,
+            any: session.prepared(SETTLE_LOCKED).await?,
+        })
+    }
+
+    /// Settles attempts that ran under a lock: the deliveries are due, and the fences' numbers are the next ones. Fails
+    /// unless all of them are settled. At the first poll it is on its way, or has failed.
+    pub(super) async fn settle(
+        &self,
+        session: &Session,
+        given: Option<i64>,
+        now: UnixMicros,
+        ended: &[Ended<'_>],
+    ) -> Result<(), EngineError> {
+        let Columns { fences, states, waits, results, errors, causes, followed } = Columns::of(ended, now);
+        let Fences { events, routes, epochs, attempts } = fences;
+        let count = i64::try_from(ended.len()).unwrap_or(i64::MAX);
+        let plain = followed.next.is_empty() && errors.iter().all(Option::is_none);
+        let ran = if plain {
+            let parameters: [&(dyn ToSql + Sync); 7] =
+                [&given, &events, &routes, &epochs, &attempts, &results, &count];
+            in_time(session.query(&self.plain, &parameters)).await
+        } else {
+            let parameters: [&(dyn ToSql + Sync); 15] = [
+                &given,
+                &events,
+                &routes,
+                &epochs,
+                &attempts,
+                &states,
+                &waits,
+                &results,
+                &errors,
+                &causes,
+                &followed.events,
+                &followed.routes,
+                &followed.epochs,
+                &followed.next,
+                &count,
+            ];
+            in_time(session.query(&self.any, &parameters)).await
+        };
+        ran.map(|_| ())
+    }
+}
+
+/// What attempts came to, as columns.
+struct Columns<'s> {
+    fences: Fences<'s>,
+    states: Vec<&'static str>,
+    /// Until the next attempt, if there is one.
+    waits: Vec<Option<i64>>,
+    results: Vec<Option<&'s str>>,
+    errors: Vec<Option<String>>,
+    /// Whose fault it is that it is dead.
+    causes: Vec<Option<&'static str>>,
+    followed: Followed<'s>,
+}
+
+/// The deliveries that successes release.
+#[derive(Default)]
+struct Followed<'s> {
+    events: Vec<Uuid>,
+    routes: Vec<&'s str>,
+    epochs: Vec<i32>,
+    next: Vec<&'s str>,
+}
+
+impl<'s> Columns<'s> {
+    fn of(ended: &'s [Ended<'s>], now: UnixMicros) -> Self {
+        let mut columns = Self {
+            fences: Fences::of(ended.iter().map(|ended| ended.fence)),
+            states: Vec::with_capacity(ended.len()),
+            waits: Vec::with_capacity(ended.len()),
+            results: Vec::with_capacity(ended.len()),
+            errors: Vec::with_capacity(ended.len()),
+            causes: Vec::with_capacity(ended.len()),
+            followed: Followed::default(),
+        };
+        for Ended { fence, verdict, followups } in ended {
+            let (state, wait, result, failure) = match verdict {
+                Verdict::Succeeded(result) => ("succeeded", None, result.as_deref(), None),
+                Verdict::RetryAt(at, failure) => {
+                    ("retrying", Some(at.0.saturating_sub(now.0)), None, Some(failure))
+                }
+                Verdict::Dead(failure) => ("dead", None, None, Some(failure)),
+            };
+            columns.states.push(state);
+            columns.waits.push(wait);
+            columns.results.push(result);
+            columns.errors.push(failure.map(|failure| text(&failure.message)));
+            columns.causes.push(failure.filter(|_| wait.is_none()).map(|failure| failure.cause.as_str()));
+            for followup in followups.iter().filter(|_| failure.is_none()) {
+                columns.followed.events.push(uuid(fence.delivery.event));
+                columns.followed.routes.push(fence.delivery.route.as_str());
+                columns.followed.epochs.push(int(fence.delivery.epoch));
+                columns.followed.next.push(followup.as_str());
+            }
+        }
+        columns
+    }
 }
 
 /// Attempts that were leased: their rows in `attempts` are ended.
@@ -349,7 +433,22 @@ WITH ended AS MATERIALIZED (
 )
 SELECT event, route, epoch, attempt FROM settled";
 
+/// The usual case of the next: everything succeeded, and nothing follows.
+const SETTLE_SUCCEEDED: &str = "
+WITH settled AS (
+  UPDATE oncehook.deliveries d
+     SET state = 'succeeded', attempt = t.attempt, settled_at = coalesce($1::bigint, oncehook.micros()),
+         result = t.result, error = NULL, cause = NULL
+    FROM unnest($2::uuid[], $3::text[], $4::integer[], $5::integer[], $6::text[]) AS t(event, route, epoch, attempt, result)
+   WHERE d.event = t.event AND d.route = t.route AND d.epoch = t.epoch AND d.attempt = t.attempt - 1
+     AND d.state IN ('ready', 'retrying')
+  RETURNING 1
+)
+SELECT 1 / (count(*) = $7)::integer FROM settled";
+
 /// Attempts that ran under a lock: a failure gets its row in `attempts` now; a success stands in the delivery itself.
+/// A delivery that is not as it was read although it was locked ends the transaction (by a division by zero): nothing in it
+/// could be trusted.
 const SETTLE_LOCKED: &str = "
 WITH ended AS MATERIALIZED (
   SELECT * FROM unnest($2::uuid[], $3::text[], $4::integer[], $5::integer[], $6::text[], $7::bigint[], $8::text[], $9::text[],
@@ -366,7 +465,7 @@ WITH ended AS MATERIALIZED (
   RETURNING d.event, d.route, d.epoch, d.attempt, d.state, d.error
 ), written AS (
   INSERT INTO oncehook.attempts (event, route, epoch, attempt, started_at, finished_at, outcome, error)
-  SELECT event, route, epoch, attempt, coalesce($1::bigint, oncehook.micros()), coalesce($1::bigint, oncehook.micros()), $15, error
+  SELECT event, route, epoch, attempt, coalesce($1::bigint, oncehook.micros()), coalesce($1::bigint, oncehook.micros()), 'failed', error
     FROM settled WHERE state <> 'succeeded'
 ), followed AS (
   INSERT INTO oncehook.deliveries (event, route, epoch, state, run_at)
@@ -377,7 +476,7 @@ WITH ended AS MATERIALIZED (
    WHERE s.state = 'succeeded'
   ON CONFLICT (event, route, epoch) DO NOTHING
 )
-SELECT event, route, epoch, attempt FROM settled";
+SELECT 1 / (count(*) = $15)::integer FROM settled";
 
 /// Text as the database takes it: it has no zero characters.
 pub(super) fn text(text: &str) -> String {
