@@ -1,7 +1,7 @@
 //! Does a long history slow anything down? Append, drain and every filter of the list, with and without it, in turns.
 //!
 //! Promises: the history is loaded with SQL and is what accepting it would have left (keys, events, settled deliveries,
-//! counts), spread over the last 30 days, with 200-byte bodies. What the filters look for is among its first 10,000 events
+//! counts, the search index), spread over the last 30 days, with 200-byte bodies. What the filters look for is among its first 10,000 events
 //! only, so in the long history it lies deep, and in the short one (10,000 events) the same pages are found.
 //! Does not: go through the front door, or measure HTTP.
 
@@ -89,8 +89,11 @@ async fn with_history(engine: Engine, count: usize, random: bool, over: Duration
 async fn lists(engine: Engine, stored: usize, rounds: usize, over: Duration) -> anyhow::Result<()> {
     let short = with_history(engine, SHORT, false, over).await?;
     let long = with_history(engine, stored, false, over).await?;
-    // What follows behind the accepts is given time to arrive.
-    tokio::time::sleep(Duration::from_secs(5)).await;
+    // The embedded journal writes its search index by itself.
+    let waited = Instant::now();
+    while long.journal.state().index_lag > 1_000 && waited.elapsed() < Duration::from_secs(600) {
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
     let page = || EventQuery { limit: 50, ..Default::default() };
     let status = |status| EventQuery { status: Some(status), ..page() };
     let old = UnixMicros(short.clock.now().0 - i64::try_from(over.as_micros())? / 2);
@@ -254,7 +257,15 @@ fn load_postgres(store: &Store, history: &History) -> anyhow::Result<()> {
              INSERT INTO oncehook.deliveries (event, route, state, attempt, run_at, settled_at, error, cause)
              SELECT id, 'orders', CASE odd WHEN 9 THEN 'dead' WHEN 10 THEN 'skipped' ELSE 'succeeded' END, 1, at, at,
                     CASE odd WHEN 9 THEN 'refused' END, CASE odd WHEN 9 THEN 'handler' END
-               FROM loaded WHERE odd <> 11 ORDER BY n"
+               FROM loaded WHERE odd <> 11 ORDER BY n;
+             -- What is marked for lists behind the accepts.
+             INSERT INTO oncehook.marks (value, span)
+             SELECT DISTINCT m.value, oncehook.span(e.id)
+               FROM loaded l JOIN oncehook.events e ON e.id = l.id
+              CROSS JOIN LATERAL (VALUES (hashtextextended('s' || e.source, 0)), (hashtextextended('t' || e.type, 0)),
+                                         (hashtextextended('e' || e.entity, 0)),
+                                         (CASE WHEN odd = 11 THEN hashtextextended('u', 0) END)) AS m(value)
+              WHERE m.value IS NOT NULL ORDER BY 2, 1"
         ))?;
     }
     store.run(
@@ -262,7 +273,8 @@ fn load_postgres(store: &Store, history: &History) -> anyhow::Result<()> {
          INSERT INTO oncehook.keys (source, key, event, digest, first_seen, expires_at)
          SELECT source, key, id, digest, received_at, received_at + 3024000000000 FROM oncehook.events ORDER BY source, key;
          INSERT INTO oncehook.totals (source, shard, events) SELECT source, 0, count(*) FROM oncehook.events GROUP BY source;
-         ANALYZE oncehook.events; ANALYZE oncehook.keys; ANALYZE oncehook.deliveries",
+         UPDATE oncehook.marked SET span = oncehook.span((SELECT id FROM oncehook.events ORDER BY id DESC LIMIT 1)) - 1;
+         ANALYZE oncehook.events; ANALYZE oncehook.keys; ANALYZE oncehook.deliveries; ANALYZE oncehook.marks",
     )?;
     // A vacuum cannot run in a transaction, and several statements at once are one.
     for sql in ["VACUUM oncehook.events", "VACUUM oncehook.keys", "VACUUM oncehook.deliveries", "CHECKPOINT"]

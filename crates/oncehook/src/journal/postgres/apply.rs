@@ -29,12 +29,15 @@ use crate::route::Route;
 /// Deliveries that run alone end after this time, so that the worker looks up now and then.
 const ALONE_TIME: Duration = Duration::from_secs(2);
 
-/// Our own statements are planned once for a connection: all they look up stands in an index, and plans that read a whole
-/// table or sort a whole queue are not to be chosen, however small it was when they were made. The user's statements are
-/// planned as the server likes.
-const BEGIN: &str = "BEGIN; SET LOCAL plan_cache_mode = force_generic_plan; SET LOCAL enable_seqscan = off; SET LOCAL enable_bitmapscan = off";
-const OUR_PLANS: &str = "SET LOCAL plan_cache_mode = force_generic_plan; SET LOCAL enable_seqscan = off; SET LOCAL enable_bitmapscan = off";
-const USER_PLANS: &str = "SET LOCAL plan_cache_mode TO DEFAULT; SET LOCAL enable_seqscan TO DEFAULT; SET LOCAL enable_bitmapscan TO DEFAULT";
+/// Our own statements are planned once for a connection: all they look up stands in an index, row by row. Plans that read a
+/// whole table (to scan, sort, hash or merge it) are not to be chosen, however small it was when they were made. The user's
+/// statements are planned as the server likes.
+const BEGIN: &str = "BEGIN; SET LOCAL plan_cache_mode = force_generic_plan; SET LOCAL enable_seqscan = off;
+    SET LOCAL enable_bitmapscan = off; SET LOCAL enable_hashjoin = off; SET LOCAL enable_mergejoin = off";
+const OUR_PLANS: &str = "SET LOCAL plan_cache_mode = force_generic_plan; SET LOCAL enable_seqscan = off;
+    SET LOCAL enable_bitmapscan = off; SET LOCAL enable_hashjoin = off; SET LOCAL enable_mergejoin = off";
+const USER_PLANS: &str = "SET LOCAL plan_cache_mode TO DEFAULT; SET LOCAL enable_seqscan TO DEFAULT;
+    SET LOCAL enable_bitmapscan TO DEFAULT; SET LOCAL enable_hashjoin TO DEFAULT; SET LOCAL enable_mergejoin TO DEFAULT";
 
 /// Runs due deliveries of a `sql` route.
 pub(super) async fn sql(

@@ -143,8 +143,6 @@ const APPEND_LATE: &str = ", late AS (
                               (CASE WHEN i.id <> ALL ($17::uuid[]) THEN hashtextextended('u', 0) END)) AS m(value)
    WHERE i.id < (SELECT oncehook.first_id(coalesce($1::bigint, oncehook.micros()) - 5000000)) AND m.value IS NOT NULL
      AND i.id IN (SELECT event FROM won)
-   ORDER BY m.value, span
-  ON CONFLICT (value, span) DO NOTHING
 )";
 
 const APPENDED: &str = " SELECT event FROM won";

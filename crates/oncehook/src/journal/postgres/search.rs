@@ -205,7 +205,7 @@ async fn follow(
     while events.len() < wanted && !rest.is_empty() {
         let parts = match &way {
             Way::Marks(mark) => {
-                let sql = "SELECT span FROM oncehook.marks WHERE value = hashtextextended($1, 0) AND span BETWEEN $2 AND $3
+                let sql = "SELECT DISTINCT span FROM oncehook.marks WHERE value = hashtextextended($1, 0) AND span BETWEEN $2 AND $3
                             ORDER BY span DESC LIMIT $4";
                 let (first, last) = (span_of(rest.from), span_of(rest.to));
                 let rows = session.rows(sql, &[mark, &first, &last, &at_once]).await?;
@@ -416,8 +416,7 @@ SELECT DISTINCT m.value, oncehook.span(e.id) AS span
                             (CASE WHEN NOT EXISTS (SELECT 1 FROM oncehook.deliveries d WHERE d.event = e.id)
                                   THEN hashtextextended('u', 0) END)) AS m(value)
  WHERE e.id BETWEEN $1 AND $2 AND m.value IS NOT NULL
- ORDER BY m.value, span
-ON CONFLICT (value, span) DO NOTHING";
+ ORDER BY m.value, span";
 
 /// Removes marks of old spans in which no event is left, a few for each event that is forgotten.
 pub(super) async fn forget_marks(

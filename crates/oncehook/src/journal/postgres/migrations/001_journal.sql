@@ -172,9 +172,10 @@ CREATE TABLE oncehook.bodies (
 -- of spans; that is all the index on them needs to know.
 CREATE TABLE oncehook.marks (
   value bigint NOT NULL,
-  span  bigint NOT NULL,
-  CONSTRAINT marks_once PRIMARY KEY (value, span)
+  span  bigint NOT NULL
 );
+-- Not unique: a mark that stands there twice does no harm, and looking for it first would cost as much as writing it.
+CREATE INDEX marks_value ON oncehook.marks (value, span);
 CREATE INDEX marks_span ON oncehook.marks USING brin (span) WITH (pages_per_range = 16);
 
 -- The last span that, with all before it, is marked. One row.
