@@ -25,6 +25,8 @@ mod postgres;
 #[cfg(test)]
 mod postgres_effects;
 #[cfg(test)]
+mod postgres_search;
+#[cfg(test)]
 mod sqlite;
 #[cfg(test)]
 mod tls;

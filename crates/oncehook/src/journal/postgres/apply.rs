@@ -27,9 +27,13 @@ use crate::route::{Route, Tried};
 /// Deliveries that run alone end after this time, so that the worker looks up now and then.
 const ALONE_TIME: Duration = Duration::from_secs(2);
 
-/// Our own statements are planned anew each time, the user's as the server likes.
-const OUR_PLANS: &str = "SET LOCAL plan_cache_mode = force_custom_plan";
-const USER_PLANS: &str = "SET LOCAL plan_cache_mode = auto";
+/// Our own statements are planned once for a connection: all they look up stands in an index, row by row. Plans that read a
+/// whole table (to scan, sort, hash or merge it) are not to be chosen, however small it was when they were made. The user's
+/// statements are planned as the server likes.
+const OUR_PLANS: &str = "SET LOCAL plan_cache_mode = force_generic_plan; SET LOCAL enable_seqscan = off;
+    SET LOCAL enable_bitmapscan = off; SET LOCAL enable_hashjoin = off; SET LOCAL enable_mergejoin = off";
+const USER_PLANS: &str = "SET LOCAL plan_cache_mode TO DEFAULT; SET LOCAL enable_seqscan TO DEFAULT;
+    SET LOCAL enable_bitmapscan TO DEFAULT; SET LOCAL enable_hashjoin TO DEFAULT; SET LOCAL enable_mergejoin TO DEFAULT";
 
 /// Runs due deliveries of a `sql` route.
 pub(super) async fn sql(
@@ -47,7 +51,7 @@ pub(super) async fn sql(
         Err(Trouble::Engine(error)) => return Err(error),
     };
     let mut batch = Batch { session, given, route, handler, prepared, draw, progress: Progress::default() };
-    session.run("BEGIN").await?;
+    begin(session).await?;
     if route.ordering.is_serial() {
         let left = batch.in_turn(limit).await?;
         batch.progress.more |= left > 0;
@@ -62,6 +66,10 @@ pub(super) async fn sql(
     };
     batch.progress.more = full || left > 0;
     Ok(batch.progress)
+}
+
+async fn begin(session: &Session) -> Result<(), EngineError> {
+    session.run(&format!("BEGIN; {OUR_PLANS}")).await
 }
 
 fn ones(due: Vec<Due>) -> Vec<One> {
@@ -190,7 +198,7 @@ impl<D: FnMut() -> f64 + Send> Batch<'_, D> {
 
     /// One delivery. `false`: another transaction was in the way, and it stays due.
     async fn one(&mut self, delivery: One) -> Result<bool, EngineError> {
-        self.session.run("BEGIN").await?;
+        begin(self.session).await?;
         let (due, now) = if self.route.ordering.is_serial() {
             let company = Company::OneTransaction;
             let Turns { run, passed, now, .. } =

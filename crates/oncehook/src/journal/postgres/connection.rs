@@ -45,8 +45,9 @@ pub(super) enum Purpose {
 }
 
 impl Purpose {
-    /// The settings of the session. Plans for batches are made anew each time: a plan that was made when a table was empty
-    /// would read all of it when it is big.
+    /// The settings of the session. Plans are made anew each time: a plan that was made when a table was empty would read
+    /// all of it when it is big. Those of appends are made once (half a millisecond for each batch otherwise): all they look
+    /// up is found by a unique key, and without scans no plan can be a wrong one.
     fn settings(self, handler_time: Duration) -> String {
         let millis = |time: Duration| time.as_millis().max(1);
         let idle = millis(IDLE_IN_TRANSACTION);
@@ -57,7 +58,8 @@ impl Purpose {
         );
         let own = match self {
             Self::Append => {
-                "SET statement_timeout = 5000; SET lock_timeout = 3000; SET jit = off; SET work_mem = '64MB'"
+                "SET statement_timeout = 5000; SET lock_timeout = 3000; SET jit = off; SET work_mem = '64MB';
+                 SET plan_cache_mode = force_generic_plan; SET enable_seqscan = off"
                     .to_owned()
             }
             Self::Work => format!("SET statement_timeout = {}", millis(handler_time)),

@@ -8,11 +8,12 @@
 //! A round goes over the events from the oldest on, then over the ledger. Where it is, is kept in memory by the caller; a
 //! restart begins a new round, which costs reading and nothing else.
 //!
-//! Does not: drop day partitions. The tables are not partitioned yet.
+//! Does not: drop day partitions. The tables are not partitioned.
 
 use uuid::Uuid;
 
 use super::connection::{EngineError, Session};
+use super::search;
 use crate::journal::{Forgotten, Retention};
 
 /// Where a round is.
@@ -110,6 +111,7 @@ async fn events(
         delete(session, &gone).await?;
         forgotten.events = gone.len();
     }
+    search::forget_marks(session, given, micros(retention.payload), limit(retention.batch)).await?;
     let through = old.len() < retention.batch;
     let reached = old.last().map_or(after, |(id, _)| *id);
     Ok(Some(if through { Round::Keys(String::new(), Vec::new()) } else { Round::Events(reached) }))

@@ -10,7 +10,7 @@
 //!
 //! The parts, in the order of an append: [`PostgresJournal::submit`] puts it on the bounded queue of a lane; `writer` takes
 //! what has gathered while the last statement ran, and stores it with one statement (`queries`); `follower` adds up
-//! duplicates behind it. `reader` serves people. `connection` and `schema` check the ground before anything is accepted.
+//! duplicates behind it and marks what lists will look for (`search`). `reader` serves people. `connection` and `schema` check the ground before anything is accepted.
 //!
 //! On the way out, `deliveries` is what workers and operators call: `queue` takes and settles deliveries, `apply` runs the
 //! user's statements (`user_sql`) and `function` the user's Rust code in the transaction that settles them, `orders` does what operators ask, `forget` removes
@@ -34,6 +34,7 @@ mod queue;
 mod reader;
 mod rehearse;
 mod schema;
+mod search;
 mod self_test;
 mod tls;
 mod turn;
@@ -44,7 +45,7 @@ mod writer;
 use std::collections::HashSet;
 use std::hash::{BuildHasher, RandomState};
 use std::net::IpAddr;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::Duration;
 
@@ -202,6 +203,8 @@ struct Shared {
     node: String,
     /// For counts that are written behind the accepts.
     shard: i16,
+    /// How far the database's clock is ahead of this node's, in microseconds. Looked at every second.
+    database_ahead: AtomicI64,
 }
 
 impl Shared {
@@ -237,6 +240,12 @@ impl Shared {
         self.clock.given().map(|now| now.0)
     }
 
+    /// About the database's time. Where it must be exact, the database is asked.
+    fn database_time(&self) -> i64 {
+        let ahead = self.clock.given().map_or_else(|| self.database_ahead.load(Ordering::Relaxed), |_| 0);
+        self.clock.now().0.saturating_add(ahead)
+    }
+
     fn set_failing(&self, lane: usize, reason: Option<String>) {
         let mut failing = self.failing.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(place) = failing.get_mut(lane) {
@@ -262,6 +271,7 @@ impl PostgresJournal {
             return Err(if first.is_closed() { OpenError::Away(error.0) } else { error.into() });
         }
         let last = queries::last_id(&first).await?.map_or(0, |id| id.sequence());
+        let ahead = search::time(&first).await? - options.clock.now().0;
 
         let lanes = options.lanes.max(1);
         let shared = Arc::new(Shared {
@@ -278,6 +288,7 @@ impl PostgresJournal {
             announce: Notify::new(),
             node: format!("{:016x}", random()),
             shard: random_shard(),
+            database_ahead: AtomicI64::new(ahead),
         });
         let lane_limit = options.queue_limit.div_ceil(lanes).max(1);
         let mut queues = Vec::with_capacity(lanes);
@@ -301,6 +312,7 @@ impl PostgresJournal {
         let workers = Arc::new(Pool::new(Arc::clone(&connector), Purpose::Work, options.workers.max(2)));
         let end = watch::Sender::new(false);
         tokio::spawn(follower::run(Arc::clone(&shared), Arc::clone(&workers), end.subscribe()));
+        tokio::spawn(follower::mark(Arc::clone(&shared), Arc::clone(&workers), end.subscribe()));
         tokio::spawn(wake::announce(Arc::clone(&shared), Arc::clone(&workers), end.subscribe()));
         tokio::spawn(incarnation::watch(Arc::clone(&shared), Arc::clone(&connector), end.subscribe()));
         let ear = wake::hear(&shared, &connector).await?;

@@ -30,7 +30,7 @@ pub(super) struct Candidate<'e> {
 }
 
 /// Stores the candidates whose keys are new, all in one statement that is its own transaction, and returns their ids. The
-/// candidates have different keys.
+/// candidates have different keys. `late`: some may be older than [`LATE_MICROS`](super::search::LATE_MICROS).
 ///
 /// - The unique key decides; its columns are named, so without a valid unique index on exactly these this is an error.
 /// - Sorted by key: two batches that share keys wait for each other in the same order instead of for ever.
@@ -39,6 +39,7 @@ pub(super) async fn append(
     session: &Session,
     given: Option<i64>,
     shard: i16,
+    late: bool,
     candidates: &mut [Candidate<'_>],
 ) -> Result<HashSet<EventId>, EngineError> {
     candidates.sort_unstable_by(|a, b| {
@@ -80,63 +81,85 @@ pub(super) async fn append(
         places.push(version);
     }
     let versions: Vec<Option<i64>> = events().map(|event| event.version).collect();
+    let odd = events().any(|event| !event.key_signed || event.quarantine.is_some());
+    let sql =
+        [APPEND, if odd { APPEND_ODD } else { "" }, if late { APPEND_LATE } else { "" }, APPENDED].concat();
     let won = session
         .rows(
-            "WITH input AS MATERIALIZED (
-               SELECT * FROM unnest($3::uuid[], $4::text[], $5::bytea[], $6::boolean[], $7::text[], $8::text[], $9::bigint[],
-                                    $10::bigint[], $11::bigint[], $12::text[], $13::bytea[], $14::bytea[], $15::bytea[],
-                                    $16::text[], $21::bigint[])
-                 AS t(id, source, key, key_signed, type, entity, occurred_at, received_at, expires_at, integrity, digest,
-                      headers, body, held, version)
-             ), won AS (
-               INSERT INTO oncehook.keys (source, key, event, digest, first_seen, expires_at)
-               SELECT source, key, id, digest, received_at, expires_at FROM input
-               ON CONFLICT (source, key) DO NOTHING
-               RETURNING event
-             ), stored AS (
-               INSERT INTO oncehook.events (id, source, key, key_signed, type, entity, occurred_at, received_at, integrity,
-                                            digest, headers, body, version)
-               SELECT id, source, key, key_signed, type, entity, occurred_at, received_at, integrity, digest, headers, body,
-                      version
-                 FROM input WHERE id IN (SELECT event FROM won)
-             ), delivered AS (
-               -- The event is new, so its deliveries are: a conflict here is a broken journal, and an error.
-               INSERT INTO oncehook.deliveries (event, route, state, run_at, entity, version)
-               SELECT r.event, r.route, 'ready', coalesce($1::bigint, oncehook.micros()), r.entity, r.version
-                 FROM unnest($17::uuid[], $18::text[], $19::text[], $20::bigint[]) AS r(event, route, entity, version)
-                WHERE r.event IN (SELECT event FROM won)
-             ), counted AS (
-               INSERT INTO oncehook.totals AS t (source, shard, events, quarantined)
-               SELECT source, $2, count(*), count(held) FROM input WHERE id IN (SELECT event FROM won)
-                GROUP BY source ORDER BY source
-               ON CONFLICT (source, shard) DO UPDATE
-                  SET events = t.events + excluded.events, quarantined = t.quarantined + excluded.quarantined
-             ), first_bodies AS (
-               -- The first event with a body owns the row; in the order of ids where one batch holds several.
-               INSERT INTO oncehook.bodies (source, digest, event)
-               SELECT source, digest, id FROM input WHERE NOT key_signed AND id IN (SELECT event FROM won)
-                ORDER BY source, digest, id
-               ON CONFLICT (source, digest) DO NOTHING
-               RETURNING event
-             ), flagged AS (
-               INSERT INTO oncehook.flags (event, flag, at, reason)
-               SELECT id, 'quarantined', received_at, held FROM input
-                WHERE held IS NOT NULL AND id IN (SELECT event FROM won)
-               UNION ALL
-               SELECT id, 'suspected_replay', received_at, NULL FROM input
-                WHERE NOT key_signed AND id IN (SELECT event FROM won)
-                  AND id NOT IN (SELECT event FROM first_bodies)
-             )
-             SELECT event FROM won",
+            &sql,
             &[
-                &given, &shard, &ids, &sources, &keys, &signed, &types, &entities, &occurred, &received, &expires,
-                &integrity, &digests, &headers, &bodies, &held, &routed, &routes, &in_line,
+                &given, &shard, &ids, &sources, &keys, &signed, &types, &entities, &occurred, &received,
+                &expires, &integrity, &digests, &headers, &bodies, &held, &routed, &routes, &in_line,
                 &places, &versions,
             ],
         )
         .await?;
     Ok(won.iter().map(|row| event_id(row.get(0))).collect())
 }
+
+/// What every new event needs.
+const APPEND: &str = "
+WITH input AS MATERIALIZED (
+  SELECT * FROM unnest($3::uuid[], $4::text[], $5::bytea[], $6::boolean[], $7::text[], $8::text[], $9::bigint[],
+                       $10::bigint[], $11::bigint[], $12::text[], $13::bytea[], $14::bytea[], $15::bytea[], $16::text[],
+                       $21::bigint[])
+    AS t(id, source, key, key_signed, type, entity, occurred_at, received_at, expires_at, integrity, digest, headers, body,
+         held, version)
+), won AS (
+  INSERT INTO oncehook.keys (source, key, event, digest, first_seen, expires_at)
+  SELECT source, key, id, digest, received_at, expires_at FROM input
+  ON CONFLICT (source, key) DO NOTHING
+  RETURNING event
+), stored AS (
+  INSERT INTO oncehook.events (id, source, key, key_signed, type, entity, occurred_at, received_at, integrity, digest,
+                               headers, body, version)
+  SELECT id, source, key, key_signed, type, entity, occurred_at, received_at, integrity, digest, headers, body, version
+    FROM input WHERE id IN (SELECT event FROM won)
+), delivered AS (
+  -- The event is new, so its deliveries are: a conflict here is a broken journal, and an error.
+  INSERT INTO oncehook.deliveries (event, route, state, run_at, entity, version)
+  SELECT r.event, r.route, 'ready', coalesce($1::bigint, oncehook.micros()), r.entity, r.version
+    FROM unnest($17::uuid[], $18::text[], $19::text[], $20::bigint[]) AS r(event, route, entity, version)
+   WHERE r.event IN (SELECT event FROM won)
+), counted AS (
+  INSERT INTO oncehook.totals AS t (source, shard, events, quarantined)
+  SELECT source, $2, count(*), count(held) FROM input WHERE id IN (SELECT event FROM won)
+   GROUP BY source ORDER BY source
+  ON CONFLICT (source, shard) DO UPDATE
+     SET events = t.events + excluded.events, quarantined = t.quarantined + excluded.quarantined
+)";
+
+/// What is needed besides if some of the batch are held, or have keys that nobody signed. Batches without such do without
+/// it: every part of a statement costs, also where it finds nothing to do.
+const APPEND_ODD: &str = ", first_bodies AS (
+  -- The first event with a body owns the row; in the order of ids where one batch holds several.
+  INSERT INTO oncehook.bodies (source, digest, event)
+  SELECT source, digest, id FROM input WHERE NOT key_signed AND id IN (SELECT event FROM won)
+   ORDER BY source, digest, id
+  ON CONFLICT (source, digest) DO NOTHING
+  RETURNING event
+), flagged AS (
+  INSERT INTO oncehook.flags (event, flag, at, reason)
+  SELECT id, 'quarantined', received_at, held FROM input WHERE held IS NOT NULL AND id IN (SELECT event FROM won)
+  UNION ALL
+  SELECT id, 'suspected_replay', received_at, NULL FROM input
+   WHERE NOT key_signed AND id IN (SELECT event FROM won) AND id NOT IN (SELECT event FROM first_bodies)
+)";
+
+/// What is needed besides if some of the batch may belong to spans that are marked already (`search`): such events say
+/// themselves what is found there.
+const APPEND_LATE: &str = ", late AS (
+  INSERT INTO oncehook.marks (value, span)
+  SELECT DISTINCT m.value, oncehook.span(i.id) AS span
+    FROM input i
+   CROSS JOIN LATERAL (VALUES (hashtextextended('s' || i.source, 0)), (hashtextextended('t' || i.type, 0)),
+                              (hashtextextended('e' || i.entity, 0)),
+                              (CASE WHEN i.id <> ALL ($17::uuid[]) THEN hashtextextended('u', 0) END)) AS m(value)
+   WHERE i.id < (SELECT oncehook.first_id(coalesce($1::bigint, oncehook.micros()) - 5000000)) AND m.value IS NOT NULL
+     AND i.id IN (SELECT event FROM won)
+)";
+
+const APPENDED: &str = " SELECT event FROM won";
 
 /// What the ledger knows of a key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

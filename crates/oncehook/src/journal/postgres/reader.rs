@@ -3,8 +3,7 @@
 //! Each answer is one snapshot, with the counts that are still in this node's memory added. Those in the memory of other
 //! nodes show half a second later.
 //!
-//! Does not: keep a search index for filters yet. A list walks the events from the newest on, so a rare value in a long
-//! history may take longer than a read may.
+//! Does not: choose the way to the events of a list; that is `search`.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -12,19 +11,19 @@ use std::sync::Arc;
 use bytes::Bytes;
 use oncehook_verify::{EventKey, UnixMicros};
 use tokio_postgres::Row;
-use tokio_postgres::types::ToSql;
 use uuid::Uuid;
 
 use super::Shared;
 use super::connection::{EngineError, Pool, Session};
 use super::queries::{digest, event_id, parse_latest, uuid};
 use super::queue::number;
+use super::search::{self, BESIDE, SUMMARY, summary};
 use crate::delivery::{DeliveryId, DeliveryState};
 use crate::event::EventId;
 use crate::journal::tally::remember;
 use crate::journal::{
-    Attempt, AuditEntry, Backlog, Conflict, Delivery, EventDetail, EventPage, EventQuery, EventStatus,
-    EventSummary, Flag, ReadError, RecentKey, SourceCounts, Standing, Stats, StoredBody,
+    Attempt, AuditEntry, Backlog, Conflict, Delivery, EventDetail, EventPage, EventQuery, EventSummary,
+    ReadError, RecentKey, SourceCounts, Standing, Stats, StoredBody,
 };
 use crate::ordering::NO_TIME;
 
@@ -68,7 +67,7 @@ impl Readers {
     }
 
     async fn page(&self, session: &Session, query: &EventQuery) -> Result<EventPage, EngineError> {
-        let mut events = find(session, query).await?;
+        let mut events = search::find(session, query).await?;
         let more = events.len() > query.limit;
         events.truncate(query.limit);
         self.complete(session, &mut events).await?;
@@ -213,96 +212,7 @@ async fn recent_keys(session: &Session, limit: usize) -> Result<Vec<RecentKey>, 
     Ok(keys)
 }
 
-/// The columns of a summary; the status is derived in [`BESIDE`].
-const SUMMARY: &str =
-    "SELECT e.id, e.source, e.key, e.type, e.entity, s.status, e.integrity, e.occurred_at, e.received_at,
-       octet_length(e.body)::bigint, coalesce(d.journal + d.memory + d.redis, 0),
-       (SELECT string_agg(f.flag, ',') FROM oncehook.flags f WHERE f.event = e.id)";
-
-const BESIDE: &str = "LEFT JOIN oncehook.duplicates d ON d.event = e.id
- CROSS JOIN LATERAL (
-   SELECT CASE
-            WHEN EXISTS (SELECT 1 FROM oncehook.flags f WHERE f.event = e.id AND f.flag = 'quarantined') THEN 'quarantined'
-            ELSE coalesce((SELECT w.state FROM oncehook.deliveries w WHERE w.event = e.id
-                            ORDER BY CASE w.state WHEN 'dead' THEN 0 WHEN 'parked' THEN 1 WHEN 'retrying' THEN 2
-                                                  WHEN 'running' THEN 3 WHEN 'ready' THEN 4 WHEN 'superseded' THEN 5
-                                                  WHEN 'skipped' THEN 6 ELSE 7 END
-                            LIMIT 1), 'unrouted')
-          END AS status) s";
-
-/// The events that match, newest first; one more than the page holds. Only the conditions that were given are in the
-/// statement, so that each is planned for itself.
-async fn find(session: &Session, query: &EventQuery) -> Result<Vec<EventSummary>, EngineError> {
-    let limit = i64::try_from(query.limit).unwrap_or(i64::MAX).saturating_add(1);
-    let key = query.key.as_ref().map(|key| key.as_bytes().to_vec());
-    let status = query.status.map(EventStatus::as_str);
-    let (since, until) = (query.since.map(|at| at.0), query.until.map(|at| at.0));
-    let after = query.after.map(uuid);
-    // An id is never below the millisecond of receipt, so this bound loses nothing. There is no such bound for `until`:
-    // after the clock was set back, ids run ahead of it. A day of slack keeps old pages cheap.
-    let from = query.since.map(|since| first_of(since.0 / 1_000));
-    let to = query.until.map(|until| first_of(until.0 / 1_000 + 86_400_000));
-    let conditions: [(&str, Option<&(dyn ToSql + Sync)>); 10] = [
-        ("e.source = $", query.source.as_ref().map(|source| source as _)),
-        ("e.type = $", query.kind.as_ref().map(|kind| kind as _)),
-        ("e.entity = $", query.entity.as_ref().map(|entity| entity as _)),
-        ("s.status = $", status.as_ref().map(|status| status as _)),
-        ("e.received_at >= $", since.as_ref().map(|since| since as _)),
-        ("e.received_at < $", until.as_ref().map(|until| until as _)),
-        ("e.id < $", after.as_ref().map(|after| after as _)),
-        ("e.id >= $", from.as_ref().map(|from| from as _)),
-        ("e.id < $", to.as_ref().map(|to| to as _)),
-        // Asks the ledger. Keys are scoped to a source, so every source is asked.
-        (
-            "e.id IN (SELECT k.event FROM (SELECT DISTINCT source FROM oncehook.totals) t
-                        JOIN oncehook.keys k ON k.source = t.source AND k.key = $",
-            key.as_ref().map(|key| key as _),
-        ),
-    ];
-    let mut sql = format!("{SUMMARY} FROM oncehook.events e {BESIDE} WHERE true");
-    let mut parameters: Vec<&(dyn ToSql + Sync)> = Vec::new();
-    for (condition, parameter) in conditions {
-        if let Some(parameter) = parameter {
-            parameters.push(parameter);
-            sql.push_str(&format!(" AND {condition}{}", parameters.len()));
-            sql.push_str(if condition.contains('(') { ")" } else { "" });
-        }
-    }
-    parameters.push(&limit);
-    sql.push_str(&format!(" ORDER BY e.id DESC LIMIT ${}", parameters.len()));
-    session.rows(&sql, &parameters).await?.iter().map(summary).collect()
-}
-
-/// The first id of a millisecond.
-fn first_of(millis: i64) -> Uuid {
-    let millis = millis.clamp(0, (1 << 48) - 1).unsigned_abs();
-    Uuid::from_u64_pair(millis << 16, 0)
-}
-
-fn summary(row: &Row) -> Result<EventSummary, EngineError> {
-    let key = EventKey::from_bytes(row.get(2));
-    let flags: Option<&str> = row.get(11);
-    let mut flags: Vec<Flag> =
-        flags.iter().flat_map(|flags| flags.split(',')).filter_map(Flag::parse).collect();
-    flags.sort_unstable();
-    Ok(EventSummary {
-        id: event_id(row.get(0)),
-        source: row.get(1),
-        key: key.ok_or_else(|| EngineError::other("a key in the journal is damaged"))?,
-        kind: row.get(3),
-        entity: row.get(4),
-        status: EventStatus::parse(row.get(5)).unwrap_or(EventStatus::Unrouted),
-        flags,
-        integrity: row.get(6),
-        occurred_at: row.get::<_, Option<i64>>(7).map(UnixMicros),
-        received_at: UnixMicros(row.get(8)),
-        size: count(row, 9),
-        duplicates: count(row, 10),
-        deliveries: Vec::new(),
-    })
-}
-
-fn count(row: &Row, column: usize) -> u64 {
+pub(super) fn count(row: &Row, column: usize) -> u64 {
     row.get::<_, i64>(column).unsigned_abs()
 }
 

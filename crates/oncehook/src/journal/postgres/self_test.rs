@@ -45,11 +45,11 @@ async fn probe(session: &Session) -> Result<(), SelfTestError> {
     let fail = |what: &str| Err(SelfTestError(what.to_owned()));
 
     let mut one = [Candidate { id: first_id, event: &first }];
-    if !queries::append(session, Some(1), 0, &mut one).await.map_err(broken)?.contains(&first_id) {
+    if !queries::append(session, Some(1), 0, true, &mut one).await.map_err(broken)?.contains(&first_id) {
         return fail("a new key was not stored");
     }
     let mut two = [Candidate { id: again_id, event: &again }, Candidate { id: other_id, event: &other }];
-    let won = queries::append(session, Some(1), 0, &mut two).await.map_err(broken)?;
+    let won = queries::append(session, Some(1), 0, true, &mut two).await.map_err(broken)?;
     if won.contains(&again_id) {
         return fail("a known key was stored a second time");
     }

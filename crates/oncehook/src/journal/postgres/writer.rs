@@ -18,6 +18,7 @@ use tokio::sync::{mpsc, oneshot};
 
 use super::connection::{Connector, EngineError, Purpose, Session};
 use super::queries::{self, Candidate, Known};
+use super::search::LATE_MICROS;
 use super::{Shared, self_test};
 use crate::event::{EventId, NewEvents, SourceName};
 use crate::journal::{AppendError, Appended, Layer, Receipt, Verdict};
@@ -308,9 +309,11 @@ pub(super) async fn append(
         });
     }
     let given = shared.given_time();
+    let late_before = (shared.database_time() - LATE_MICROS) / 1_000;
+    let late = candidates.iter().any(|candidate| candidate.id.sequence() >> 15 < late_before);
     let ids: Vec<EventId> = candidates.iter().map(|candidate| candidate.id).collect();
     let firsts: Vec<_> = candidates.iter().map(|candidate| candidate.event).collect();
-    let won = queries::append(session, given, shard, &mut candidates).await?;
+    let won = queries::append(session, given, shard, late, &mut candidates).await?;
     session.check_replicated()?;
     crate::crash::point("after_commit");
 

@@ -64,8 +64,9 @@ CREATE INDEX deliveries_due ON oncehook.deliveries (route, run_at, event, epoch)
 -- Leases that may run out.
 CREATE INDEX deliveries_leased ON oncehook.deliveries (route, lease_until) WHERE state = 'running';
 
--- Dead letters, for people.
-CREATE INDEX deliveries_dead ON oncehook.deliveries (route, event) WHERE state = 'dead';
+-- Dead letters, and what was set aside, in the order of events, for people.
+CREATE INDEX deliveries_dead ON oncehook.deliveries (event, route) WHERE state = 'dead';
+CREATE INDEX deliveries_aside ON oncehook.deliveries (event, state) WHERE state IN ('parked', 'superseded', 'skipped');
 
 -- Append-only: attempts that were leased or that failed.
 CREATE TABLE oncehook.attempts (
@@ -121,6 +122,9 @@ CREATE TABLE oncehook.flags (
   CONSTRAINT flags_once PRIMARY KEY (event, flag)
 );
 
+-- What is held, in the order of events, for people.
+CREATE INDEX flags_held ON oncehook.flags (event) WHERE flag = 'quarantined';
+
 -- Per (route or machine, entity), only for those that need it.
 CREATE TABLE oncehook.entities (
   scope   text COLLATE "C" NOT NULL,
@@ -162,6 +166,29 @@ CREATE TABLE oncehook.bodies (
   event  uuid  NOT NULL,
   CONSTRAINT bodies_once PRIMARY KEY (source, digest)
 );
+
+-- The search index of lists, filled behind the accepts: which values occur among the events of a span, about four seconds
+-- of ids. value is a hash of the field's letter and the value, so a mark may promise what is not there. Filled in the order
+-- of spans; that is all the index on them needs to know.
+CREATE TABLE oncehook.marks (
+  value bigint NOT NULL,
+  span  bigint NOT NULL
+);
+-- Not unique: a mark that stands there twice does no harm, and looking for it first would cost as much as writing it.
+CREATE INDEX marks_value ON oncehook.marks (value, span);
+CREATE INDEX marks_span ON oncehook.marks USING brin (span) WITH (pages_per_range = 16);
+
+-- The last span that, with all before it, is marked. One row.
+CREATE TABLE oncehook.marked (span bigint NOT NULL);
+INSERT INTO oncehook.marked (span) VALUES (-1);
+
+-- The span of an event's id: the first 48 bits are milliseconds.
+CREATE FUNCTION oncehook.span(id uuid) RETURNS bigint LANGUAGE sql IMMUTABLE PARALLEL SAFE
+  RETURN ('x' || left(id::text, 8) || substr(id::text, 10, 4))::bit(48)::bigint >> 12;
+
+-- The first id of a time.
+CREATE FUNCTION oncehook.first_id(micros bigint) RETURNS uuid LANGUAGE sql IMMUTABLE PARALLEL SAFE
+  RETURN (lpad(to_hex(greatest(micros / 1000, 0)), 12, '0') || repeat('0', 20))::uuid;
 
 -- An event's status, derived: quarantined, else unrouted, else the worst of its deliveries.
 CREATE VIEW oncehook.event_status AS

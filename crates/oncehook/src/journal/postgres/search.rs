@@ -1,0 +1,437 @@
+//! Finding events: what is marked behind the accepts, which way a list query goes, and the walk itself.
+//!
+//! An index on the events for every filter would cost each accept a third more. Instead the ids are cut into spans of about
+//! four seconds, and `marks` says which sources, types and entities occur in a span, and whether an event without
+//! deliveries does. [`mark`] fills it behind the accepts. Readers look at the spans that are marked with what they want, and
+//! at all events behind the last marked span, so nobody sees a lag.
+//!
+//! Promises: newest first, and each page goes on below the last event of the one before. A source, a type, an entity, a key or
+//! a status costs what it finds, and not the whole history. A mark may promise too much, never too little: a span is
+//! marked once [`SETTLED_MICROS`] have passed, and an event that is stored later than that marks its span itself (`queries`).
+//! Does not: bound the time of two filters that are common alone and rare together; the reader's deadline ends that. Needs
+//! every append to be committed or undone within [`SETTLED_MICROS`] less [`LATE_MICROS`]; the server's own timeout for them
+//! is a fifth of that.
+
+use oncehook_verify::{EventKey, UnixMicros};
+use tokio_postgres::Row;
+use tokio_postgres::types::ToSql;
+use uuid::Uuid;
+
+use super::connection::{EngineError, Session};
+use super::queries::{event_id, uuid};
+use super::reader::count;
+use crate::journal::{EventQuery, EventStatus, EventSummary, Flag};
+
+/// The milliseconds of a span, as a power of two. `oncehook.span` in the schema says the same.
+const SPAN_BITS: u32 = 12;
+
+/// Events younger than this are not marked yet.
+const SETTLED_MICROS: i64 = 30_000_000;
+
+/// An event that is older than this when it is stored marks its own span (`queries` has the same number).
+pub(super) const LATE_MICROS: i64 = 5_000_000;
+
+/// Events that are marked at once.
+const MARKED_AT_ONCE: i64 = 5_000;
+
+/// How many of the newest events are looked at before a queue that is not in their order is sorted.
+const STRETCH: i64 = 1_000;
+
+/// Candidates that are looked at by one statement: few at first, because a page may be full soon.
+const FIRST_CANDIDATES: i64 = 4;
+const MOST_CANDIDATES: i64 = 256;
+
+/// A part of the ids, both ends included.
+#[derive(Debug, Clone, Copy)]
+struct Part {
+    from: Uuid,
+    to: Uuid,
+}
+
+impl Part {
+    const ALL: Self = Self { from: Uuid::nil(), to: Uuid::max() };
+
+    /// The ids of some spans.
+    fn of_spans(first: i64, last: i64) -> Self {
+        Self { from: first_of(first << SPAN_BITS), to: before(first_of((last + 1) << SPAN_BITS)) }
+    }
+
+    fn is_empty(self) -> bool {
+        self.from > self.to
+    }
+
+    fn within(self, other: Self) -> Self {
+        Self { from: self.from.max(other.from), to: self.to.min(other.to) }
+    }
+}
+
+/// The first id of a millisecond.
+fn first_of(millis: i64) -> Uuid {
+    let millis = millis.clamp(0, (1 << 48) - 1).unsigned_abs();
+    Uuid::from_u64_pair(millis << 16, 0)
+}
+
+fn before(id: Uuid) -> Uuid {
+    Uuid::from_u128(id.as_u128().saturating_sub(1))
+}
+
+fn span_of(id: Uuid) -> i64 {
+    (id.as_u64_pair().0 >> 16 >> SPAN_BITS).cast_signed()
+}
+
+/// The ids that a query can match.
+fn bounds(query: &EventQuery) -> Part {
+    // An id is never below the millisecond of receipt, so this bound loses nothing. There is no such bound for `until`:
+    // after the clock was set back, ids run ahead of it. A day of slack keeps old pages cheap.
+    let since = query.since.map_or(Uuid::nil(), |since| first_of(since.0 / 1_000));
+    let until = query.until.map_or(Uuid::max(), |until| before(first_of(until.0 / 1_000 + 86_400_000)));
+    let after = query.after.map_or(Uuid::max(), |after| before(uuid(after)));
+    Part { from: since, to: until.min(after) }
+}
+
+/// Finds one event more than the page holds, newest first. The choice of the way is here and nowhere else.
+pub(super) async fn find(session: &Session, query: &EventQuery) -> Result<Vec<EventSummary>, EngineError> {
+    let wanted = query.limit.saturating_add(1);
+    let bounds = bounds(query);
+    if query.key.is_some() {
+        // The ledger names the one event of each source.
+        return scan(session, query, bounds, wanted).await;
+    }
+    // An entity has fewer events than a status, and a type or source not many more.
+    if query.entity.is_none()
+        && let Some(way) = query.status.and_then(Way::of_status)
+    {
+        return follow(session, query, way, bounds, wanted).await;
+    }
+    let mark = match query {
+        EventQuery { entity: Some(entity), .. } => format!("e{entity}"),
+        EventQuery { kind: Some(kind), .. } => format!("t{kind}"),
+        EventQuery { source: Some(source), .. } => format!("s{source}"),
+        EventQuery { status: Some(EventStatus::Unrouted), .. } => "u".to_owned(),
+        _ => return scan(session, query, bounds, wanted).await,
+    };
+    let young = first_of((marked_to(session).await? + 1) << SPAN_BITS);
+    let mut events = Vec::new();
+    let behind = Part { from: young, ..Part::ALL }.within(bounds);
+    if !behind.is_empty() {
+        events = scan(session, query, behind, wanted).await?;
+    }
+    if events.len() < wanted && young > bounds.from {
+        let rest = Part { to: before(young), ..Part::ALL }.within(bounds);
+        events.extend(follow(session, query, Way::Marks(mark), rest, wanted - events.len()).await?);
+    }
+    Ok(events)
+}
+
+/// Where candidates are written down.
+enum Way {
+    /// Spans that are marked with this.
+    Marks(String),
+    /// Events, in their order: a statement that names those between `$1` and `$2`, the newest `$3`.
+    Events(&'static str),
+    /// The same, but the index is not in the order of the events, and all of its part is sorted for each page.
+    Queue(&'static str),
+}
+
+impl Way {
+    fn of_status(status: EventStatus) -> Option<Self> {
+        match status {
+            EventStatus::Quarantined => Some(Self::Events(
+                "SELECT event FROM oncehook.flags WHERE flag = 'quarantined' AND event BETWEEN $1 AND $2
+                  ORDER BY event DESC LIMIT $3",
+            )),
+            EventStatus::Dead => Some(Self::Events(
+                "SELECT event FROM oncehook.deliveries WHERE state = 'dead' AND event BETWEEN $1 AND $2
+                  GROUP BY event ORDER BY event DESC LIMIT $3",
+            )),
+            EventStatus::Parked => Some(Self::Events(
+                "SELECT event FROM oncehook.deliveries
+                  WHERE state IN ('parked', 'superseded', 'skipped') AND state = 'parked' AND event BETWEEN $1 AND $2
+                  GROUP BY event ORDER BY event DESC LIMIT $3",
+            )),
+            EventStatus::Superseded => Some(Self::Events(
+                "SELECT event FROM oncehook.deliveries
+                  WHERE state IN ('parked', 'superseded', 'skipped') AND state = 'superseded' AND event BETWEEN $1 AND $2
+                  GROUP BY event ORDER BY event DESC LIMIT $3",
+            )),
+            EventStatus::Skipped => Some(Self::Events(
+                "SELECT event FROM oncehook.deliveries
+                  WHERE state IN ('parked', 'superseded', 'skipped') AND state = 'skipped' AND event BETWEEN $1 AND $2
+                  GROUP BY event ORDER BY event DESC LIMIT $3",
+            )),
+            EventStatus::Retrying => Some(Self::Queue(
+                "SELECT event FROM oncehook.deliveries
+                  WHERE state IN ('ready', 'retrying') AND state = 'retrying' AND event BETWEEN $1 AND $2
+                  GROUP BY event ORDER BY event DESC LIMIT $3",
+            )),
+            EventStatus::Ready => Some(Self::Queue(
+                "SELECT event FROM oncehook.deliveries
+                  WHERE state IN ('ready', 'retrying') AND state = 'ready' AND event BETWEEN $1 AND $2
+                  GROUP BY event ORDER BY event DESC LIMIT $3",
+            )),
+            EventStatus::Running => Some(Self::Queue(
+                "SELECT event FROM oncehook.deliveries WHERE state = 'running' AND event BETWEEN $1 AND $2
+                  GROUP BY event ORDER BY event DESC LIMIT $3",
+            )),
+            // Nearly every event, or marked.
+            EventStatus::Succeeded | EventStatus::Unrouted => None,
+        }
+    }
+}
+
+/// Looks at candidates only, newest first. What is written down there is a part of the truth: the scan decides.
+async fn follow(
+    session: &Session,
+    query: &EventQuery,
+    way: Way,
+    within: Part,
+    wanted: usize,
+) -> Result<Vec<EventSummary>, EngineError> {
+    let mut rest = within;
+    let mut events = Vec::new();
+    let mut at_once = FIRST_CANDIDATES;
+    if let Way::Queue(_) = way {
+        // A long queue fills a page right here. Without this, every page of it would sort all of it.
+        at_once = MOST_CANDIDATES;
+        let sql =
+            "SELECT id FROM oncehook.events WHERE id BETWEEN $1 AND $2 ORDER BY id DESC OFFSET $3 LIMIT 1";
+        let Some(row) = session.row(sql, &[&rest.from, &rest.to, &STRETCH]).await? else {
+            return scan(session, query, rest, wanted).await;
+        };
+        let from: Uuid = row.get(0);
+        events = scan(session, query, Part { from, ..rest }, wanted).await?;
+        rest.to = before(from);
+    }
+    while events.len() < wanted && !rest.is_empty() {
+        let parts = match &way {
+            Way::Marks(mark) => {
+                let sql = "SELECT DISTINCT span FROM oncehook.marks WHERE value = hashtextextended($1, 0) AND span BETWEEN $2 AND $3
+                            ORDER BY span DESC LIMIT $4";
+                let (first, last) = (span_of(rest.from), span_of(rest.to));
+                let rows = session.rows(sql, &[mark, &first, &last, &at_once]).await?;
+                rows.iter().map(|row| Part::of_spans(row.get(0), row.get(0)).within(rest)).collect::<Vec<_>>()
+            }
+            Way::Events(sql) | Way::Queue(sql) => {
+                let rows = session.rows(sql, &[&rest.from, &rest.to, &at_once]).await?;
+                rows.iter().map(|row| Part { from: row.get(0), to: row.get(0) }).collect()
+            }
+        };
+        let Some(last) = parts.last() else { break };
+        rest.to = before(last.from);
+        events.extend(scan_parts(session, query, &parts, wanted - events.len()).await?);
+        at_once = (at_once * 4).min(MOST_CANDIDATES);
+    }
+    Ok(events)
+}
+
+/// The columns of a summary; the status is derived in [`BESIDE`].
+pub(super) const SUMMARY: &str =
+    "SELECT e.id, e.source, e.key, e.type, e.entity, s.status, e.integrity, e.occurred_at, e.received_at,
+       octet_length(e.body)::bigint, coalesce(d.journal + d.memory + d.redis, 0),
+       (SELECT string_agg(f.flag, ',') FROM oncehook.flags f WHERE f.event = e.id)";
+
+pub(super) const BESIDE: &str = "LEFT JOIN oncehook.duplicates d ON d.event = e.id
+ CROSS JOIN LATERAL (
+   SELECT CASE
+            WHEN EXISTS (SELECT 1 FROM oncehook.flags f WHERE f.event = e.id AND f.flag = 'quarantined') THEN 'quarantined'
+            ELSE coalesce((SELECT w.state FROM oncehook.deliveries w WHERE w.event = e.id
+                            ORDER BY CASE w.state WHEN 'dead' THEN 0 WHEN 'parked' THEN 1 WHEN 'retrying' THEN 2
+                                                  WHEN 'running' THEN 3 WHEN 'ready' THEN 4 WHEN 'superseded' THEN 5
+                                                  WHEN 'skipped' THEN 6 ELSE 7 END
+                            LIMIT 1), 'unrouted')
+          END AS status) s";
+
+/// Walks a part of the events.
+async fn scan(
+    session: &Session,
+    query: &EventQuery,
+    part: Part,
+    limit: usize,
+) -> Result<Vec<EventSummary>, EngineError> {
+    let limit = i64::try_from(limit).unwrap_or(i64::MAX);
+    let conditions = Conditions::of(query);
+    let mut parameters: Vec<&(dyn ToSql + Sync)> = vec![&limit, &part.from, &part.to];
+    let also = conditions.add_to(&mut parameters);
+    let sql = format!(
+        "{SUMMARY} FROM oncehook.events e {BESIDE} WHERE e.id BETWEEN $2 AND $3{also} ORDER BY e.id DESC LIMIT $1"
+    );
+    session.rows(&sql, &parameters).await?.iter().map(summary).collect()
+}
+
+/// Walks several parts, given newest first, with one statement.
+async fn scan_parts(
+    session: &Session,
+    query: &EventQuery,
+    parts: &[Part],
+    wanted: usize,
+) -> Result<Vec<EventSummary>, EngineError> {
+    let limit = i64::try_from(wanted).unwrap_or(i64::MAX);
+    let conditions = Conditions::of(query);
+    let from: Vec<Uuid> = parts.iter().map(|part| part.from).collect();
+    let to: Vec<Uuid> = parts.iter().map(|part| part.to).collect();
+    let mut parameters: Vec<&(dyn ToSql + Sync)> = vec![&limit, &from, &to];
+    let also = conditions.add_to(&mut parameters);
+    let sql = format!(
+        "SELECT f.* FROM unnest($2::uuid[], $3::uuid[]) AS p(first, last) CROSS JOIN LATERAL (
+           {SUMMARY} FROM oncehook.events e {BESIDE} WHERE e.id BETWEEN p.first AND p.last{also}
+            ORDER BY e.id DESC LIMIT $1) f"
+    );
+    let rows = session.rows(&sql, &parameters).await?;
+    let mut events = rows.iter().map(summary).collect::<Result<Vec<_>, _>>()?;
+    events.sort_unstable_by(|a, b| b.id.cmp(&a.id));
+    events.truncate(wanted);
+    Ok(events)
+}
+
+/// What is asked of an event besides its id. Only the conditions that were given are in the statement, so that each is
+/// planned for itself.
+struct Conditions<'q> {
+    query: &'q EventQuery,
+    key: Option<Vec<u8>>,
+    status: Option<&'static str>,
+    since: Option<i64>,
+    until: Option<i64>,
+}
+
+impl<'q> Conditions<'q> {
+    fn of(query: &'q EventQuery) -> Self {
+        Self {
+            query,
+            key: query.key.as_ref().map(|key| key.as_bytes().to_vec()),
+            status: query.status.map(EventStatus::as_str),
+            since: query.since.map(|at| at.0),
+            until: query.until.map(|at| at.0),
+        }
+    }
+
+    /// The text of the conditions; their values go behind those that are there.
+    fn add_to<'c>(&'c self, parameters: &mut Vec<&'c (dyn ToSql + Sync)>) -> String {
+        let given: [(&str, Option<&'c (dyn ToSql + Sync)>); 7] = [
+            ("e.source = $", self.query.source.as_ref().map(|source| source as _)),
+            ("e.type = $", self.query.kind.as_ref().map(|kind| kind as _)),
+            ("e.entity = $", self.query.entity.as_ref().map(|entity| entity as _)),
+            ("s.status = $", self.status.as_ref().map(|status| status as _)),
+            ("e.received_at >= $", self.since.as_ref().map(|since| since as _)),
+            ("e.received_at < $", self.until.as_ref().map(|until| until as _)),
+            // Asks the ledger. Keys are scoped to a source, so every source is asked.
+            (
+                "e.id IN (SELECT k.event FROM (SELECT DISTINCT source FROM oncehook.totals) t
+                            JOIN oncehook.keys k ON k.source = t.source AND k.key = $",
+                self.key.as_ref().map(|key| key as _),
+            ),
+        ];
+        let mut text = String::new();
+        for (condition, parameter) in given {
+            if let Some(parameter) = parameter {
+                parameters.push(parameter);
+                let end = if condition.contains('(') { ")" } else { "" };
+                text.push_str(&format!(" AND {condition}{}{end}", parameters.len()));
+            }
+        }
+        text
+    }
+}
+
+pub(super) fn summary(row: &Row) -> Result<EventSummary, EngineError> {
+    let key = EventKey::from_bytes(row.get(2));
+    let flags: Option<&str> = row.get(11);
+    let mut flags: Vec<Flag> =
+        flags.iter().flat_map(|flags| flags.split(',')).filter_map(Flag::parse).collect();
+    flags.sort_unstable();
+    Ok(EventSummary {
+        id: event_id(row.get(0)),
+        source: row.get(1),
+        key: key.ok_or_else(|| EngineError::other("a key in the journal is damaged"))?,
+        kind: row.get(3),
+        entity: row.get(4),
+        status: EventStatus::parse(row.get(5)).unwrap_or(EventStatus::Unrouted),
+        flags,
+        integrity: row.get(6),
+        occurred_at: row.get::<_, Option<i64>>(7).map(UnixMicros),
+        received_at: UnixMicros(row.get(8)),
+        size: count(row, 9),
+        duplicates: count(row, 10),
+        deliveries: Vec::new(),
+    })
+}
+
+/// The last span that, with all before it, is marked.
+async fn marked_to(session: &Session) -> Result<i64, EngineError> {
+    let row = session.row("SELECT span FROM oncehook.marked", &[]).await?;
+    Ok(row.map_or(-1, |row| row.get(0)))
+}
+
+/// The database's time.
+pub(super) async fn time(session: &Session) -> Result<i64, EngineError> {
+    let row = session.row("SELECT oncehook.micros()", &[]).await?;
+    row.map(|row| row.get(0)).ok_or_else(|| EngineError::other("the database does not know the time"))
+}
+
+/// One node at a time: the number is `marks` in ASCII.
+const LOCK: &str = "SELECT pg_try_advisory_xact_lock(470021384051)";
+
+/// Marks the next few spans, in one transaction. Returns whether there may be more to do at once.
+pub(super) async fn mark(session: &Session, given: Option<i64>) -> Result<bool, EngineError> {
+    session.run("BEGIN").await?;
+    if !session.row(LOCK, &[]).await?.is_some_and(|row| row.get(0)) {
+        session.run("COMMIT").await?;
+        return Ok(false);
+    }
+    let sql = "SELECT span, coalesce($1::bigint, oncehook.micros()) FROM oncehook.marked";
+    let row = session.row(sql, &[&given]).await?;
+    let (done, now): (i64, i64) = row.map_or((-1, 0), |row| (row.get(0), row.get(1)));
+    // The span before the one that events may still be stored in.
+    let settled = span_of(first_of((now - SETTLED_MICROS) / 1_000)) - 1;
+    if settled <= done {
+        session.run("COMMIT").await?;
+        return Ok(false);
+    }
+    let open = Part::of_spans(done + 1, settled);
+    let sql = "SELECT (SELECT id FROM oncehook.events WHERE id BETWEEN $1 AND $2 ORDER BY id LIMIT 1),
+                      (SELECT id FROM oncehook.events WHERE id BETWEEN $1 AND $2 ORDER BY id OFFSET $3 LIMIT 1)";
+    let row = session.row(sql, &[&open.from, &open.to, &MARKED_AT_ONCE]).await?;
+    let (first, beyond): (Option<Uuid>, Option<Uuid>) =
+        row.map_or((None, None), |row| (row.get(0), row.get(1)));
+    // Whole spans only, and at least one.
+    let last = match (first, beyond) {
+        (Some(first), Some(beyond)) => (span_of(beyond) - 1).max(span_of(first)),
+        _ => settled,
+    };
+    if first.is_some() {
+        let part = Part::of_spans(done + 1, last);
+        session.change(MARK, &[&part.from, &part.to]).await?;
+    }
+    session.change("UPDATE oncehook.marked SET span = $1", &[&last]).await?;
+    session.run("COMMIT").await?;
+    Ok(beyond.is_some())
+}
+
+/// Marks the spans of some events with what occurs in them. In the order of the index, so that neighbours share its pages.
+const MARK: &str = "
+INSERT INTO oncehook.marks (value, span)
+SELECT DISTINCT m.value, oncehook.span(e.id) AS span
+  FROM oncehook.events e
+ CROSS JOIN LATERAL (VALUES (hashtextextended('s' || e.source, 0)), (hashtextextended('t' || e.type, 0)),
+                            (hashtextextended('e' || e.entity, 0)),
+                            (CASE WHEN NOT EXISTS (SELECT 1 FROM oncehook.deliveries d WHERE d.event = e.id)
+                                  THEN hashtextextended('u', 0) END)) AS m(value)
+ WHERE e.id BETWEEN $1 AND $2 AND m.value IS NOT NULL
+ ORDER BY m.value, span";
+
+/// Removes marks of old spans in which no event is left, a few for each event that is forgotten.
+pub(super) async fn forget_marks(
+    session: &Session,
+    given: Option<i64>,
+    age: i64,
+    events: i64,
+) -> Result<(), EngineError> {
+    let sql = "DELETE FROM oncehook.marks WHERE ctid = ANY (ARRAY (
+                 SELECT m.ctid FROM oncehook.marks m
+                  WHERE m.span < oncehook.span(oncehook.first_id(coalesce($1::bigint, oncehook.micros()) - $2))
+                    AND NOT EXISTS (SELECT 1 FROM oncehook.events e
+                                     WHERE e.id >= oncehook.first_id(m.span * 4096000)
+                                       AND e.id < oncehook.first_id((m.span + 1) * 4096000))
+                  LIMIT $3))";
+    session.change(sql, &[&given, &age, &events.saturating_mul(4)]).await?;
+    Ok(())
+}
