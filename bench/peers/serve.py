@@ -46,11 +46,11 @@ def main(variant: str, directory: str) -> None:
         started.append(subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, **options))
 
     try:
-        # MariaDB refuses to be root; its directory belongs to the user that its package made.
+        # MariaDB refuses to be root; its directory belongs to somebody who may do nothing else.
         user = []
         if os.geteuid() == 0:
-            user = ["--user=mysql"]
-            account = pwd.getpwnam("mysql")
+            user = ["--user=nobody"]
+            account = pwd.getpwnam("nobody")
             os.chown(data, account.pw_uid, account.pw_gid)
             for parent in data.parents:
                 if parent.stat().st_mode & 0o001 == 0:
