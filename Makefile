@@ -4,7 +4,7 @@ CARGO ?= cargo
 # For the receiver in examples/, if the machine has no Node with node:sqlite (22.13 or newer).
 NODE_VERSION := 24.21.0
 
-.PHONY: help run check test conformance bench prove services
+.PHONY: help run check test conformance bench bench-rows prove services
 
 help: ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -29,7 +29,12 @@ test: services ## Everything that must hold: lints, units, suites, vectors, cras
 conformance: ## Official libraries from PyPI and npm against oncehook, both ways
 	./conformance/run
 
-bench: ## How much of the ceiling durable accepts reach, in one run (about 5 minutes)
+bench: services ## Every journal beside its ceiling and beside the stack people build today (about 20 minutes); bench/REPORT.md
+	$(CARGO) build --release -p oncehook-server -p oncehook-testkit
+	@python3 -m venv --help >/dev/null || { apt-get update -qq && apt-get install -y -qq python3-venv; }
+	./target/release/compare
+
+bench-rows: ## The embedded journal in detail: keys, full ledger, memory, effects, history (about 10 minutes)
 	$(CARGO) build --release -p oncehook-server -p oncehook-testkit
 	./target/release/bench
 	./target/release/effects

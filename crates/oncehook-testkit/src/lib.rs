@@ -21,6 +21,7 @@
 
 pub mod ceiling;
 pub mod chaos_proxy;
+pub mod compare;
 pub mod deliveries;
 pub mod gateway;
 pub mod inbox;

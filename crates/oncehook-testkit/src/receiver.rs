@@ -148,6 +148,12 @@ impl Receiver {
         self.seen.connections.load(Ordering::SeqCst)
     }
 
+    /// How many requests have arrived.
+    #[must_use]
+    pub fn count(&self) -> usize {
+        self.seen.requests().len()
+    }
+
     /// Complete requests so far.
     #[must_use]
     pub fn requests(&self) -> Vec<Arrived> {

@@ -1,0 +1,129 @@
+//! How fast events take effect: a backlog that is worked off, and accepting and taking effect at once.
+//!
+//! A backlog is made by holding the handlers back (our route is paused, a peer's workers are stopped), so that every
+//! stack is asked the same.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::load::Load;
+use super::report::{Effects, Report, median};
+use super::stack::{Engine, Running, Stack, effect};
+use super::{Plan, bare, throughput};
+use crate::receiver::{Receiver, Reply};
+use crate::workload::{Pace, run};
+
+/// Events of ours and of a peer.
+const OURS: usize = 60_000;
+const THEIRS: usize = 3_000;
+const OVER_HTTP: usize = 15_000;
+
+/// The longest that a backlog may take.
+const PATIENCE: Duration = Duration::from_secs(180);
+
+pub(super) async fn measure(plan: &Plan, stacks: &[Stack], report: &mut Report) -> anyhow::Result<()> {
+    let receiver = Receiver::start(|_, _| Reply::status(200, "ok")).await;
+    for stack in stacks {
+        let (engine, count) = match stack {
+            Stack::Gateway(engine, false) => (Some(*engine), OURS),
+            Stack::Peer(_) => (None, THEIRS),
+            Stack::Ceiling | Stack::Gateway(_, true) => continue,
+        };
+        let (mut drained, mut sustained, mut posted, mut bares) =
+            (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        for _ in 0..plan.rounds {
+            let routes = engine.map(sql_route).unwrap_or_default();
+            drained.push(drain(plan, &stack.start(plan, &routes)?, count).await?);
+            sustained.push(sustain(plan, &stack.start(plan, &routes)?, count).await?);
+            if let Some(engine) = engine {
+                bares.push(bare::rate(engine, plan, OURS).await?);
+                posted.push(post(plan, *stack, &receiver).await?);
+            }
+        }
+        let effects = Effects {
+            stack: *stack,
+            drained: median(drained),
+            sustained: median(sustained),
+            posted: (!posted.is_empty()).then(|| median(posted)),
+            bare: (!bares.is_empty()).then(|| median(bares)),
+        };
+        eprintln!(
+            "effects, {}: {:.0}/s from a backlog, {:.0}/s while accepting",
+            stack.name(),
+            effects.drained,
+            effects.sustained
+        );
+        report.effects.push(effects);
+    }
+    Ok(())
+}
+
+fn sql_route(engine: Engine) -> String {
+    format!(
+        r#"
+[[route]]
+name = "orders"
+source = "stripe"
+[route.sql]
+statement = "{}"
+bind = {{ payment = "/data/object/id", amount = "/data/object/amount" }}
+"#,
+        effect(engine)
+    )
+}
+
+async fn send(plan: &Plan, running: &Running, count: usize) {
+    let requests = Load::Fresh.requests(count, throughput::SIZES[0]);
+    let sent =
+        run(running.address(), plan.connections, Arc::new(requests), false, Pace::Closed, PATIENCE).await;
+    assert_eq!(sent.statuses.get(&200).copied(), Some(count as u64), "{:?}", sent.statuses);
+}
+
+async fn all_applied(running: &Running, count: usize) -> anyhow::Result<()> {
+    let begun = Instant::now();
+    // Asking costs the machine something too, so it is not asked often.
+    while running.orders().await? < count {
+        anyhow::ensure!(
+            begun.elapsed() < PATIENCE,
+            "only {} of {count} took effect",
+            running.orders().await?
+        );
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    Ok(())
+}
+
+async fn drain(plan: &Plan, running: &Running, count: usize) -> anyhow::Result<f64> {
+    running.hold(true).await;
+    send(plan, running, count).await;
+    let before = running.orders().await?;
+    let begun = Instant::now();
+    running.hold(false).await;
+    all_applied(running, count).await?;
+    Ok((count - before) as f64 / begun.elapsed().as_secs_f64())
+}
+
+async fn sustain(plan: &Plan, running: &Running, count: usize) -> anyhow::Result<f64> {
+    let begun = Instant::now();
+    send(plan, running, count).await;
+    all_applied(running, count).await?;
+    Ok(count as f64 / begun.elapsed().as_secs_f64())
+}
+
+/// A backlog that is posted to a receiver in this process, which answers at once.
+async fn post(plan: &Plan, stack: Stack, receiver: &Receiver) -> anyhow::Result<f64> {
+    let route = format!(
+        "\n[[route]]\nname = \"orders\"\nsource = \"stripe\"\nconcurrency = 64\n[route.http]\nurl = \"{}\"\n",
+        receiver.url("/")
+    );
+    let running = stack.start(plan, &route)?;
+    running.hold(true).await;
+    send(plan, &running, OVER_HTTP).await;
+    let (begun, before) = (Instant::now(), receiver.count());
+    running.hold(false).await;
+    while receiver.count() - before < OVER_HTTP {
+        anyhow::ensure!(begun.elapsed() < PATIENCE, "only {} were posted", receiver.count() - before);
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    Ok(OVER_HTTP as f64 / begun.elapsed().as_secs_f64())
+}
