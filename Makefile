@@ -4,7 +4,7 @@ CARGO ?= cargo
 # For the receiver in examples/, if the machine has no Node with node:sqlite (22.13 or newer).
 NODE_VERSION := 24.21.0
 
-.PHONY: help run check test conformance bench bench-rows prove services
+.PHONY: help run check test conformance bench bench-rows bench-growth prove services
 
 help: ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -38,6 +38,11 @@ bench-rows: ## The embedded journal in detail: keys, full ledger, memory, effect
 	$(CARGO) build --release -p oncehook-server -p oncehook-testkit
 	./target/release/bench
 	./target/release/effects
+
+bench-growth: services ## Ten million stored events against none, on SQLite and PostgreSQL (about 40 minutes); bench/growth.json
+	$(CARGO) build --release -p oncehook-testkit --bin effects
+	./target/release/effects growth --stored 10000000 --write bench/growth.json
+	./target/release/effects growth --stored 10000000 --journal postgres
 
 prove: services ## Kills, power cuts, failing disks, frozen nodes, planted mistakes: the proof, and docs/PROOF.md (under 30 minutes)
 	$(CARGO) build --release -p oncehook-server --bin oncehook

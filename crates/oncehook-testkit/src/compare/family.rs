@@ -85,7 +85,7 @@ fn field(text: &str, name: &str) -> f64 {
 }
 
 /// Time of all cores so far, in ticks, and how much of it the hypervisor gave to others.
-pub(super) fn stolen() -> (f64, f64) {
+pub fn stolen() -> (f64, f64) {
     let stat = std::fs::read_to_string("/proc/stat").unwrap_or_default();
     let line = stat.lines().next().unwrap_or_default();
     let ticks: Vec<f64> = line.split_whitespace().skip(1).filter_map(|ticks| ticks.parse().ok()).collect();
@@ -93,7 +93,7 @@ pub(super) fn stolen() -> (f64, f64) {
 }
 
 /// The share of time that was stolen since.
-pub(super) fn stolen_since(before: (f64, f64)) -> f64 {
+pub fn stolen_since(before: (f64, f64)) -> f64 {
     let now = stolen();
     (now.1 - before.1) / (now.0 - before.0).max(1.0)
 }

@@ -9,7 +9,7 @@
 
 mod bare;
 mod effects;
-mod family;
+pub mod family;
 mod goals;
 mod latency;
 pub mod load;

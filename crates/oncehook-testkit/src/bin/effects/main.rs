@@ -8,7 +8,7 @@
 //! - **http**: a backlog is posted to a receiver in this process that answers at once, 64 requests at a time.
 //! - **poison**: a backlog of 10,000 with one event that always fails, against one without.
 //! - **growth**: append, drain and every filter of the list with `--stored` events (a million), against a store without them,
-//!   runs interleaved.
+//!   runs interleaved; `--write FILE` keeps the figures for `make bench`.
 //! - **janitor**: the time an append takes while 100,000 events are forgotten, against the time without (embedded only).
 //!
 //! All in one process, without HTTP: what is measured is the journal and the worker. Prints ratios; times say little on a
@@ -50,7 +50,7 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 async fn main() -> anyhow::Result<()> {
     let mut arguments = std::env::args().skip(1);
     let (mut events, mut stored, mut rounds, mut parts) = (100_000, 1_000_000, 3, Vec::new());
-    let mut engine = Engine::Sqlite;
+    let (mut engine, mut write) = (Engine::Sqlite, None);
     while let Some(argument) = arguments.next() {
         match argument.as_str() {
             "--events" => events = arguments.next().context("--events N")?.parse()?,
@@ -63,6 +63,7 @@ async fn main() -> anyhow::Result<()> {
                     _ => anyhow::bail!("--journal sqlite|postgres"),
                 }
             }
+            "--write" => write = Some(arguments.next().context("--write FILE")?),
             part => parts.push(part.to_owned()),
         }
     }
@@ -77,7 +78,10 @@ async fn main() -> anyhow::Result<()> {
         poison(engine, rounds).await?;
     }
     if wanted("growth") {
-        growth::run(engine, stored, rounds.max(5)).await?;
+        let growth = growth::run(engine, stored, rounds.max(5)).await?;
+        if let Some(path) = write {
+            std::fs::write(path, serde_json::to_vec_pretty(&growth)?)?;
+        }
     }
     if wanted("janitor") && engine == Engine::Sqlite {
         janitor().await?;

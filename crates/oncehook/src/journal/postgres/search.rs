@@ -278,7 +278,7 @@ async fn scan_parts(
     );
     let rows = session.rows(&sql, &parameters).await?;
     let mut events = rows.iter().map(summary).collect::<Result<Vec<_>, _>>()?;
-    events.sort_unstable_by(|a, b| b.id.cmp(&a.id));
+    events.sort_unstable_by_key(|event| std::cmp::Reverse(event.id));
     events.truncate(wanted);
     Ok(events)
 }
