@@ -38,9 +38,11 @@ const OPEN: usize = 400;
 /// What the log of the journal may take on disk (I7).
 const LOG: u64 = 256 << 20;
 
+const EIO: i32 = 5;
+
 /// The errors that calls fail with, and the counters of those that did.
 const ERRORS: [(i32, &str, &str, &str); 2] = [
-    (5, "EIO", "EIO at a call", "EIO injected by strace"),
+    (EIO, "EIO", "EIO at a call", "EIO injected by strace"),
     (28, "ENOSPC", "ENOSPC at a call", "ENOSPC injected by strace"),
 ];
 
@@ -214,8 +216,8 @@ impl<'p> Deployment<'p> {
         self.coverage.add("torn pages", undone.torn.into());
     }
 
-    /// Lets every write and every sync of one ingest with its effects fail once, with each error, and cuts the power at
-    /// the end. Returns how many calls there are.
+    /// Lets every write and every sync of one ingest with its effects fail once, with each error. After EIO, and after what was
+    /// promised next, the power is cut: what a failed sync left in memory is gone then. Returns how many calls there are.
     pub async fn every_call(&mut self) -> u64 {
         let Some(mut gateway) = self.start(&[]) else { return 0 };
         // What starting leaves to do is done by then.
@@ -235,12 +237,18 @@ impl<'p> Deployment<'p> {
                     self.one(&gateway).await;
                 }
                 self.coverage.add(name, self.disk.heal().1.unsigned_abs());
+                if errno == EIO || call == calls {
+                    let again = gateway.log().matches("the journal stores again").count();
+                    self.coverage.add("journal reopened after a failed call", again as u64);
+                    gateway.kill();
+                    self.cut(Keep::Nothing);
+                    let Some(next) = self.start(&[]) else { return 0 };
+                    gateway = next;
+                    self.one(&gateway).await;
+                }
             }
         }
-        let again = gateway.log().matches("the journal stores again").count();
-        self.coverage.add("journal reopened after a failed call", again as u64);
         gateway.kill();
-        self.disk.cut(Keep::Nothing, &mut self.random);
         calls.unsigned_abs()
     }
 
