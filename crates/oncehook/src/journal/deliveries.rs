@@ -34,8 +34,8 @@ pub trait Deliveries: Send + Sync + 'static {
         true
     }
 
-    /// Runs due deliveries of a `sql` route: takes up to `limit`, runs the statements, settles, commits. A failing
-    /// delivery costs only itself.
+    /// Runs due deliveries of a `sql` route: takes up to `limit` in a transaction, runs the statements, settles, commits.
+    /// A failing delivery costs only itself.
     fn apply(&self, route: Arc<Route>, limit: usize) -> BoxFuture<'_, Result<Progress, WorkError>>;
 
     /// Leases due deliveries of a route whose handler leaves the process or runs foreign code. Each is another attempt,

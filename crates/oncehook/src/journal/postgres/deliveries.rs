@@ -119,10 +119,10 @@ impl Deliveries for PostgresJournal {
             };
             // A backlog is worked off by two connections at once: what one has locked the other passes over.
             let busy = self.busy.lock().unwrap_or_else(PoisonError::into_inner).remove(&route.name);
-            let progress = if busy && limit > 1 {
+            let progress = if busy {
                 let (one, other) = tokio::join!(
-                    self.apply_batch(&route, handler, limit.div_ceil(2)),
-                    self.apply_batch(&route, handler, limit / 2)
+                    self.apply_batch(&route, handler, limit),
+                    self.apply_batch(&route, handler, limit)
                 );
                 match (one, other) {
                     (Ok(one), Ok(other)) => sum(one, other),

@@ -49,16 +49,19 @@ pub(super) async fn peek(
         None => (None, 0, 0),
     };
     let chosen = match event {
-        Some(_) => "d.event = $4 AND d.epoch = $5 AND d.attempt = $6",
+        Some(_) => {
+            "(d.state || '') IN ('ready', 'retrying') AND d.event = $4 AND d.epoch = $5 AND d.attempt = $6"
+        }
         None => {
-            "d.run_at <= coalesce($1::bigint, oncehook.micros()) AND ($4::uuid IS NULL OR $5::integer = $6::integer)"
+            "d.state IN ('ready', 'retrying') AND d.run_at <= coalesce($1::bigint, oncehook.micros())
+               AND ($4::uuid IS NULL OR $5::integer = $6::integer)"
         }
     };
     let sql = format!(
         "WITH due AS MATERIALIZED (
            SELECT d.event, d.epoch, d.attempt, d.parked_at, d.run_at, d.entity IS NOT NULL AS in_line
              FROM oncehook.deliveries d
-            WHERE d.route = $2 AND d.state IN ('ready', 'retrying') AND {chosen}
+            WHERE d.route = $2 AND {chosen}
             ORDER BY d.run_at, d.event, d.epoch LIMIT $3
               FOR UPDATE SKIP LOCKED
          )
@@ -211,7 +214,7 @@ pub(super) async fn block(
             "UPDATE oncehook.deliveries d
                 SET run_at = $5, blocked_at = coalesce(d.blocked_at, $1::bigint, oncehook.micros())
                FROM unnest($3::uuid[], $4::integer[]) AS t(event, epoch)
-              WHERE d.event = t.event AND d.route = $2 AND d.epoch = t.epoch AND d.state IN ('ready', 'retrying')",
+              WHERE d.event = t.event AND d.route = $2 AND d.epoch = t.epoch AND (d.state || '') IN ('ready', 'retrying')",
             &[&given, &route.name.as_str(), &events, &epochs, &NO_TIME.0],
         )
         .await?;
@@ -294,7 +297,8 @@ pub(super) async fn let_go_on(
                FROM (SELECT f.event, f.epoch FROM unnest($3::text[]) AS u(entity)
                       CROSS JOIN LATERAL (
                         SELECT event, epoch FROM oncehook.deliveries
-                         WHERE route = $2 AND entity = u.entity AND state IN ('ready', 'retrying') AND run_at = $4
+                         WHERE route = $2 AND entity = u.entity AND state IN ('ready', 'retrying')
+                           AND run_at + 0 = $4 -- by the line, not by the queue
                          ORDER BY version NULLS FIRST, event, epoch LIMIT 1) f) AS n
               WHERE d.event = n.event AND d.route = $2 AND d.epoch = n.epoch AND d.run_at = $4",
             &[&given, &route.as_str(), &entities, &NO_TIME.0],

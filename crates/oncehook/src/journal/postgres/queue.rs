@@ -3,6 +3,9 @@
 //! The fence stands in every statement that ends an attempt: event, route, epoch, state and attempt must be what the
 //! claim said, or no row changes. What is locked by somebody else is passed over, never waited for.
 //!
+//! Where a statement names the rows by their keys, it asks for `state || ''`: the indexes of the queues hold rows in certain
+//! states, and for the bare column the planner would search one of those from end to end instead of looking a key up.
+//!
 //! Leases, due times and ages are of the database's clock, so nodes need not agree about the time: waits come in as
 //! durations and are added there.
 
@@ -108,7 +111,7 @@ pub(super) async fn due(
                     coalesce($1::bigint, oncehook.micros()), 1::bigint, e.version, d.parked_at
                FROM oncehook.deliveries d
                JOIN oncehook.events e ON e.id = d.event
-              WHERE d.event = $4 AND d.route = $2 AND d.epoch = $5 AND d.attempt = $6 AND d.state IN ('ready', 'retrying')
+              WHERE d.event = $4 AND d.route = $2 AND d.epoch = $5 AND d.attempt = $6 AND (d.state || '') IN ('ready', 'retrying')
                 FOR UPDATE OF d SKIP LOCKED";
             let (event, epoch, attempt) = (uuid(event), int(epoch), int(attempt));
             session.rows(sql, &[&given, &route.name.as_str(), &after, &event, &epoch, &attempt]).await?
@@ -400,7 +403,7 @@ UPDATE oncehook.deliveries d
        error = NULL, cause = NULL, blocked_at = NULL, parked_at = NULL
   FROM unnest($2::uuid[], $3::text[], $4::integer[], $5::integer[], $6::text[]) AS t(event, route, epoch, attempt, result)
  WHERE d.event = t.event AND d.route = t.route AND d.epoch = t.epoch AND d.attempt = t.attempt - 1
-   AND d.state IN ('ready', 'retrying')
+   AND (d.state || '') IN ('ready', 'retrying')
 RETURNING d.event, d.route, d.epoch, t.attempt";
 
 /// Attempts that were leased: their rows in `attempts` are ended.
@@ -418,7 +421,7 @@ WITH ended AS MATERIALIZED (
          -- What was put off is not held against the delivery.
          attempt_limit = CASE WHEN t.state IN ('parked', 'superseded') THEN d.lease_limit + 1 ELSE d.attempt_limit END
     FROM ended t
-   WHERE d.event = t.event AND d.route = t.route AND d.epoch = t.epoch AND d.attempt = t.attempt AND d.state = 'running'
+   WHERE d.event = t.event AND d.route = t.route AND d.epoch = t.epoch AND d.attempt = t.attempt AND (d.state || '') = 'running'
   RETURNING d.event, d.route, d.epoch, d.attempt, d.state, d.error, d.entity, d.version
 ), written AS (
   UPDATE oncehook.attempts a
@@ -454,7 +457,7 @@ WITH ended AS MATERIALIZED (
          parked_at = CASE WHEN t.state = 'parked' THEN coalesce(d.parked_at, $1::bigint, oncehook.micros()) END
     FROM ended t
    WHERE d.event = t.event AND d.route = t.route AND d.epoch = t.epoch AND d.attempt = t.attempt - 1
-     AND d.state IN ('ready', 'retrying')
+     AND (d.state || '') IN ('ready', 'retrying')
   RETURNING d.event, d.route, d.epoch, t.attempt, d.state, d.error, d.entity, d.version
 ), written AS (
   INSERT INTO oncehook.attempts (event, route, epoch, attempt, started_at, finished_at, outcome, error)
@@ -511,7 +514,7 @@ pub(super) async fn renew(
             "UPDATE oncehook.deliveries d SET lease_until = coalesce($1::bigint, oncehook.micros()) + $6
                FROM unnest($2::uuid[], $3::text[], $4::integer[], $5::integer[]) AS t(event, route, epoch, attempt)
               WHERE d.event = t.event AND d.route = t.route AND d.epoch = t.epoch AND d.attempt = t.attempt
-                AND d.state = 'running'",
+                AND (d.state || '') = 'running'",
             &[&given, &fences.events, &fences.routes, &fences.epochs, &fences.attempts, &lease],
         )
         .await?;
@@ -533,7 +536,7 @@ pub(super) async fn give_back(
                       run_at = coalesce($1::bigint, oncehook.micros()), lease_until = NULL, attempt_limit = d.lease_limit + 1
                  FROM unnest($2::uuid[], $3::text[], $4::integer[], $5::integer[]) AS t(event, route, epoch, attempt)
                 WHERE d.event = t.event AND d.route = t.route AND d.epoch = t.epoch AND d.attempt = t.attempt
-                  AND d.state = 'running'
+                  AND (d.state || '') = 'running'
                RETURNING d.event, d.route, d.epoch, d.attempt
              )
              UPDATE oncehook.attempts a
