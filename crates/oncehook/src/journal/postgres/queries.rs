@@ -118,7 +118,7 @@ WITH input AS MATERIALIZED (
 ), delivered AS (
   -- The event is new, so its deliveries are: a conflict here is a broken journal, and an error.
   INSERT INTO oncehook.deliveries (event, route, state, run_at, entity, version)
-  SELECT r.event, r.route, 'ready', coalesce($1::bigint, oncehook.micros()), r.entity, r.version
+  SELECT r.event, r.route, 'ready', (SELECT coalesce($1::bigint, oncehook.micros())), r.entity, r.version
     FROM unnest($17::uuid[], $18::text[], $19::text[], $20::bigint[]) AS r(event, route, entity, version)
    WHERE r.event IN (SELECT event FROM won)
 ), counted AS (

@@ -6,6 +6,8 @@
 //! Where a statement names the rows by their keys, it asks for `state || ''`: the indexes of the queues hold rows in certain
 //! states, and for the bare column the planner would search one of those from end to end instead of looking a key up.
 //!
+//! `(SELECT …micros())` in a list of columns is evaluated once and not for every row.
+//!
 //! Leases, due times and ages are of the database's clock, so nodes need not agree about the time: waits come in as
 //! durations and are added there.
 
@@ -97,7 +99,7 @@ pub(super) async fn due(
                     CASE WHEN $3::text IS NOT NULL THEN (SELECT p.result FROM oncehook.deliveries p
                       WHERE p.event = d.event AND p.route = $3 AND p.epoch <= d.epoch AND p.state = 'succeeded'
                       ORDER BY p.epoch DESC LIMIT 1) END,
-                    coalesce($1::bigint, oncehook.micros()), (SELECT count(*) FROM due), d.version, d.parked_at
+                    (SELECT coalesce($1::bigint, oncehook.micros())), (SELECT count(*) FROM due), d.version, d.parked_at
                FROM weighed d WHERE d.before < 8388608
               ORDER BY d.run_at, d.event, d.epoch");
             session.rows(&sql, &[&given, &route.name.as_str(), &after]).await?
@@ -399,7 +401,7 @@ pub(super) async fn settle(
 /// they find nothing to do, too.
 const SETTLE_SUCCEEDED: &str = "
 UPDATE oncehook.deliveries d
-   SET state = 'succeeded', attempt = t.attempt, settled_at = coalesce($1::bigint, oncehook.micros()), result = t.result,
+   SET state = 'succeeded', attempt = t.attempt, settled_at = (SELECT coalesce($1::bigint, oncehook.micros())), result = t.result,
        error = NULL, cause = NULL, blocked_at = NULL, parked_at = NULL
   FROM unnest($2::uuid[], $3::text[], $4::integer[], $5::integer[], $6::text[]) AS t(event, route, epoch, attempt, result)
  WHERE d.event = t.event AND d.route = t.route AND d.epoch = t.epoch AND d.attempt = t.attempt - 1
