@@ -238,8 +238,6 @@ mod tests {
         assert_eq!(caught(async { 7 }).await, Ok(7));
     }
 
-    const ALWAYS: u32 = 1;
-
     #[test]
     fn r47_the_whole_proof_is_as_long_as_it_says() {
         let count = |found: fn(&Rounds) -> Option<usize>| -> usize {
