@@ -37,7 +37,7 @@ bench: ## How much of the ceiling durable accepts reach, in one run (about 5 min
 prove: services ## Kills, power cuts, failing disks, frozen nodes, planted mistakes: the proof, and docs/PROOF.md (under 30 minutes)
 	$(CARGO) build --release -p oncehook-server --bin oncehook
 	$(CARGO) build -p oncehook-testkit -p oncehook-server --features oncehook-testkit/planted --bins
-	./target/debug/prove target/release/oncehook target/debug/oncehook --write docs/PROOF.md $(if $(SEED),--seed $(SEED))
+	./target/debug/prove target/release/oncehook target/debug/oncehook $(if $(ONLY),--only '$(ONLY)',--write docs/PROOF.md) $(if $(SEED),--seed $(SEED))
 
 # What the tests need beside Rust and a C compiler. Missing parts are installed (Debian, root), never skipped.
 services:

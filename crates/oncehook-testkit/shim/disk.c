@@ -1,7 +1,7 @@
 /* A disk that remembers what was not yet synced, and a clock that can be moved.
  *
  * Preloaded into the gateway by `prove`. Every write, truncation, creation and removal below a directory is taken down in a
- * log, with the bytes that were there before; every sync says up to where the log is durable now. After a kill `prove` reads
+ * log, with the bytes that were there before; every sync says up to where the log is durable now, and every sync that failed, what will never be. After a kill `prove` reads
  * the log and undoes what a power cut could have undone. Nothing is really synced: the log is what counts.
  *
  * The control page, shared with `prove`, moves the wall clock and makes one chosen call fail.
@@ -24,7 +24,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum kind { WRITE = 1, TRUNCATE, SYNC, CREATE, SYNC_DIRECTORY, UNLINK };
+enum kind { WRITE = 1, TRUNCATE, SYNC, CREATE, SYNC_DIRECTORY, UNLINK, SYNC_FAILED };
 enum class { WRITES = 1, SYNCS = 2 };
 
 struct record {
@@ -194,15 +194,17 @@ int ftruncate(int fd, off_t size) { return ftruncate64(fd, size); }
 static int sync_file(int fd, int (*real)(int)) {
     const char *path = known(fd);
     if (!path) return real(fd);
-    if (fails(SYNCS)) return -1;
+    int failed = fails(SYNCS), error = errno;
     struct stat status;
     int directory = !fstat(fd, &status) && S_ISDIR(status.st_mode);
     pthread_mutex_lock(&lock);
-    /* All under the lock, so what was written before is what is durable now. */
-    struct record head = {.kind = directory ? SYNC_DIRECTORY : SYNC, .offset = log_length};
-    take_down(head, path, NULL, NULL);
+    /* All under the lock, so what was written before is what is durable now. After a failure it never will be: the kernel
+     * takes those pages for clean, and the next sync says nothing about them. */
+    struct record head = {.kind = directory ? SYNC_DIRECTORY : failed ? SYNC_FAILED : SYNC, .offset = log_length};
+    if (!directory || !failed) take_down(head, path, NULL, NULL);
     pthread_mutex_unlock(&lock);
-    return 0;
+    errno = error;
+    return failed ? -1 : 0;
 }
 int fsync(int fd) { return sync_file(fd, real_fsync); }
 int fdatasync(int fd) { return sync_file(fd, real_fdatasync); }

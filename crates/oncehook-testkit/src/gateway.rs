@@ -11,6 +11,7 @@ use oncehook::clock::Clock;
 use oncehook_verify::UnixMicros;
 use serde_json::Value;
 
+use crate::leash;
 use crate::sender::{Answer, ask, get, post};
 
 /// The secret of the `stripe` source in [`CONFIG`].
@@ -75,6 +76,7 @@ impl Gateway {
     pub fn try_start(mut command: Command, directory: &Path) -> Result<Self, String> {
         command.current_dir(directory).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
         let mut child = command.spawn().unwrap();
+        leash::hold(child.id());
         let log = Arc::new(Mutex::new(Vec::new()));
         let lines = BufReader::new(child.stderr.take().unwrap()).lines();
         let sink = Arc::clone(&log);
@@ -99,6 +101,8 @@ impl Gateway {
             }
             if ended || Instant::now() > deadline {
                 let _ = child.kill();
+                let _ = child.wait();
+                leash::release(child.id());
                 return Err(text);
             }
             std::thread::sleep(Duration::from_millis(5));
@@ -109,6 +113,7 @@ impl Gateway {
     pub fn kill(&mut self) {
         let _ = self.child.kill();
         self.child.wait().unwrap();
+        leash::release(self.pid());
     }
 
     /// Asks it to stop and waits.
@@ -125,12 +130,20 @@ impl Gateway {
 
     /// Waits for its end; a longer wait than `limit` is a panic.
     pub fn wait(&mut self, limit: Duration) -> ExitStatus {
+        self.ended_within(limit).unwrap_or_else(|| panic!("the gateway did not stop:\n{}", self.log()))
+    }
+
+    /// Waits for its end; nothing if it lives on.
+    pub fn ended_within(&mut self, limit: Duration) -> Option<ExitStatus> {
         let deadline = Instant::now() + limit;
         loop {
             if let Some(status) = self.child.try_wait().unwrap() {
-                return status;
+                leash::release(self.pid());
+                return Some(status);
             }
-            assert!(Instant::now() < deadline, "the gateway did not stop:\n{}", self.log());
+            if Instant::now() > deadline {
+                return None;
+            }
             std::thread::sleep(Duration::from_millis(5));
         }
     }
@@ -202,6 +215,7 @@ impl Drop for Gateway {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
+        leash::release(self.pid());
     }
 }
 

@@ -6,6 +6,7 @@
 //! - [`journal`]: the behaviour of every journal, one call per backend.
 //! - [`model`]: random histories against the reference journal, with a printed seed.
 //! - [`gateway`]: the real binary on free ports, to start, kill and ask.
+//! - [`leash`]: processes that must not outlive this one.
 //! - [`nodes`]: many nodes on one server database, killed at random; the same for every engine.
 //! - [`postgres`]: a real PostgreSQL server, one database per test.
 //! - [`mysql`]: a real MariaDB server, one database per test.
@@ -25,6 +26,7 @@ pub mod deliveries;
 pub mod gateway;
 pub mod inbox;
 pub mod journal;
+pub mod leash;
 pub mod model;
 pub mod mysql;
 pub mod nodes;

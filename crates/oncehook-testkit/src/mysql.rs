@@ -28,6 +28,8 @@ end() { kill -CONT "$server" 2>/dev/null; kill "-$1" "$server" 2>/dev/null; wait
 mkdir "$data/tmp"
 mariadb-install-db --no-defaults --user="$user" --datadir="$data/db" --auth-root-authentication-method=normal \
   --skip-test-db --innodb-log-file-size=8M >"$data/log" 2>&1 || { cat "$data/log" >&2; exit 1; }
+# Whoever interrupts us interrupts the one who tells: it will say nothing more.
+trap : INT TERM HUP
 start "$@"
 echo started
 while read -r word; do

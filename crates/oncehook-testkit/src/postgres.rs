@@ -30,6 +30,8 @@ make() {
   esac
 }
 make >"$data/log" 2>&1 || { cat "$data/log" >&2; exit 1; }
+# Whoever interrupts us interrupts the one who tells: it will say nothing more.
+trap : INT TERM HUP
 start "$@"
 echo started
 while read -r word; do

@@ -19,6 +19,8 @@ start() {
   server=$!
 }
 end() { kill -CONT "$server" 2>/dev/null; kill -KILL "$server" 2>/dev/null; wait "$server" 2>/dev/null; }
+# Whoever interrupts us interrupts the one who tells: it will say nothing more.
+trap : INT TERM HUP
 start "$@"
 echo started
 while read -r word; do

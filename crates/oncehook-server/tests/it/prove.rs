@@ -45,12 +45,43 @@ async fn r47_fault_2_power_cuts_lose_nothing_and_double_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn r47_fault_2_power_cuts_while_events_are_spooled_lose_nothing() {
+    let (shim, coverage) = (Shim::build(), Coverage::default());
+    let seed = Random::from_environment().next();
+    let manners = Manners { changed: 0, ..Manners::default() };
+    let deployment = Deployment::new(Path::new(BINARY), place(), &shim, &coverage, manners, None, seed).await;
+    let mut deployment = deployment.with_spool();
+    deployment.spool_cuts(scale(6)).await;
+    deployment.empty_the_spool().await;
+    let tally = deployment.end(true).await;
+    let all = coverage.all();
+    assert!(tally.is_clean() && tally.acked > 0, "{tally:?}");
+    assert!(all["events spooled"] > 0 && all["power cuts that undid writes"] > 0, "{all:?}");
+}
+
+/// The kernel's own calls, so that nothing depends on what the shim can see.
+#[tokio::test(flavor = "multi_thread")]
+async fn r47_fault_3_fault_5_fault_6_every_call_of_the_kernel_for_an_event_fails_once() {
+    let (shim, coverage) = (Shim::build(), Coverage::default());
+    let seed = Random::from_environment().next();
+    let manners = Manners::default();
+    let deployment = Deployment::new(Path::new(BINARY), place(), &shim, &coverage, manners, None, seed).await;
+    let mut deployment = deployment.with_a_hopeless_route();
+    let calls = deployment.every_call_traced().await;
+    let tally = deployment.end(true).await;
+    let all = coverage.all();
+    assert!(calls >= 4, "an event, its effects and a dead delivery are at least four calls, not {calls}");
+    assert!(tally.is_clean() && tally.dead == tally.stored && tally.acked > calls, "{tally:?}");
+    assert!(all["EIO injected by strace"] >= calls && all["ENOSPC injected by strace"] >= calls, "{all:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn r47_fault_3_fault_5_every_write_and_sync_of_an_event_fails_once() {
     let (shim, coverage) = (Shim::build(), Coverage::default());
     let seed = Random::from_environment().next();
     let manners = Manners::default();
-    let mut deployment =
-        Deployment::new(Path::new(BINARY), place(), &shim, &coverage, manners, None, seed).await;
+    let deployment = Deployment::new(Path::new(BINARY), place(), &shim, &coverage, manners, None, seed).await;
+    let mut deployment = deployment.with_a_hopeless_route();
     let calls = deployment.every_call().await;
     assert!(calls >= 4, "an event and its three effects are at least four calls, not {calls}");
     let tally = deployment.end(true).await;
@@ -127,9 +158,9 @@ async fn r47_planted_redis_before_the_commit_is_noticed() {
 }
 
 async fn two_nodes(engine: Engine) {
-    let coverage = Coverage::default();
+    let (shim, coverage) = (Shim::build(), Coverage::default());
     let seed = Random::from_environment().next();
-    let mut cluster = Cluster::new(engine, Path::new(BINARY), &coverage, None, seed).await;
+    let mut cluster = Cluster::new(engine, Path::new(BINARY), place(), &shim, &coverage, None, seed).await;
     cluster.kills(scale(8)).await;
     clean("two nodes", &cluster.end().await, &coverage);
 }

@@ -2,134 +2,184 @@
 //! would notice if it were otherwise.
 //!
 //! Promises: the exit code is 0 only if nothing was lost, doubled or odd, every planted mistake was caught, nothing rare stayed
-//! unvisited, and equal seeds gave equal histories. The last line of stdout sums it up.
+//! unvisited, and equal seeds gave equal histories. The last line of stdout sums it up. Ctrl-C, or a scenario that breaks off,
+//! leaves no process and no directory behind.
 //!
-//! `prove RELEASED PLANTED [--seed N] [--scale PERCENT] [--write FILE]`: the released program, one built with the features `planted`
-//! and `crash-points`, and where to write the document. `make prove` builds both and gives them.
+//! `prove RELEASED PLANTED [--seed N] [--scale PERCENT] [--only WORDS] [--write FILE]`: the released program, one built with the
+//! features `planted` and `crash-points`, and where to write the document. `make prove` builds both and gives them. With `--only`
+//! the scenarios whose name has the words (`simulation` and `planted` are names too); such a part is no proof, so nothing is
+//! written, and only what it visits must have happened.
 
-use std::collections::BTreeMap;
-use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use anyhow::{Context as _, bail};
 use oncehook::planted::{self, Bug};
 use oncehook_testkit::gateway::now;
+use oncehook_testkit::leash;
 use oncehook_testkit::prove::audit::Tally;
-use oncehook_testkit::prove::cluster::{Cluster, Engine};
 use oncehook_testkit::prove::coverage::Coverage;
 use oncehook_testkit::prove::disk::Shim;
-use oncehook_testkit::prove::embedded::{Deployment, POINTS};
-use oncehook_testkit::prove::history::Manners;
+use oncehook_testkit::prove::document::{Report, Row, Simulated};
 use oncehook_testkit::prove::planted::{Search, search};
+use oncehook_testkit::prove::progress::Progress;
+use oncehook_testkit::prove::scenario::{self, Scenario, Stage, caught};
 use oncehook_testkit::prove::{faults, simulation};
 use oncehook_testkit::random::Random;
+use tokio::signal::unix::{SignalKind, signal};
 
-/// Simulated histories, and how many of them are played twice.
+/// Simulated histories.
 const SEEDS: u64 = 500;
-const REPEATED: u64 = 25;
 
 /// Histories within which a planted mistake must show.
 const SEEDS_TO_NOTICE: u64 = 60;
+
+/// Seconds that are expected for the simulation, and for one planted mistake with its control.
+const SIMULATION: u64 = 30;
+const PLANTED: u64 = 15;
 
 struct Plan {
     released: PathBuf,
     planted: PathBuf,
     seed: u64,
     scale: u64,
+    only: Option<String>,
     write: Option<PathBuf>,
-}
-
-/// One row of the figures.
-struct Row {
-    name: String,
-    rounds: String,
-    tally: Tally,
-    seed: u64,
-    took: Duration,
 }
 
 fn main() -> anyhow::Result<ExitCode> {
     let plan = Plan::read()?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-    runtime.block_on(prove(&plan))
+    runtime.block_on(async {
+        let place = tempfile::tempdir()?;
+        end_with_us(place.path().to_path_buf())?;
+        prove(&plan, place.path()).await
+    })
+}
+
+/// Whoever interrupts us gets rid of all that we have started.
+fn end_with_us(place: PathBuf) -> anyhow::Result<()> {
+    for kind in [SignalKind::interrupt(), SignalKind::terminate(), SignalKind::hangup()] {
+        let (mut asked, place) = (signal(kind)?, place.clone());
+        tokio::spawn(async move {
+            asked.recv().await;
+            // Servers are ended by their keepers, who notice that we are gone.
+            let ended = leash::cut();
+            let _ = std::fs::remove_dir_all(&place);
+            eprintln!("interrupted; {ended} processes ended");
+            std::process::exit(130);
+        });
+    }
+    Ok(())
 }
 
 impl Plan {
     fn read() -> anyhow::Result<Self> {
         let mut words = std::env::args().skip(1);
         let mut places = Vec::new();
-        let (mut seed, mut scale, mut write) = (now().0.unsigned_abs() / 1_000_000, 100, None);
+        let (mut seed, mut scale) = (now().0.unsigned_abs() / 1_000_000, 100);
+        let (mut only, mut write) = (None, None);
         while let Some(word) = words.next() {
             let mut value = || words.next().with_context(|| format!("{word} needs a value"));
             match word.as_str() {
                 "--seed" => seed = value()?.parse()?,
                 "--scale" => scale = value()?.parse()?,
+                "--only" => only = Some(value()?),
                 "--write" => write = Some(PathBuf::from(value()?)),
                 _ => places.push(Path::new(&word).canonicalize().with_context(|| word.clone())?),
             }
         }
         let [released, planted] = places.try_into().map_err(|_| anyhow::anyhow!("prove RELEASED PLANTED"))?;
-        Ok(Self { released, planted, seed, scale, write })
+        if only.is_some() && write.is_some() {
+            bail!("a part of the proof is not written down");
+        }
+        Ok(Self { released, planted, seed, scale, only, write })
     }
 
-    fn rounds(&self, usual: u64) -> usize {
-        (usual * self.scale / 100).max(1) as usize
+    fn has(&self, name: &str) -> bool {
+        self.only.as_ref().is_none_or(|words| name.contains(words.as_str()))
     }
 }
 
-async fn prove(plan: &Plan) -> anyhow::Result<ExitCode> {
+async fn prove(plan: &Plan, place: &Path) -> anyhow::Result<ExitCode> {
     check_release(&plan.released)?;
     if !planted::plant(None) {
         bail!("prove itself must be built with the feature `planted`");
     }
-    println!("seed {} (repeat with --seed {})", plan.seed, plan.seed);
+    println!("seed {} (repeat with SEED={})", plan.seed, plan.seed);
     let begun = Instant::now();
-    let coverage = Coverage::default();
-    let shim = Shim::build();
-    let place = tempfile::tempdir()?;
-    let mut rows = Vec::new();
-    embedded(plan, &shim, place.path(), &coverage, &mut rows).await;
-    clusters(plan, &coverage, &mut rows).await;
-    let (histories, repeated, hashes) = simulate(plan, &coverage, &mut rows);
-    let searches = plant(plan, &shim, place.path(), &mut rows).await;
+    let coverage = if plan.only.is_some() { Coverage::default() } else { Coverage::whole() };
+    let shim = Shim::build_in(place);
+    let scenarios: Vec<Scenario> =
+        scenario::all(plan.scale).into_iter().filter(|scenario| plan.has(scenario.name)).collect();
+    let (simulated, plants) = (plan.has("simulation"), plan.has("planted"));
+    let bugs = if plants { &Bug::ALL[..] } else { &[] };
+    let expected = scenarios.iter().map(|scenario| scenario.seconds * plan.scale / 100).sum::<u64>()
+        + u64::from(simulated) * SIMULATION
+        + bugs.len() as u64 * PLANTED;
+    let mut progress = Progress::new(scenarios.len() + usize::from(simulated) + bugs.len(), expected);
 
-    let mut total = Tally::default();
-    rows.iter().for_each(|row| total.add(&row.tally));
-    let caught = searches.iter().filter(|search| search.is_caught()).count();
-    let missing = coverage.missing();
-    println!("\nwhat happened: {:?}", coverage.all());
-    let mut failures = Vec::new();
-    failures.extend(total.odd.iter().cloned());
-    failures.extend(missing.iter().map(|what| format!("never happened: {what}")));
-    failures.extend(
-        searches
-            .iter()
-            .filter(|search| !search.is_caught())
-            .map(|search| format!("not noticed: {:?} by {}", search.bug, search.scenario)),
-    );
-    if repeated < REPEATED {
-        failures.push(format!("only {repeated} of {REPEATED} seeds gave the same history twice"));
+    let mut random = Random::new(plan.seed);
+    let mut rows = Vec::new();
+    let stage =
+        Stage { released: &plan.released, armed: &plan.planted, place, shim: &shim, coverage: &coverage };
+    for scenario in &scenarios {
+        let (begun, seed) = (Instant::now(), random.next());
+        progress.begin(scenario.name);
+        let (rounds, tally) = scenario.run(stage, seed).await;
+        let name = scenario.name.to_owned();
+        push(&mut rows, &progress, Row { name, rounds, tally, seed, took: begun.elapsed() });
+        progress.end(scenario.seconds * plan.scale / 100);
     }
-    let (faults, problems) = faults::table(&root().join("crates"));
+    let mut histories = Simulated::default();
+    if simulated {
+        progress.begin("simulation");
+        let (row, played) = simulate(plan.seed, &coverage, &progress);
+        push(&mut rows, &progress, row);
+        progress.end(SIMULATION);
+        histories = played;
+    }
+    let mut searches = Vec::new();
+    for bug in bugs {
+        progress.begin(&format!("planted {}", bug.name()));
+        plant(*bug, plan, &stage, &mut rows, &mut searches, &progress).await;
+        progress.end(PLANTED);
+    }
+    if plants {
+        searches.push(plant_in_the_simulation(plan.seed));
+    }
+    drop(progress);
+
+    let (table, problems) = faults::table(&root());
+    let mut failures: Vec<String> = rows.iter().flat_map(|row| row.tally.odd.iter().cloned()).collect();
+    failures.extend(coverage.missing().iter().map(|what| format!("never happened: {what}")));
+    let missed = searches.iter().filter(|search| !search.is_caught());
+    failures.extend(missed.map(|search| format!("not noticed: {:?} by {}", search.bug, search.scenario)));
+    if histories.repeated < histories.played {
+        let Simulated { played, repeated, .. } = histories;
+        failures.push(format!("only {repeated} of {played} seeds gave the same history twice"));
+    }
     failures.extend(problems);
-    let summary = format!(
-        "prove: acked {} lost {} doubled {} planted {caught}/{} seeds {histories}",
-        total.acked,
-        total.lost,
-        total.doubled,
-        searches.len()
-    );
+    let report = Report {
+        seed: plan.seed,
+        took: begun.elapsed(),
+        rows,
+        searches,
+        coverage: coverage.all(),
+        histories,
+        faults: table,
+    };
+    println!("\nwhat happened:");
+    report.coverage.iter().for_each(|(what, count)| println!("  {count:>9} {what}"));
     if let Some(path) = &plan.write {
-        let took = begun.elapsed();
-        let text = document(plan, &rows, &searches, &coverage.all(), &faults, &hashes, &summary, took);
-        std::fs::write(path, text).with_context(|| format!("write {}", path.display()))?;
+        std::fs::write(path, report.document()).with_context(|| format!("write {}", path.display()))?;
     }
     for failure in &failures {
         println!("FAILED: {failure}");
     }
-    println!("{summary}");
+    println!("{}", report.summary());
+    let total = report.total();
     let good = failures.is_empty() && total.lost + total.doubled == 0;
     Ok(if good { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
@@ -151,233 +201,86 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
-impl Row {
-    fn print(&self) {
-        let Tally { acked, lost, doubled, conflicted, dead, .. } = &self.tally;
-        println!(
-            "{:42} {:>14}: acked {acked} lost {lost} doubled {doubled} conflicted {conflicted} dead {dead}, seed {}, {:.0} s",
-            self.name,
-            self.rounds,
-            self.seed,
-            self.took.as_secs_f64()
-        );
-        for odd in self.tally.odd.iter().take(5) {
-            println!("  odd: {odd}");
-        }
-    }
-}
-
-/// What a scenario on the embedded journal does.
-enum Scenario {
-    Kills(usize),
-    KillsAt(&'static str, u64, usize),
-    Cuts(usize),
-    EveryCall,
-    Freezes(usize),
-    ClockJumps,
-    Races(usize),
-    Calm,
-}
-
-async fn embedded(plan: &Plan, shim: &Shim, place: &Path, coverage: &Coverage, rows: &mut Vec<Row>) {
-    let mut scenarios = vec![
-        ("SQLite: kills".to_owned(), Scenario::Kills(plan.rounds(200)), 1),
-        ("SQLite: power cuts".to_owned(), Scenario::Cuts(plan.rounds(201)), 1),
-        ("SQLite: every call fails once".to_owned(), Scenario::EveryCall, 1),
-        ("SQLite: freezes past a lease".to_owned(), Scenario::Freezes(plan.rounds(5)), 1),
-        ("SQLite: clock jumps".to_owned(), Scenario::ClockJumps, 1),
-        ("SQLite: races".to_owned(), Scenario::Races(plan.rounds(100)), 1),
-        ("SQLite: load with half of it copies".to_owned(), Scenario::Calm, 1),
-    ];
-    for (point, passings) in POINTS {
-        let kills = Scenario::KillsAt(point, passings, plan.rounds(10));
-        scenarios.push((format!("SQLite: kills at {point}"), kills, 0));
-    }
-    let mut random = Random::new(plan.seed);
-    for (name, scenario, released) in scenarios {
-        let (begun, seed) = (Instant::now(), random.next());
-        // Crash points are not in the release.
-        let binary = if released == 1 { &plan.released } else { &plan.planted };
-        let mut deployment =
-            Deployment::new(binary, place, shim, coverage, Manners::default(), None, seed).await;
-        let rounds = match scenario {
-            Scenario::Kills(count) => {
-                deployment.kills(count).await;
-                format!("{count} kills")
-            }
-            Scenario::KillsAt(point, passings, count) => {
-                deployment.kills_at(point, passings, count).await;
-                format!("{count} kills")
-            }
-            Scenario::Cuts(count) => {
-                deployment.cuts(count).await;
-                format!("{count} cuts")
-            }
-            Scenario::EveryCall => format!("{} calls × 2", deployment.every_call().await),
-            Scenario::Freezes(count) => {
-                deployment.freezes(count).await;
-                format!("{count} freezes")
-            }
-            Scenario::ClockJumps => {
-                deployment.clock_jumps().await;
-                "6 jumps".to_owned()
-            }
-            Scenario::Races(count) => {
-                deployment.races(count, 32).await;
-                format!("{count} × 32 copies")
-            }
-            Scenario::Calm => {
-                deployment.calm(Duration::from_secs(5)).await;
-                "5 s".to_owned()
-            }
-        };
-        let tally = deployment.end(true).await;
-        push(rows, Row { name, rounds, tally, seed, took: begun.elapsed() });
-    }
-}
-
-async fn clusters(plan: &Plan, coverage: &Coverage, rows: &mut Vec<Row>) {
-    let mut random = Random::new(plan.seed ^ 0x5eed);
-    for (engine, name) in [(Engine::Postgres, "PostgreSQL"), (Engine::MariaDb, "MariaDB")] {
-        let (begun, seed) = (Instant::now(), random.next());
-        let mut cluster = Cluster::new(engine, &plan.released, coverage, None, seed).await;
-        let count = plan.rounds(104);
-        cluster.kills(count).await;
-        let tally = cluster.end().await;
-        let (name, rounds) = (format!("{name}, two nodes, Redis: kills"), format!("{count} kills"));
-        push(rows, Row { name, rounds, tally, seed, took: begun.elapsed() });
-    }
-}
-
-/// Returns how many histories were played, how many repeated themselves, and the first hashes.
-fn simulate(plan: &Plan, coverage: &Coverage, rows: &mut Vec<Row>) -> (u64, u64, Vec<String>) {
+/// Plays every seed twice.
+fn simulate(seed: u64, coverage: &Coverage, progress: &Progress) -> (Row, Simulated) {
     let begun = Instant::now();
-    let (mut tally, mut repeated, mut hashes) = (Tally::default(), 0, Vec::new());
-    for number in 0..SEEDS {
-        let outcome = simulation::simulate(plan.seed + number);
-        if number < REPEATED {
-            repeated += u64::from(simulation::simulate(plan.seed + number) == outcome);
-            hashes.push(outcome.hash.clone());
-        }
+    let (mut tally, mut simulated) = (Tally::default(), Simulated::default());
+    for seed in (seed..).take(SEEDS as usize) {
+        let outcome = simulation::simulate(seed);
+        simulated.played += 1;
+        simulated.repeated += u64::from(simulation::simulate(seed) == outcome);
         if !outcome.tally.is_clean() {
-            println!("  seed {}: {:?}", plan.seed + number, outcome.tally);
+            progress.say(&format!("  seed {seed}: {:?}", outcome.tally));
         }
+        simulated.hashes.push(outcome.hash);
         tally.add(&outcome.tally);
         for (what, count) in outcome.seen {
             coverage.add(what, count);
         }
     }
-    let name = "simulation: two nodes and three".to_owned();
-    push(rows, Row { name, rounds: format!("{SEEDS} seeds"), tally, seed: plan.seed, took: begun.elapsed() });
-    (SEEDS, repeated, hashes)
+    let (name, rounds) = ("simulation: two nodes and three".to_owned(), format!("{SEEDS} seeds"));
+    (Row { name, rounds, tally, seed, took: begun.elapsed() }, simulated)
 }
 
-/// Every mistake, in the scenario that is meant for it and in the simulation; the same scenario without it goes to the rows.
-async fn plant(plan: &Plan, shim: &Shim, place: &Path, rows: &mut Vec<Row>) -> Vec<Search> {
+/// A mistake in the scenario that is meant for it; the same scenario without it goes to the rows.
+async fn plant(
+    bug: Bug,
+    plan: &Plan,
+    stage: &Stage<'_>,
+    rows: &mut Vec<Row>,
+    searches: &mut Vec<Search>,
+    progress: &Progress,
+) {
+    // What happens for a mistake's sake is no coverage of what is released.
     let apart = Coverage::default();
-    let mut searches = Vec::new();
-    for bug in Bug::ALL {
-        for control in [true, false] {
-            let begun = Instant::now();
-            let found = search(bug, control, &plan.planted, place, shim, &apart, plan.seed).await;
-            if control {
-                let (name, tally) = (format!("control: {}", found.scenario), found.tally);
-                push(
-                    rows,
-                    Row { name, rounds: String::new(), tally, seed: plan.seed, took: begun.elapsed() },
-                );
-            } else {
-                println!(
-                    "planted {:18} {}: lost {} doubled {} by {}",
-                    bug.name(),
-                    if found.is_caught() { "caught" } else { "MISSED" },
-                    found.tally.lost,
-                    found.tally.doubled,
-                    found.scenario
-                );
-                searches.push(found);
+    for control in [true, false] {
+        let begun = Instant::now();
+        let searching = search(bug, control, stage.armed, stage.place, stage.shim, &apart, plan.seed);
+        let found = caught(searching).await.unwrap_or_else(|panic| Search {
+            bug: (!control).then_some(bug),
+            scenario: "none",
+            tally: Tally { odd: vec![format!("planted {}: {panic}", bug.name())], ..Tally::default() },
+        });
+        if control {
+            let name = format!("{} (control)", found.scenario);
+            let row = Row {
+                name,
+                rounds: String::new(),
+                tally: found.tally,
+                seed: plan.seed,
+                took: begun.elapsed(),
+            };
+            push(rows, progress, row);
+        } else {
+            let verdict = if found.is_caught() { "caught" } else { "MISSED" };
+            let Tally { lost, doubled, odd, .. } = &found.tally;
+            progress.say(&format!(
+                "planted {:18} {verdict}: lost {lost} doubled {doubled} by {}, {:.0} s",
+                bug.name(),
+                found.scenario,
+                begun.elapsed().as_secs_f64()
+            ));
+            if !found.is_caught() {
+                odd.iter().take(5).for_each(|odd| progress.say(&format!("  odd: {odd}")));
             }
+            searches.push(found);
         }
     }
+}
+
+/// The fence is the simulation's to watch too.
+fn plant_in_the_simulation(seed: u64) -> Search {
     let mut tally = Tally::default();
     let able = planted::plant(Some(Bug::NoFence));
-    for number in 0..if able { SEEDS_TO_NOTICE } else { 0 } {
-        tally.add(&simulation::simulate(plan.seed + number).tally);
+    for seed in (seed..).take(if able { SEEDS_TO_NOTICE as usize } else { 0 }) {
+        tally.add(&simulation::simulate(seed).tally);
     }
     let _ = planted::plant(None);
     println!("planted no-fence in the simulation: lost {} doubled {}", tally.lost, tally.doubled);
-    searches.push(Search { bug: Some(Bug::NoFence), scenario: "simulation", tally });
-    searches
+    Search { bug: Some(Bug::NoFence), scenario: "simulation", tally }
 }
 
-fn push(rows: &mut Vec<Row>, row: Row) {
-    row.print();
+fn push(rows: &mut Vec<Row>, progress: &Progress, row: Row) {
+    row.lines().iter().for_each(|line| progress.say(line));
     rows.push(row);
-}
-
-#[expect(clippy::too_many_arguments, reason = "it is all that is known")]
-fn document(
-    plan: &Plan,
-    rows: &[Row],
-    searches: &[Search],
-    coverage: &BTreeMap<&'static str, u64>,
-    faults: &str,
-    hashes: &[String],
-    summary: &str,
-    took: Duration,
-) -> String {
-    let mut text = include_str!("../prove/PROOF.head.md").to_owned();
-    let cores = std::thread::available_parallelism().map_or(0, usize::from);
-    let _ = writeln!(
-        text,
-        "## The latest run\n\n{}, {cores} cores, {} MB of memory, {:.0} minutes without building, seed {}.\n",
-        processor(),
-        memory_megabytes(),
-        took.as_secs_f64() / 60.0,
-        plan.seed
-    );
-    text.push_str("| scenario | rounds | acked | lost | doubled | conflicted | dead | seed |\n| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |\n");
-    for Row { name, rounds, tally, seed, .. } in rows {
-        let Tally { acked, lost, doubled, conflicted, dead, .. } = tally;
-        let _ = writeln!(
-            text,
-            "| {name} | {rounds} | {acked} | {lost} | {doubled} | {conflicted} | {dead} | {seed} |"
-        );
-    }
-    text.push_str("\n### Planted mistakes\n\n| mistake | scenario | noticed | lost | doubled |\n| --- | --- | --- | ---: | ---: |\n");
-    for search in searches {
-        let name = search.bug.map_or("", Bug::name);
-        let noticed = if search.is_caught() { "yes" } else { "NO" };
-        let _ = writeln!(
-            text,
-            "| {name} | {} | {noticed} | {} | {} |",
-            search.scenario, search.tally.lost, search.tally.doubled
-        );
-    }
-    text.push_str("\n### Rare things, and how often they happened\n\n| what | times |\n| --- | ---: |\n");
-    for (what, count) in coverage {
-        let _ = writeln!(text, "| {what} | {count} |");
-    }
-    let _ = writeln!(
-        text,
-        "\n### Histories\n\nThe first simulated histories of this seed have the hashes {}, each played twice.\n\n```\n{summary}\n```\n",
-        hashes.iter().take(5).map(|hash| format!("`{hash}`")).collect::<Vec<_>>().join(", ")
-    );
-    text.push_str("## Faults 1 to 57\n\n");
-    text.push_str(faults);
-    text
-}
-
-fn processor() -> String {
-    let info = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-    let name = info.lines().find_map(|line| line.strip_prefix("model name")?.split_once(": "));
-    name.map_or_else(|| "an unknown processor".to_owned(), |(_, name)| name.trim().to_owned())
-}
-
-fn memory_megabytes() -> u64 {
-    let info = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    let total = info
-        .lines()
-        .find_map(|line| line.strip_prefix("MemTotal:")?.trim().split(' ').next()?.parse::<u64>().ok());
-    total.unwrap_or(0) / 1_024
 }

@@ -151,7 +151,10 @@ async fn fault_40_keys_outlive_their_events<J: WholeJournal>(case: Case<J>) {
     case.run_one(&route("orders"), succeeded()).await;
     case.set_clock(31 * DAY);
     assert_eq!(forget_all(&case, RETENTION).await, forgotten(1, 0));
-    let late = append_one(&*case.journal, remembered("evt_1", &["orders"])).await;
+    // Fault 23: the copy would be remembered for longer, if it were the first.
+    let late =
+        NewEvent { received_at: at(31 * DAY), expires_at: at(66 * DAY), ..remembered("evt_1", &["orders"]) };
+    let late = append_one(&*case.journal, late).await;
     assert_eq!((late.id, late.verdict), (event, Decision::Duplicate));
     let other = NewEvent {
         routes: [named("orders")].into_iter().collect(),

@@ -1,4 +1,4 @@
-//! What was promised against what is there: I1 to I5 of FAULTS.md, as numbers.
+//! What was promised against what is there: I1 to I5 of `docs/PROOF.md`, as numbers.
 //!
 //! Does not: panic on what it finds. A planted mistake must show here, and nowhere else.
 
@@ -15,8 +15,12 @@ pub struct Facts {
     pub effects: BTreeMap<&'static str, Vec<String>>,
     /// How many deliveries are in each state.
     pub states: BTreeMap<String, u64>,
-    /// Dead deliveries, or those without a reason where there should be one.
+    /// Dead deliveries without a reason.
     pub unexplained: u64,
+    /// Ids that a spool has given out, and the stored event that each of them is.
+    pub aliases: HashMap<String, String>,
+    /// Deliveries that must end dead, one for each stored event, because their route can do nothing else.
+    pub hopeless: bool,
 }
 
 /// What came of a scenario.
@@ -73,15 +77,28 @@ pub fn audit(heard: &Heard, facts: &Facts) -> Tally {
     for (key, id, _) in &facts.events {
         stored.entry(key).or_default().push(id);
     }
+    let is_stored = |key: &str, event: &str| {
+        let event = facts.aliases.get(event).map_or(event, String::as_str);
+        stored.get(key).is_some_and(|ids| ids.contains(&event))
+    };
     for (key, event) in &heard.promised {
-        if !stored.get(key.as_str()).is_some_and(|ids| ids.contains(&event.as_str())) {
+        if !is_stored(key, event) {
             tally.lost += 1;
             notes.add("promised and not stored", key);
         }
     }
+    for (key, event) in &heard.others {
+        // Two names of one event are one event; two events are a promise broken.
+        let is_alias = |id: &String| facts.aliases.contains_key(id);
+        let renamed = is_alias(event) || heard.promised.get(key).is_some_and(is_alias);
+        if !renamed || !is_stored(key, event) {
+            tally.lost += 1;
+            notes.add("promised as two events", key);
+        }
+    }
     for key in &heard.broken {
         tally.lost += 1;
-        notes.add("promised as two events", key);
+        notes.add("another body accepted as new", key);
     }
     // I2: one effect in each place for every stored event, and I3: none for any other.
     for (place, keys) in &facts.effects {
@@ -111,6 +128,10 @@ pub fn audit(heard: &Heard, facts: &Facts) -> Tally {
         if !matches!(state.as_str(), "succeeded" | "dead" | "superseded" | "skipped") {
             tally.odd.push(format!("{count} deliveries are {state} after the end"));
         }
+    }
+    let expected_dead = if facts.hopeless { tally.stored } else { 0 };
+    if tally.dead != expected_dead {
+        tally.odd.push(format!("{} deliveries are dead and should be {expected_dead}", tally.dead));
     }
     if facts.unexplained > 0 {
         tally.odd.push(format!("{} dead deliveries give no reason", facts.unexplained));
@@ -179,5 +200,17 @@ mod tests {
         check(&heard(&["evt_1"]), &other, 1, 0, 2);
         let broken = Heard { broken: vec!["evt_1".to_owned()], ..heard(&["evt_1"]) };
         check(&broken, &facts(&["evt_1"], &["evt_1"]), 1, 0, 0);
+        // A spooled copy has an id of its own, and is the same event if the journal says so.
+        let twice = Heard { others: vec![("evt_1".to_owned(), "spooled".to_owned())], ..heard(&["evt_1"]) };
+        check(&twice, &facts(&["evt_1"], &["evt_1"]), 1, 0, 0);
+        let aliases = std::collections::HashMap::from([("spooled".to_owned(), "id_evt_1".to_owned())]);
+        check(&twice, &Facts { aliases, ..facts(&["evt_1"], &["evt_1"]) }, 0, 0, 0);
+        // The dead are counted where all must die, and must say why.
+        let mut hopeless = Facts { hopeless: true, ..facts(&["evt_1"], &["evt_1"]) };
+        check(&heard(&["evt_1"]), &hopeless, 0, 0, 1);
+        hopeless.states.insert("dead".to_owned(), 1);
+        check(&heard(&["evt_1"]), &hopeless, 0, 0, 0);
+        hopeless.unexplained = 1;
+        check(&heard(&["evt_1"]), &hopeless, 0, 0, 1);
     }
 }

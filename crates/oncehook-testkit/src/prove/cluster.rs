@@ -1,6 +1,10 @@
-//! The proof on a server database: two nodes, Redis beside them, and a proxy in between; all of them go away now and then.
+//! The proof on a server database: two nodes, Redis beside them, and proxies in between; all of them go away now and then.
+//!
+//! Promises: as on the embedded journal, whatever is odd is taken down and told at the [end](Cluster::end). Does not: move the clock of
+//! the server, which is the one that leases are measured by.
 
 use std::collections::BTreeMap;
+use std::os::unix::process::ExitStatusExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
@@ -11,6 +15,7 @@ use tempfile::TempDir;
 
 use super::audit::{Facts, Tally, audit};
 use super::coverage::Coverage;
+use super::disk::{Disk, Shim};
 use super::history::{History, Manners, Sending};
 use crate::chaos_proxy::{ChaosProxy, Cut};
 use crate::gateway::{CONFIG, Gateway, prepare};
@@ -23,6 +28,25 @@ use crate::shop::{ORDERS, SHIPMENTS, mails};
 
 /// How long a backlog may take (I6).
 const DRAIN: Duration = Duration::from_secs(180);
+
+/// Memory that a node may take (I7).
+const MEMORY: u64 = 256 << 20;
+
+/// Longer than the leases that nodes are given.
+const FROZEN: Duration = Duration::from_millis(2_500);
+
+/// How far a node's clock goes wrong: less than a signature may be old, far more than a lease.
+const ASTRAY: i64 = 200;
+
+/// The places at which builds for tests can end, and after how many passings at most.
+pub const POINTS: [(&str, u64); 6] = [
+    ("before_insert", 15),
+    ("after_commit", 15),
+    ("in_handler", 20),
+    ("after_effect", 20),
+    ("in_follow_up", 20),
+    ("before_settle", 10),
+];
 
 /// The server that the journal is on.
 enum Base {
@@ -49,6 +73,9 @@ struct Words {
     unexplained: &'static str,
     orders: &'static str,
     shipments: &'static str,
+    lost: &'static str,
+    /// How many copies memory, Redis and the journal knew.
+    layers: &'static str,
 }
 
 const POSTGRES: Words = Words {
@@ -60,6 +87,8 @@ const POSTGRES: Words = Words {
     unexplained: "SELECT count(*) FROM oncehook.deliveries WHERE state = 'dead' AND (error IS NULL OR cause IS NULL)",
     orders: "SELECT key FROM orders",
     shipments: "SELECT key FROM shipments",
+    lost: "SELECT count(*) FROM oncehook.attempts WHERE outcome = 'lost'",
+    layers: "SELECT coalesce(sum(memory), 0), coalesce(sum(redis), 0), coalesce(sum(journal), 0) FROM oncehook.duplicates",
 };
 
 const MARIADB: Words = Words {
@@ -71,6 +100,8 @@ const MARIADB: Words = Words {
     unexplained: "SELECT count(*) FROM oncehook_deliveries WHERE state = 'dead' AND (error IS NULL OR cause IS NULL)",
     orders: "SELECT `key` FROM orders",
     shipments: "SELECT `key` FROM shipments",
+    lost: "SELECT count(*) FROM oncehook_attempts WHERE outcome = 'lost'",
+    layers: "SELECT coalesce(sum(memory), 0), coalesce(sum(redis), 0), coalesce(sum(journal), 0) FROM oncehook_duplicates",
 };
 
 /// The route to `orders` where an insert returns nothing, and the one that follows it.
@@ -159,6 +190,10 @@ pub struct Cluster<'p> {
     base: Base,
     redis: Redis,
     proxy: ChaosProxy,
+    /// In front of Redis.
+    side: ChaosProxy,
+    /// For their clocks only: nodes keep nothing on disk.
+    disks: [Disk; 2],
     inbox: Inbox,
     directory: TempDir,
     binary: PathBuf,
@@ -170,35 +205,60 @@ pub struct Cluster<'p> {
 }
 
 /// What happens to a node, or to what it stands on.
+#[derive(Clone, Copy)]
 enum Blow {
-    Kill,
     Cut,
+    Freeze,
+    Clock,
     Server,
     Redis,
+    RedisCut,
+    RedisFreeze,
 }
+
+/// What happens after so many kills, beside the next one.
+const BLOWS: [Blow; 12] = [
+    Blow::Cut,
+    Blow::Server,
+    Blow::Redis,
+    Blow::Freeze,
+    Blow::Clock,
+    Blow::RedisCut,
+    Blow::Cut,
+    Blow::RedisFreeze,
+    Blow::Freeze,
+    Blow::Server,
+    Blow::Clock,
+    Blow::Redis,
+];
 
 impl<'p> Cluster<'p> {
     /// A new server, database and Redis. `bug` needs a binary that can make it.
     pub async fn new(
         engine: Engine,
         binary: &Path,
+        place: &Path,
+        shim: &Shim,
         coverage: &'p Coverage,
         bug: Option<Bug>,
         seed: u64,
     ) -> Self {
         let base = Base::start(engine);
         let (redis, inbox) = (Redis::start(&[]), Inbox::start().await);
-        let proxy = ChaosProxy::start(base.port());
-        let directory = tempfile::tempdir().unwrap();
+        let (proxy, side) = (ChaosProxy::start(base.port()), ChaosProxy::start(redis.port()));
+        let directory = tempfile::tempdir_in(place).unwrap();
+        let disks = [shim.disk(directory.path()), shim.disk(directory.path())];
         base.query(directory.path(), base.words().tables);
         let url = base.url_at(directory.path(), proxy.port());
         let config = CONFIG.replace("sqlite://journal.db", &url);
-        let dedup = format!("\n[dedup]\nredis = \"{}\"\n", redis.url());
+        let dedup = format!("\n[dedup]\nredis = \"redis://127.0.0.1:{}\"\n", side.port());
         prepare(directory.path(), &[config, dedup, base.routes(), mails(&inbox)].concat());
         Self {
             base,
             redis,
             proxy,
+            side,
+            disks,
             inbox,
             directory,
             binary: binary.to_path_buf(),
@@ -210,9 +270,11 @@ impl<'p> Cluster<'p> {
         }
     }
 
-    fn start(&mut self, environment: &[(&str, String)]) -> Option<Gateway> {
+    /// Starts the node in one of the two places.
+    fn start(&mut self, place: usize, environment: &[(&str, String)]) -> Option<Gateway> {
         let mut command = Command::new(&self.binary);
         command.args(["serve", "--lease", "1500"]);
+        self.disks[place].hold(&mut command);
         command.envs(environment.iter().map(|(name, value)| (name, value)));
         if let Some(bug) = self.bug {
             command.env("ONCEHOOK_PLANTED", bug.name());
@@ -226,66 +288,124 @@ impl<'p> Cluster<'p> {
         }
     }
 
-    /// Kills one of two nodes under load, so many times; in between connections are cut, and Redis and the server crash.
+    /// Kills one of two nodes under load, so many times; in between nodes are frozen and their clocks go wrong, connections are
+    /// cut, and Redis and the server crash.
     pub async fn kills(&mut self, count: usize) {
-        let (Some(first), Some(second)) = (self.start(&[]), self.start(&[])) else { return };
+        let (Some(first), Some(second)) = (self.start(0, &[]), self.start(1, &[])) else { return };
         let mut nodes = [first, second];
         let mut sending: Vec<Option<Sending>> =
             nodes.iter().map(|node| Some(self.history.send(&[node.ingress], 5, &mut self.random))).collect();
-        let mut blows = Vec::new();
         for number in 0..count {
-            blows.push(Blow::Kill);
-            match number % 8 {
-                1 | 5 => blows.push(Blow::Cut),
-                3 => blows.push(Blow::Redis),
-                6 => blows.push(Blow::Server),
-                _ => {}
+            let place = self.random.below(2) as usize;
+            self.pause().await;
+            nodes[place].kill();
+            if let Some(sending) = sending[place].take() {
+                sending.finish().await;
             }
-        }
-        for blow in blows {
-            tokio::time::sleep(Duration::from_millis(100 + self.random.below(400))).await;
-            match blow {
-                Blow::Kill => {
-                    let place = self.random.below(2) as usize;
-                    nodes[place].kill();
-                    if let Some(sending) = sending[place].take() {
-                        sending.finish().await;
-                    }
-                    let Some(node) = self.start(&[]) else { return };
-                    nodes[place] = node;
-                    sending[place] = Some(self.history.send(&[nodes[place].ingress], 5, &mut self.random));
-                    self.coverage.add("nodes killed", 1);
-                }
-                Blow::Cut => {
-                    self.proxy.cut(Cut::Reset);
-                    self.coverage.add("connections to the database cut", 1);
-                }
-                Blow::Redis => {
-                    self.redis.stop();
-                    tokio::time::sleep(Duration::from_millis(300)).await;
-                    self.redis.restart();
-                    self.coverage.add("Redis restarted", 1);
-                }
-                Blow::Server => {
-                    tokio::task::block_in_place(|| self.base.crash_and_restart());
-                    self.coverage.add("database server crashed", 1);
-                }
+            let Some(node) = self.start(place, &[]) else { return };
+            nodes[place] = node;
+            sending[place] = Some(self.history.send(&[nodes[place].ingress], 5, &mut self.random));
+            self.coverage.add("nodes killed", 1);
+            // Two kills, one other blow.
+            if number % 2 == 1 {
+                self.pause().await;
+                let place = self.random.below(2) as usize;
+                self.strike(BLOWS[number / 2 % BLOWS.len()], place, &nodes[place]).await;
             }
         }
         for sending in sending.into_iter().flatten() {
             sending.finish().await;
         }
+        for node in &nodes {
+            let most = node.memory("VmHWM");
+            if most > MEMORY {
+                self.odd.push(format!("a node took {} MB of memory", most >> 20));
+            }
+        }
+    }
+
+    async fn pause(&mut self) {
+        tokio::time::sleep(Duration::from_millis(50 + self.random.below(300))).await;
+    }
+
+    async fn strike(&mut self, blow: Blow, place: usize, node: &Gateway) {
+        let what = match blow {
+            Blow::Cut => {
+                self.proxy.cut(Cut::Reset);
+                "connections to the database cut"
+            }
+            Blow::Freeze => {
+                node.signal("STOP");
+                tokio::time::sleep(FROZEN).await;
+                node.signal("CONT");
+                "nodes frozen past a lease"
+            }
+            Blow::Clock => {
+                // The other one's is right, or wrong the other way.
+                let astray = if self.random.below(2) == 0 { ASTRAY } else { -ASTRAY };
+                self.disks[place].shift_clock(astray);
+                "clocks of nodes moved"
+            }
+            Blow::Redis => {
+                self.redis.stop();
+                tokio::time::sleep(AWAY).await;
+                self.redis.restart();
+                "Redis restarted"
+            }
+            Blow::RedisCut => {
+                self.side.cut(Cut::Reset);
+                "connections to Redis cut"
+            }
+            Blow::RedisFreeze => {
+                self.redis.freeze();
+                tokio::time::sleep(AWAY).await;
+                self.redis.thaw();
+                "Redis frozen"
+            }
+            Blow::Server => {
+                tokio::task::block_in_place(|| self.base.crash_and_restart());
+                "database server crashed"
+            }
+        };
+        self.coverage.add(what, 1);
+    }
+
+    /// Kills one node at every named place, so many times each; the other one goes on. Needs a binary with crash points.
+    pub async fn kills_at_points(&mut self, count: usize) {
+        let Some(other) = self.start(1, &[]) else { return };
+        let sending = self.history.send(&[other.ingress], 2, &mut self.random);
+        for (point, passings) in POINTS {
+            for _ in 0..count {
+                let armed =
+                    [("ONCEHOOK_CRASH_POINT", format!("{point}:{}", 1 + self.random.below(passings)))];
+                let Some(mut node) = self.start(0, &armed) else { return };
+                let sending = self.history.send(&[node.ingress], 4, &mut self.random);
+                let ended = tokio::task::block_in_place(|| node.ended_within(Duration::from_secs(60)));
+                match ended {
+                    Some(status) if status.signal() == Some(9) => {
+                        self.coverage.add("nodes killed at crash points", 1);
+                    }
+                    ended => self.odd.push(format!("{point}: it was not killed there, but {ended:?}")),
+                }
+                node.kill();
+                sending.finish().await;
+            }
+        }
+        sending.finish().await;
     }
 
     /// Kills a node between hearing of events and storing them, so many times; their senders go to the other node.
     pub async fn kills_before_the_insert(&mut self, count: usize) {
-        let Some(other) = self.start(&[]) else { return };
+        let Some(other) = self.start(1, &[]) else { return };
         for _ in 0..count {
             let passing = 1 + self.random.below(10);
             let armed = [("ONCEHOOK_CRASH_POINT", format!("before_insert:{passing}"))];
-            let Some(mut node) = self.start(&armed) else { return };
+            let Some(mut node) = self.start(0, &armed) else { return };
             let sending = self.history.send(&[node.ingress], 8, &mut self.random);
-            tokio::task::block_in_place(|| node.wait(Duration::from_secs(60)));
+            if tokio::task::block_in_place(|| node.ended_within(Duration::from_secs(60))).is_none() {
+                self.odd.push("it did not come to the insert in 60 s".to_owned());
+                node.kill();
+            }
             sending.finish().await;
             self.coverage.add("nodes killed before the insert", 1);
             for key in self.history.unpromised() {
@@ -298,7 +418,8 @@ impl<'p> Cluster<'p> {
 
     /// Starts one node, waits until nothing is pending, and compares.
     pub async fn end(mut self) -> Tally {
-        if let Some(mut node) = self.start(&[]) {
+        self.disks.iter().for_each(|disk| disk.shift_clock(0));
+        if let Some(mut node) = self.start(0, &[]) {
             let end = Instant::now() + DRAIN;
             loop {
                 let left = tokio::task::block_in_place(|| self.query(self.base.words().pending)).concat();
@@ -318,7 +439,10 @@ impl<'p> Cluster<'p> {
         let heard = self.history.heard();
         let facts = tokio::task::block_in_place(|| self.facts());
         self.coverage.add("duplicates answered", heard.duplicates);
+        self.coverage.note("conflicts answered", heard.conflicts);
         self.coverage.add("senders that hung up", heard.hung_up);
+        self.coverage.note("answers cut off", heard.cut);
+        self.coverage.note("answers 503", heard.refused);
         let mut tally = audit(&heard, &facts);
         tally.odd.append(&mut self.odd);
         tally
@@ -342,6 +466,16 @@ impl<'p> Cluster<'p> {
             let (state, count) = line.split_once('|').unwrap();
             states.insert(state.to_owned(), count.parse().unwrap());
         }
+        let number = |text: &str| text.parse::<u64>().unwrap();
+        self.coverage
+            .note("attempts that ended with their process", number(&self.query(words.lost).concat()));
+        let layers = self.query(words.layers).concat();
+        let names =
+            ["duplicates that memory knew", "duplicates that Redis knew", "duplicates that the journal knew"];
+        names
+            .into_iter()
+            .zip(layers.split('|'))
+            .for_each(|(name, count)| self.coverage.note(name, number(count)));
         Facts {
             events: events.iter().map(read).collect(),
             effects: BTreeMap::from([
@@ -350,7 +484,8 @@ impl<'p> Cluster<'p> {
                 ("mails", self.inbox.applied()),
             ]),
             states,
-            unexplained: self.query(words.unexplained).concat().parse().unwrap(),
+            unexplained: number(&self.query(words.unexplained).concat()),
+            ..Facts::default()
         }
     }
 }

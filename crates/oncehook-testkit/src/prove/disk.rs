@@ -2,11 +2,12 @@
 //!
 //! The gateway runs with `shim/disk.c` preloaded, which takes down every write together with what was there before. After a kill
 //! [`Disk::cut`] rebuilds what a real disk could hold then: everything up to each file's last sync, and of the rest nothing,
-//! some, or a torn piece. It also makes single calls fail and moves the wall clock of the gateway.
+//! some, or a torn piece. What was written before a sync that failed stays undone whatever later syncs say, as on a kernel
+//! that takes such pages for clean. It also makes single calls fail and moves the wall clock of the gateway.
 //!
 //! Does not: model a disk that lies about syncs, or memory maps (SQLite's `-shm` is not read after a crash).
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::unix::fs::FileExt as _;
@@ -30,7 +31,13 @@ impl Shim {
     /// Compiles it.
     #[must_use]
     pub fn build() -> Self {
-        let directory = tempfile::tempdir().unwrap();
+        Self::build_in(&std::env::temp_dir())
+    }
+
+    /// Compiles it somewhere below a place, where its disks are held too.
+    #[must_use]
+    pub fn build_in(place: &Path) -> Self {
+        let directory = tempfile::tempdir_in(place).unwrap();
         let source = directory.path().join("disk.c");
         std::fs::write(&source, SOURCE).unwrap();
         let built = Command::new("cc")
@@ -132,6 +139,8 @@ enum What {
     Create,
     SyncDirectory(u64),
     Unlink,
+    /// Everything before this place of the log that no sync has made durable never will be.
+    SyncFailed(u64),
 }
 
 impl Disk {
@@ -232,6 +241,7 @@ impl Disk {
                 4 => What::Create,
                 5 => What::SyncDirectory(offset),
                 6 => What::Unlink,
+                7 => What::SyncFailed(offset),
                 other => panic!("the log of the disk has a record of kind {other}"),
             };
             at += HEAD + path.len() + old.len() + new.len();
@@ -242,77 +252,104 @@ impl Disk {
     }
 }
 
-/// Undoes what came after the last sync of each file, the last first; then makes anew what is kept.
+/// Whether each record has reached the disk.
+fn durable(records: &[Record]) -> Vec<bool> {
+    let mut durable = vec![false; records.len()];
+    // Those of each file of which no sync has said anything yet.
+    let mut open: BTreeMap<&Path, Vec<usize>> = BTreeMap::new();
+    for (place, record) in records.iter().enumerate() {
+        let open = open.entry(&record.path).or_default();
+        let (up_to, reached) = match record.what {
+            What::Sync(up_to) => (up_to, true),
+            What::SyncFailed(up_to) => (up_to, false),
+            _ => {
+                open.push(place);
+                continue;
+            }
+        };
+        open.retain(|earlier| {
+            let told = records[*earlier].end <= up_to;
+            durable[*earlier] |= told && reached;
+            !told
+        });
+    }
+    durable
+}
+
+/// Undoes every file back to the first write that did not reach the disk, the last write first; then makes anew what did, and
+/// what is kept.
 fn undo(records: &[Record], keep: Keep, random: &mut Random) -> io::Result<Undone> {
-    let mut synced: BTreeMap<&Path, u64> = BTreeMap::new();
+    let durable = durable(records);
     let mut listed: BTreeMap<&Path, u64> = BTreeMap::new();
+    let mut removed: BTreeMap<&Path, u64> = BTreeMap::new();
+    let mut first: BTreeMap<&Path, u64> = BTreeMap::new();
     for record in records {
         match record.what {
-            What::Sync(up_to) => {
-                synced.insert(&record.path, up_to);
-            }
-            What::SyncDirectory(up_to) => {
-                listed.insert(&record.path, up_to);
-            }
+            What::SyncDirectory(up_to) => drop(listed.insert(&record.path, up_to)),
+            What::Unlink => drop(removed.insert(&record.path, record.end)),
             _ => {}
         }
     }
-    let durable = |record: &Record| record.end <= synced.get(record.path.as_path()).copied().unwrap_or(0);
-    let removed: BTreeSet<&Path> = records
+    let changes: Vec<(&Record, bool)> = records
         .iter()
-        .filter(|record| matches!(record.what, What::Unlink))
-        .map(|record| record.path.as_path())
+        .zip(durable)
+        .filter(|(record, _)| matches!(record.what, What::Write { .. } | What::Truncate { .. }))
+        // What was written to a file of that name before it was removed is gone with it.
+        .filter(|(record, _)| removed.get(record.path.as_path()).is_none_or(|removed| record.end > *removed))
         .collect();
-    let unsynced: Vec<&Record> = records
-        .iter()
-        .filter(|record| matches!(record.what, What::Write { .. } | What::Truncate { .. }))
-        .filter(|record| !durable(record) && !removed.contains(record.path.as_path()))
+    for (record, _) in changes.iter().filter(|(_, durable)| !durable) {
+        first.entry(&record.path).or_insert(record.end);
+    }
+    let changes: Vec<(&Record, bool)> = changes
+        .into_iter()
+        .filter(|(record, _)| first.get(record.path.as_path()).is_some_and(|first| record.end >= *first))
         .collect();
-    for record in unsynced.iter().rev() {
+    for (record, _) in changes.iter().rev() {
         let file = OpenOptions::new().write(true).open(&record.path)?;
         match &record.what {
-            What::Write { offset, old_size, old, .. } => {
-                file.write_all_at(old, *offset)?;
-                file.set_len(*old_size)?;
-            }
-            What::Truncate { size, old_size, old } => {
-                file.write_all_at(old, *size)?;
+            What::Write { offset: at, old_size, old, .. } | What::Truncate { size: at, old_size, old } => {
+                file.write_all_at(old, *at)?;
                 file.set_len(*old_size)?;
             }
             _ => {}
         }
     }
-    let mut undone = Undone { unsynced: unsynced.len(), ..Undone::default() };
-    let count = unsynced.len() as u64;
+    let unsynced = changes.iter().filter(|(_, durable)| !durable).count();
+    let mut undone = Undone { unsynced, ..Undone::default() };
     let (up_to, torn) = match keep {
-        Keep::Torn if count > 0 => (random.below(count) as usize, true),
+        Keep::Torn if unsynced > 0 => (random.below(unsynced as u64) as usize, true),
         _ => (0, false),
     };
-    for (place, record) in unsynced.iter().enumerate() {
-        let kept = match keep {
-            Keep::Nothing => false,
-            Keep::Some => random.below(2) == 0,
-            Keep::Torn => place <= up_to,
-        };
-        if !kept {
-            continue;
+    let mut place = 0;
+    for (record, durable) in changes {
+        let mut torn = torn;
+        if durable {
+            torn = false;
+        } else {
+            let kept = match keep {
+                Keep::Nothing => false,
+                Keep::Some => random.below(2) == 0,
+                Keep::Torn => place <= up_to,
+            };
+            torn &= place == up_to;
+            place += 1;
+            if !kept {
+                continue;
+            }
+            undone.kept += 1;
         }
         let file = OpenOptions::new().write(true).open(&record.path)?;
         match &record.what {
             What::Write { offset, new, .. } => {
                 // Sectors are whole; pages are not.
                 let sectors = (new.len() as u64).div_ceil(512).max(1);
-                let length = match torn && place == up_to {
-                    true => (random.below(sectors) * 512) as usize,
-                    false => new.len(),
-                };
+                let length = if torn { (random.below(sectors) * 512) as usize } else { new.len() };
                 undone.torn |= length < new.len();
                 file.write_all_at(&new[..length.min(new.len())], *offset)?;
             }
             What::Truncate { size, .. } => file.set_len(*size)?,
             _ => {}
         }
-        undone.kept += 1;
     }
     for record in records.iter().filter(|record| matches!(record.what, What::Create)) {
         let directory = record.path.parent().unwrap();
@@ -368,6 +405,41 @@ os.kill(os.getpid(), 9)
         let (left, undone, _) = run(Keep::Torn);
         assert!(left.starts_with(b"dura") && undone.unsynced == 3 && undone.kept >= 1, "{left:?} {undone:?}");
         assert!(run(Keep::Some).0.starts_with(b"dura"));
+    }
+
+    /// Writes before a sync that failed, and a later sync that succeeded.
+    #[test]
+    fn fault_3_what_a_failed_sync_left_is_lost_whatever_later_syncs_say() {
+        let shim = Shim::build();
+        let directory = tempfile::tempdir().unwrap();
+        let disk = shim.disk(directory.path());
+        let program = r#"
+import os, sys
+d = sys.argv[1]
+fd = os.open(d + "/a", os.O_RDWR | os.O_CREAT)
+os.fsync(os.open(d, os.O_RDONLY))
+os.pwrite(fd, b"durable.", 0)
+os.fdatasync(fd)
+os.pwrite(fd, b"DOOMED", 0)
+try:
+    os.fdatasync(fd)
+except OSError as e:
+    print(e.errno, flush=True)
+os.pwrite(fd, b"later", 3)
+os.fdatasync(fd)
+os.kill(os.getpid(), 9)
+"#;
+        let mut command = Command::new("python3");
+        command.args(["-c", program]).arg(directory.path());
+        disk.hold(&mut command);
+        disk.fail(Calls::Syncs, 5, 3, 1);
+        let output = command.output().unwrap();
+        assert_eq!(String::from_utf8_lossy(&output.stdout), "5\n", "{output:?}");
+        let file = directory.path().join("a");
+        assert_eq!(std::fs::read(&file).unwrap(), b"DOOlater");
+        let undone = disk.cut(Keep::Nothing, &mut Random::new(7));
+        assert_eq!(std::fs::read(&file).unwrap(), b"durlater");
+        assert_eq!((undone.unsynced, undone.kept), (1, 0));
     }
 
     #[test]

@@ -1,6 +1,10 @@
 //! The proof on the embedded journal: one process, its disk, and everything that can happen to them.
+//!
+//! Promises: whatever is odd on the way is taken down and told at the [end](Deployment::end), together with what was lost or doubled;
+//! a process that does not start, stop or drain is odd, not a panic. [`spooling`](super::spooling) adds what happens to a spool.
 
 use std::collections::BTreeMap;
+use std::os::unix::process::ExitStatusExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
@@ -13,21 +17,47 @@ use super::audit::{Facts, Tally, audit};
 use super::coverage::Coverage;
 use super::disk::{Calls, Disk, Keep, Shim};
 use super::history::{History, Manners};
-use crate::gateway::Gateway;
+use super::tracer::{Log, Tracer};
+use crate::gateway::{CONFIG, Gateway};
 use crate::inbox::{Inbox, Mood};
 use crate::random::Random;
 use crate::shop::{self, ORDERS, SHIPMENTS, Shop};
 
 /// Connections of the senders.
-const SENDERS: usize = 12;
+pub(super) const SENDERS: usize = 12;
 
 /// Memory that a gateway may take (I7).
 const MEMORY: u64 = 256 << 20;
 
 /// How long a backlog may take (I6). The machine may be busy with other things.
-const DRAIN: Duration = Duration::from_secs(120);
+pub(super) const DRAIN: Duration = Duration::from_secs(120);
 
-/// The places at which builds for tests can end, and after how many passings at most.
+/// Files and connections that a gateway may have open (I7).
+const OPEN: usize = 400;
+
+/// What the log of the journal may take on disk (I7).
+const LOG: u64 = 256 << 20;
+
+const EIO: i32 = 5;
+
+/// The errors that calls fail with, and the counters of those that did.
+const ERRORS: [(i32, &str, &str, &str); 2] = [
+    (EIO, "EIO", "EIO at a call", "EIO injected by strace"),
+    (28, "ENOSPC", "ENOSPC at a call", "ENOSPC injected by strace"),
+];
+
+/// What it looks for is in no event: every attempt is its last.
+const HOPELESS: &str = r#"
+[[route]]
+name = "hopeless"
+source = "stripe"
+[route.sql]
+statement = "INSERT INTO orders (key, payment) VALUES (:nothing, 'hopeless')"
+bind = { nothing = "/data/there/is/no/such/thing" }
+"#;
+
+/// The places at which builds for tests can end, and after how many passings at most. Those of the spool and of other
+/// databases are with their scenarios.
 pub const POINTS: [(&str, u64); 7] = [
     ("before_insert", 30),
     ("after_insert", 30),
@@ -40,13 +70,17 @@ pub const POINTS: [(&str, u64); 7] = [
 
 /// One shop, its senders, its disk, and what becomes of them.
 pub struct Deployment<'p> {
-    shop: Shop,
-    inbox: Inbox,
-    disk: Disk,
+    pub(super) shop: Shop,
+    pub(super) inbox: Inbox,
+    pub(super) disk: Disk,
     binary: PathBuf,
     bug: Option<Bug>,
-    coverage: &'p Coverage,
-    odd: Vec<String>,
+    /// Without the shim: every call is the kernel's.
+    bare: bool,
+    /// With a route whose deliveries all die.
+    hopeless: bool,
+    pub(super) coverage: &'p Coverage,
+    pub(super) odd: Vec<String>,
     /// What its senders did and heard.
     pub history: Arc<History>,
     /// Where all its chances come from.
@@ -76,6 +110,8 @@ impl<'p> Deployment<'p> {
             disk,
             binary: binary.to_path_buf(),
             bug,
+            bare: false,
+            hopeless: false,
             coverage,
             odd: Vec::new(),
             history: History::new(manners),
@@ -83,7 +119,16 @@ impl<'p> Deployment<'p> {
         }
     }
 
-    fn start(&mut self, environment: &[(&str, String)]) -> Option<Gateway> {
+    /// Every event has a delivery that dies, too, from the next start on.
+    #[must_use]
+    pub fn with_a_hopeless_route(mut self) -> Self {
+        let routes = [ORDERS, SHIPMENTS, &shop::mails(&self.inbox), HOPELESS];
+        self.shop.configure(CONFIG, &routes);
+        self.hopeless = true;
+        self
+    }
+
+    pub(super) fn start(&mut self, environment: &[(&str, String)]) -> Option<Gateway> {
         let mut command = Command::new(&self.binary);
         // Keys are always on their way into the ledger's table; a lease is short enough to freeze past it.
         command.args(["serve", "--lease", "1500"]);
@@ -95,7 +140,9 @@ impl<'p> Deployment<'p> {
         if let Some(bug) = self.bug {
             command.env("ONCEHOOK_PLANTED", bug.name());
         }
-        self.disk.hold(&mut command);
+        if !self.bare {
+            self.disk.hold(&mut command);
+        }
         match Gateway::try_start(command, self.shop.path()) {
             Ok(gateway) => Some(gateway),
             Err(log) => {
@@ -105,7 +152,7 @@ impl<'p> Deployment<'p> {
         }
     }
 
-    async fn load(&mut self, millis: u64) {
+    pub(super) async fn load(&mut self, millis: u64) {
         tokio::time::sleep(Duration::from_millis(40 + self.random.below(millis))).await;
     }
 
@@ -128,12 +175,21 @@ impl<'p> Deployment<'p> {
             let armed = [("ONCEHOOK_CRASH_POINT", format!("{point}:{passing}"))];
             let Some(mut gateway) = self.start(&armed) else { return };
             let sending = self.history.send(&[gateway.ingress], SENDERS, &mut self.random);
-            let status = tokio::task::block_in_place(|| gateway.wait(Duration::from_secs(60)));
-            if status.code().is_some() {
-                self.odd.push(format!("{point}: it ended with {status} and was not killed"));
-            }
-            self.coverage.add("kills at crash points", 1);
+            self.died_at(&mut gateway, point);
             sending.finish().await;
+        }
+    }
+
+    /// Waits until it has been killed where it should be.
+    pub(super) fn died_at(&mut self, gateway: &mut Gateway, point: &str) {
+        let ended = tokio::task::block_in_place(|| gateway.ended_within(Duration::from_secs(60)));
+        match ended {
+            Some(status) if status.signal() == Some(9) => self.coverage.add("kills at crash points", 1),
+            Some(status) => self.odd.push(format!("{point}: it ended with {status} and was not killed")),
+            None => {
+                self.odd.push(format!("{point}: it did not come there in 60 s"));
+                gateway.kill();
+            }
         }
     }
 
@@ -146,18 +202,23 @@ impl<'p> Deployment<'p> {
             gateway.kill();
             sending.finish().await;
             let keep = [Keep::Nothing, Keep::Some, Keep::Torn][number % 3];
-            let undone = self.disk.cut(keep, &mut self.random);
-            self.coverage.add("power cuts", 1);
-            self.coverage.add("power cuts that undid writes", u64::from(undone.unsynced > undone.kept));
-            self.coverage.add("writes undone", (undone.unsynced - undone.kept) as u64);
-            self.coverage.add("torn pages", undone.torn.into());
+            self.cut(keep);
         }
     }
 
-    /// Lets every write and every sync of one ingest with its effects fail once, with each error, and cuts the power at
-    /// the end. Returns how many calls there are.
+    /// Cuts the power of a gateway that is dead already.
+    pub(super) fn cut(&mut self, keep: Keep) {
+        let undone = self.disk.cut(keep, &mut self.random);
+        self.coverage.add("power cuts", 1);
+        self.coverage.add("power cuts that undid writes", u64::from(undone.unsynced > undone.kept));
+        self.coverage.note("power cuts that kept some writes", u64::from(undone.kept > 0));
+        self.coverage.add("writes undone", (undone.unsynced - undone.kept) as u64);
+        self.coverage.add("torn pages", undone.torn.into());
+    }
+
+    /// Lets every write and every sync of one ingest with its effects fail once, with each error. After EIO, and after what was
+    /// promised next, the power is cut: what a failed sync left in memory is gone then. Returns how many calls there are.
     pub async fn every_call(&mut self) -> u64 {
-        const ERRORS: [(i32, &str); 2] = [(5, "EIO at a call"), (28, "ENOSPC at a call")];
         let Some(mut gateway) = self.start(&[]) else { return 0 };
         // What starting leaves to do is done by then.
         self.one(&gateway).await;
@@ -165,7 +226,7 @@ impl<'p> Deployment<'p> {
         self.one(&gateway).await;
         let calls = self.disk.heal().0;
         for call in 1..=calls {
-            for (errno, name) in ERRORS {
+            for (errno, _, name, _) in ERRORS {
                 self.disk.fail(Calls::All, errno, call, 1);
                 self.one(&gateway).await;
                 // One event may need fewer calls than the first one did; the next one takes the failure.
@@ -176,13 +237,55 @@ impl<'p> Deployment<'p> {
                     self.one(&gateway).await;
                 }
                 self.coverage.add(name, self.disk.heal().1.unsigned_abs());
+                if errno == EIO || call == calls {
+                    let again = gateway.log().matches("the journal stores again").count();
+                    self.coverage.add("journal reopened after a failed call", again as u64);
+                    gateway.kill();
+                    self.cut(Keep::Nothing);
+                    let Some(next) = self.start(&[]) else { return 0 };
+                    gateway = next;
+                    self.one(&gateway).await;
+                }
             }
         }
-        let again = gateway.log().matches("the journal stores again").count();
-        self.coverage.add("journal reopened after a failed call", again as u64);
         gateway.kill();
-        self.disk.cut(Keep::Nothing, &mut self.random);
         calls.unsigned_abs()
+    }
+
+    /// The same with the kernel's own calls: strace lets the first write of each thread fail, then the second one, and so on, until
+    /// no thread makes that many for one event; then the syncs. Returns how many calls there are.
+    pub async fn every_call_traced(&mut self) -> u64 {
+        self.bare = true;
+        let Some(mut gateway) = self.start(&[]) else { return 0 };
+        self.one(&gateway).await;
+        let log = Log::new(self.shop.path());
+        let files = [self.shop.file(), self.shop.path().join("journal.db-wal")];
+        let counting = Tracer::attach(&gateway, &files, None, &log);
+        self.one(&gateway).await;
+        let calls = counting.detach().calls;
+        for (call, count) in &calls {
+            for number in 1..=*count {
+                for (_, error, _, name) in ERRORS {
+                    let tracer = Tracer::attach(&gateway, &files, Some((error, call, number)), &log);
+                    self.one(&gateway).await;
+                    for _ in 0..20 {
+                        if log.read().injected > 0 {
+                            break;
+                        }
+                        self.one(&gateway).await;
+                    }
+                    let injected = tracer.detach().injected;
+                    if injected == 0 {
+                        self.odd.push(format!("{error} at {call} {number} never came about"));
+                    }
+                    self.coverage.add(name, injected);
+                    // Now that nothing fails any more it stores, and does what was left.
+                    self.one(&gateway).await;
+                }
+            }
+        }
+        gateway.kill();
+        calls.values().sum()
     }
 
     /// One new event, until it is promised and has taken effect.
@@ -272,11 +375,15 @@ impl<'p> Deployment<'p> {
     }
 
     /// Waits until nothing is pending (I6).
-    async fn drain(&mut self, gateway: &Gateway) {
+    pub(super) async fn drain(&mut self, gateway: &Gateway) {
         let end = Instant::now() + DRAIN;
         loop {
             // While its disk fails it does not tell.
-            let routes = gateway.get("/api/routes").await.json();
+            let Ok(answer) = crate::sender::get(gateway.admin, "/api/routes").await else {
+                self.odd.push("it is gone before all is done".to_owned());
+                return;
+            };
+            let routes = answer.json();
             let routes = routes["routes"].as_array().cloned().unwrap_or_default();
             let pending: u64 = routes
                 .iter()
@@ -301,6 +408,14 @@ impl<'p> Deployment<'p> {
         if most > MEMORY {
             self.odd.push(format!("it took {} MB of memory", most >> 20));
         }
+        let open = std::fs::read_dir(format!("/proc/{}/fd", gateway.pid())).map_or(0, Iterator::count);
+        if open > OPEN {
+            self.odd.push(format!("it has {open} files and connections open"));
+        }
+        let log = self.shop.path().join("journal.db-wal").metadata().map_or(0, |log| log.len());
+        if log > LOG {
+            self.odd.push(format!("the journal's log takes {} MB", log >> 20));
+        }
     }
 
     /// Starts it once more, lets it finish, stops it, and compares. `restart` is left out where a mistake would keep it from
@@ -322,16 +437,19 @@ impl<'p> Deployment<'p> {
         self.coverage.add("conflicts answered", heard.conflicts);
         self.coverage.add("senders that hung up", heard.hung_up);
         self.coverage.add("answers cut off", heard.cut);
+        self.coverage.note("answers 503", heard.refused);
         let mut tally = audit(&heard, &facts);
         tally.odd.append(&mut self.odd);
         tally
     }
 
-    fn facts(&self) -> Facts {
+    fn facts(&mut self) -> Facts {
         let database = self.shop.database();
         let sound: String = database.query_row("PRAGMA integrity_check", [], |row| row.get(0)).unwrap();
-        assert_eq!(sound, "ok", "SQLite finds the file damaged");
-        let mut facts = Facts::default();
+        if sound != "ok" {
+            self.odd.push(format!("SQLite finds the file damaged: {sound}"));
+        }
+        let mut facts = Facts { hopeless: self.hopeless, ..Facts::default() };
         let mut events = database.prepare("SELECT CAST(key AS TEXT), id, body FROM oncehook_events").unwrap();
         let mut rows = events.query([]).unwrap();
         while let Some(row) = rows.next().unwrap() {
@@ -358,12 +476,29 @@ impl<'p> Deployment<'p> {
         facts.unexplained = number(
             "SELECT count(*) FROM oncehook_deliveries WHERE state = 'dead' AND (error IS NULL OR cause IS NULL)",
         );
+        let dead = facts.states.get("dead").copied().unwrap_or(0);
+        self.coverage.note("dead deliveries with a reason", dead - facts.unexplained.min(dead));
         self.coverage.add(
             "attempts that ended with their process",
             number("SELECT count(*) FROM oncehook_attempts WHERE outcome = 'lost'"),
         );
         self.coverage
             .add("keys merged into the ledger's table", number("SELECT count(*) FROM oncehook_keys"));
+        for (what, layer) in
+            [("duplicates that memory knew", "memory"), ("duplicates that the journal knew", "journal")]
+        {
+            let sql = format!("SELECT coalesce(sum({layer}), 0) FROM oncehook_duplicates");
+            self.coverage.note(what, number(&sql));
+        }
+        let aliases =
+            "SELECT a.alias, e.id FROM oncehook_spool_aliases a JOIN oncehook_events e ON e.seq = a.event";
+        let mut aliases = database.prepare(aliases).unwrap();
+        let id = |bytes: [u8; 16]| oncehook::event::EventId::from_bytes(bytes).to_string();
+        facts.aliases = aliases
+            .query_map([], |row| Ok((id(row.get(0)?), id(row.get(1)?))))
+            .unwrap()
+            .collect::<Result<_, _>>()
+            .unwrap();
         facts
     }
 }

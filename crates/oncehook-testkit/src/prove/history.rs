@@ -49,7 +49,9 @@ pub struct History {
 pub struct Heard {
     /// The event that each key was promised.
     pub promised: HashMap<String, String>,
-    /// Keys that were later promised as another event.
+    /// Keys that were promised once more, as another event, and that event. Only a spool may do that, and then the two are one.
+    pub others: Vec<(String, String)>,
+    /// Keys under which a changed body was accepted as if it were new.
     pub broken: Vec<String>,
     /// Answers of 2xx.
     pub acknowledged: u64,
@@ -160,7 +162,7 @@ impl History {
         }
         let first = heard.promised.entry(key.to_owned()).or_insert_with(|| event.to_owned()).clone();
         if first != event {
-            heard.broken.push(key.to_owned());
+            heard.others.push((key.to_owned(), event.to_owned()));
         }
         true
     }

@@ -76,7 +76,7 @@ pub async fn search(
         return found(zombie(place, made).await);
     }
     if bug == Bug::CacheFirst {
-        let mut cluster = Cluster::new(Engine::Postgres, binary, coverage, made, seed).await;
+        let mut cluster = Cluster::new(Engine::Postgres, binary, place, shim, coverage, made, seed).await;
         cluster.kills_before_the_insert(5).await;
         return found(cluster.end().await);
     }

@@ -1,0 +1,87 @@
+//! The proof for a spool: somebody else locks the journal's file, so events are spooled and answered; then they are drained, and
+//! somewhere on the way the process ends or the power is cut.
+//!
+//! Promises: an id that the spool has given out is the stored event's id, or another name of it; the [audit](super::audit) asks the
+//! journal which. Bodies are never changed here: a spool does not know yet what the journal will say of them.
+
+use std::time::{Duration, Instant};
+
+use super::disk::Keep;
+use super::embedded::{DRAIN, Deployment};
+use crate::gateway::{CONFIG, Gateway};
+use crate::shop::{self, ORDERS, SHIPMENTS};
+
+/// The places of the spool at which builds for tests can end, and after how many passings at most.
+pub const POINTS: [(&str, u64); 3] = [("spooled", 10), ("drained", 1), ("aliased", 1)];
+
+impl Deployment<'_> {
+    /// Gives the shop a spool, from its next start on.
+    pub fn with_spool(self) -> Self {
+        let base = CONFIG.replace("[[source]]", "[spool]\nafter = \"100ms\"\n[[source]]");
+        let base = base + "on_outage = \"spool\"\n";
+        self.shop.configure(&base, &[ORDERS, SHIPMENTS, &shop::mails(&self.inbox)]);
+        self
+    }
+
+    /// Kills at a named place while events are spooled or drained, so many times. Needs a binary with crash points.
+    pub async fn spool_kills_at(&mut self, point: &'static str, passings: u64, count: usize) {
+        for _ in 0..count {
+            let passing = 1 + self.random.below(passings);
+            let armed = [("ONCEHOOK_CRASH_POINT", format!("{point}:{passing}"))];
+            let Some(mut gateway) = self.start(&armed) else { return };
+            self.outage(&mut gateway, 400).await;
+            self.died_at(&mut gateway, point);
+        }
+    }
+
+    /// Cuts the power while events are spooled, or while they are drained, so many times, in all three ways.
+    pub async fn spool_cuts(&mut self, count: usize) {
+        for number in 0..count {
+            let Some(mut gateway) = self.start(&[]) else { return };
+            self.outage(&mut gateway, 250).await;
+            tokio::time::sleep(Duration::from_millis(self.random.below(40))).await;
+            gateway.kill();
+            self.cut([Keep::Nothing, Keep::Some, Keep::Torn][number % 3]);
+        }
+    }
+
+    /// Load while the journal's file is locked by somebody else, who lets go in the end.
+    async fn outage(&mut self, gateway: &mut Gateway, millis: u64) {
+        let other = self.shop.database();
+        // What is left from the last time may have ended it already, or be under way.
+        let locked = other.execute_batch("BEGIN IMMEDIATE").is_ok();
+        let sending = self.history.send(&[gateway.ingress], 4, &mut self.random);
+        tokio::time::sleep(Duration::from_millis(150)).await;
+        self.load(millis).await;
+        if let Ok(answer) = crate::sender::get(gateway.admin, "/readyz").await {
+            self.coverage.add("events spooled", answer.json()["spool"]["events"].as_u64().unwrap_or(0));
+        }
+        sending.finish().await;
+        if locked {
+            other.execute_batch("COMMIT").unwrap();
+        }
+    }
+
+    /// Starts it once more and waits until the spool is empty; what is left is the [end](Self::end)'s.
+    pub async fn empty_the_spool(&mut self) {
+        let Some(mut gateway) = self.start(&[]) else { return };
+        let end = Instant::now() + DRAIN;
+        loop {
+            let answer = crate::sender::get(gateway.admin, "/readyz").await;
+            let left = answer.ok().and_then(|answer| answer.json()["spool"]["events"].as_u64());
+            if left == Some(0) {
+                break;
+            }
+            if Instant::now() > end {
+                self.odd.push(format!("{left:?} events are still spooled after {} s", DRAIN.as_secs()));
+                break;
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        self.drain(&gateway).await;
+        gateway.kill();
+        let aliases = "SELECT count(*) FROM oncehook_spool_aliases";
+        let aliases = self.shop.count(aliases).unsigned_abs();
+        self.coverage.add("ids of spooled events that others had", aliases);
+    }
+}
