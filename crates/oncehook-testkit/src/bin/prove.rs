@@ -24,7 +24,7 @@ use oncehook_testkit::prove::disk::Shim;
 use oncehook_testkit::prove::document::{Report, Row, Simulated};
 use oncehook_testkit::prove::planted::{Search, search};
 use oncehook_testkit::prove::progress::Progress;
-use oncehook_testkit::prove::scenario::{self, Scenario, Stage, caught};
+use oncehook_testkit::prove::scenario::{self, Scenario, Stage, caught, words};
 use oncehook_testkit::prove::{faults, simulation};
 use oncehook_testkit::random::Random;
 use tokio::signal::unix::{SignalKind, signal};
@@ -135,8 +135,12 @@ async fn prove(plan: &Plan, place: &Path) -> anyhow::Result<ExitCode> {
     let mut histories = Simulated::default();
     if simulated {
         progress.begin("simulation");
-        let (row, played) = simulate(plan.seed, &coverage, &progress);
-        push(&mut rows, &progress, row);
+        let begun = Instant::now();
+        let (tally, played) = apart(|| simulate(plan.seed, &coverage, &progress)).unwrap_or_else(|panic| {
+            (Tally { odd: vec![format!("simulation: {panic}")], ..Tally::default() }, Simulated::default())
+        });
+        let (name, rounds) = ("simulation: two nodes and three".to_owned(), format!("{SEEDS} seeds"));
+        push(&mut rows, &progress, Row { name, rounds, tally, seed: plan.seed, took: begun.elapsed() });
         progress.end(SIMULATION);
         histories = played;
     }
@@ -147,7 +151,9 @@ async fn prove(plan: &Plan, place: &Path) -> anyhow::Result<ExitCode> {
         progress.end(PLANTED);
     }
     if plants {
-        searches.push(plant_in_the_simulation(plan.seed));
+        let tally = apart(|| plant_in_the_simulation(plan.seed)).unwrap_or_default();
+        println!("planted no-fence in the simulation: lost {} doubled {}", tally.lost, tally.doubled);
+        searches.push(Search { bug: Some(Bug::NoFence), scenario: "simulation", tally });
     }
     drop(progress);
 
@@ -201,9 +207,13 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
+/// On a thread of its own: the runtime would make what never waits wait for its turn. A panic is an error.
+fn apart<T: Send>(work: impl FnOnce() -> T + Send) -> Result<T, String> {
+    std::thread::scope(|scope| scope.spawn(work).join()).map_err(|panic| words(panic.as_ref()))
+}
+
 /// Plays every seed twice.
-fn simulate(seed: u64, coverage: &Coverage, progress: &Progress) -> (Row, Simulated) {
-    let begun = Instant::now();
+fn simulate(seed: u64, coverage: &Coverage, progress: &Progress) -> (Tally, Simulated) {
     let (mut tally, mut simulated) = (Tally::default(), Simulated::default());
     for seed in (seed..).take(SEEDS as usize) {
         let outcome = simulation::simulate(seed);
@@ -218,8 +228,7 @@ fn simulate(seed: u64, coverage: &Coverage, progress: &Progress) -> (Row, Simula
             coverage.add(what, count);
         }
     }
-    let (name, rounds) = ("simulation: two nodes and three".to_owned(), format!("{SEEDS} seeds"));
-    (Row { name, rounds, tally, seed, took: begun.elapsed() }, simulated)
+    (tally, simulated)
 }
 
 /// A mistake in the scenario that is meant for it; the same scenario without it goes to the rows.
@@ -269,15 +278,14 @@ async fn plant(
 }
 
 /// The fence is the simulation's to watch too.
-fn plant_in_the_simulation(seed: u64) -> Search {
+fn plant_in_the_simulation(seed: u64) -> Tally {
     let mut tally = Tally::default();
     let able = planted::plant(Some(Bug::NoFence));
     for seed in (seed..).take(if able { SEEDS_TO_NOTICE as usize } else { 0 }) {
         tally.add(&simulation::simulate(seed).tally);
     }
     let _ = planted::plant(None);
-    println!("planted no-fence in the simulation: lost {} doubled {}", tally.lost, tally.doubled);
-    Search { bug: Some(Bug::NoFence), scenario: "simulation", tally }
+    tally
 }
 
 fn push(rows: &mut Vec<Row>, progress: &Progress, row: Row) {

@@ -40,6 +40,8 @@ pub struct Tally {
     pub dead: u64,
     /// Whatever else should not be, in words.
     pub odd: Vec<String>,
+    /// Some of what was lost or doubled, for people.
+    pub examples: Vec<String>,
 }
 
 impl Tally {
@@ -58,6 +60,7 @@ impl Tally {
         self.conflicted += other.conflicted;
         self.dead += other.dead;
         self.odd.extend(other.odd.iter().cloned());
+        self.examples.extend(other.examples.iter().cloned());
     }
 }
 
@@ -143,9 +146,7 @@ pub fn audit(heard: &Heard, facts: &Facts) -> Tally {
         }
     }
     tally.odd.extend(heard.odd.iter().take(5).cloned());
-    for (what, keys) in notes.0 {
-        eprintln!("  {what}: {}", keys.join(", "));
-    }
+    tally.examples = notes.0.into_iter().map(|(what, keys)| format!("{what}: {}", keys.join(", "))).collect();
     tally
 }
 

@@ -407,7 +407,7 @@ impl<'p> Cluster<'p> {
                 node.kill();
             }
             sending.finish().await;
-            self.coverage.add("nodes killed before the insert", 1);
+            self.coverage.add("nodes killed at crash points", 1);
             for key in self.history.unpromised() {
                 if !self.history.insist(other.ingress, &key, DRAIN).await {
                     self.odd.push(format!("{key} is not accepted by the other node"));

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 
 /// Everything that is counted.
-pub const ALL: [&str; 52] = [
+pub const ALL: [&str; 51] = [
     // What is done to the embedded journal.
     "kills",
     "kills at crash points",
@@ -27,7 +27,6 @@ pub const ALL: [&str; 52] = [
     // What is done to two nodes on a server.
     "nodes killed",
     "nodes killed at crash points",
-    "nodes killed before the insert",
     "nodes frozen past a lease",
     "clocks of nodes moved",
     "connections to the database cut",

@@ -31,7 +31,7 @@ impl Row {
     /// The row for people at a terminal, and what was odd.
     #[must_use]
     pub fn lines(&self) -> Vec<String> {
-        let Tally { acked, lost, doubled, conflicted, dead, odd, .. } = &self.tally;
+        let Tally { acked, lost, doubled, conflicted, dead, odd, examples, .. } = &self.tally;
         let row = format!(
             "{:46} {:>18}: acked {acked} lost {lost} doubled {doubled} conflicted {conflicted} dead {dead}, seed {}, {:.0} s",
             self.name,
@@ -39,7 +39,9 @@ impl Row {
             self.seed,
             self.took.as_secs_f64()
         );
-        std::iter::once(row).chain(odd.iter().take(5).map(|odd| format!("  odd: {odd}"))).collect()
+        let odd = odd.iter().take(5).map(|odd| format!("  odd: {odd}"));
+        let examples = examples.iter().take(10).map(|example| format!("  {example}"));
+        std::iter::once(row).chain(odd).chain(examples).collect()
     }
 }
 

@@ -434,9 +434,9 @@ impl<'p> Deployment<'p> {
         let heard = self.history.heard();
         let facts = self.facts();
         self.coverage.add("duplicates answered", heard.duplicates);
-        self.coverage.add("conflicts answered", heard.conflicts);
+        self.coverage.note("conflicts answered", heard.conflicts);
         self.coverage.add("senders that hung up", heard.hung_up);
-        self.coverage.add("answers cut off", heard.cut);
+        self.coverage.note("answers cut off", heard.cut);
         self.coverage.note("answers 503", heard.refused);
         let mut tally = audit(&heard, &facts);
         tally.odd.append(&mut self.odd);
@@ -478,7 +478,7 @@ impl<'p> Deployment<'p> {
         );
         let dead = facts.states.get("dead").copied().unwrap_or(0);
         self.coverage.note("dead deliveries with a reason", dead - facts.unexplained.min(dead));
-        self.coverage.add(
+        self.coverage.note(
             "attempts that ended with their process",
             number("SELECT count(*) FROM oncehook_attempts WHERE outcome = 'lost'"),
         );

@@ -214,7 +214,9 @@ pub async fn caught<T>(future: impl Future<Output = T>) -> Result<T, String> {
     .await
 }
 
-fn words(panic: &(dyn Any + Send)) -> String {
+/// What a panic said.
+#[must_use]
+pub fn words(panic: &(dyn Any + Send)) -> String {
     let text = panic.downcast_ref::<String>().map(String::as_str);
     let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
     let text = text.unwrap_or("a panic without words");

@@ -4,15 +4,66 @@
 //! Promises: an id that the spool has given out is the stored event's id, or another name of it; the [audit](super::audit) asks the
 //! journal which. Bodies are never changed here: a spool does not know yet what the journal will say of them.
 
+use std::io::{BufRead as _, BufReader};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use super::disk::Keep;
-use super::embedded::{DRAIN, Deployment};
+use super::embedded::{DRAIN, Deployment, SENDERS};
+use super::history::Sending;
 use crate::gateway::{CONFIG, Gateway};
+use crate::leash;
 use crate::shop::{self, ORDERS, SHIPMENTS};
 
 /// The places of the spool at which builds for tests can end, and after how many passings at most.
-pub const POINTS: [(&str, u64); 3] = [("spooled", 10), ("drained", 1), ("aliased", 1)];
+pub const POINTS: [(&str, u64); 3] = [("spooled", 4), ("drained", 1), ("aliased", 1)];
+
+/// An outage, and those who send meanwhile.
+struct Outage {
+    lock: Lock,
+    sending: Sending,
+}
+
+impl Outage {
+    async fn end(self) {
+        drop(self.lock);
+        self.sending.finish().await;
+    }
+}
+
+/// A process that locks the journal's file. It is killed in the end: one that closed the file in good order would write into it what
+/// the disk of the gateway does not have.
+struct Lock(Child);
+
+impl Lock {
+    fn take(file: &Path) -> Self {
+        const PROGRAM: &str = r#"
+import sqlite3, sys, time
+database = sqlite3.connect(sys.argv[1], timeout=30, isolation_level=None)
+database.execute("BEGIN IMMEDIATE")
+print("locked", flush=True)
+time.sleep(600)
+"#;
+        let mut command = Command::new("python3");
+        command.args(["-c", PROGRAM]).arg(file).stdin(Stdio::null()).stdout(Stdio::piped());
+        let mut process = command.spawn().unwrap();
+        leash::hold(process.id());
+        let mut said = String::new();
+        BufReader::new(process.stdout.take().unwrap()).read_line(&mut said).unwrap();
+        let lock = Self(process);
+        assert_eq!(said, "locked\n", "the journal's file cannot be locked");
+        lock
+    }
+}
+
+impl Drop for Lock {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+        leash::release(self.0.id());
+    }
+}
 
 impl Deployment<'_> {
     /// Gives the shop a spool, from its next start on.
@@ -29,8 +80,14 @@ impl Deployment<'_> {
             let passing = 1 + self.random.below(passings);
             let armed = [("ONCEHOOK_CRASH_POINT", format!("{point}:{passing}"))];
             let Some(mut gateway) = self.start(&armed) else { return };
-            self.outage(&mut gateway, 400).await;
-            self.died_at(&mut gateway, point);
+            let outage = self.outage(&gateway).await;
+            if point == "spooled" {
+                self.died_at(&mut gateway, point);
+                outage.end().await;
+            } else {
+                outage.end().await;
+                self.died_at(&mut gateway, point);
+            }
         }
     }
 
@@ -38,28 +95,29 @@ impl Deployment<'_> {
     pub async fn spool_cuts(&mut self, count: usize) {
         for number in 0..count {
             let Some(mut gateway) = self.start(&[]) else { return };
-            self.outage(&mut gateway, 250).await;
-            tokio::time::sleep(Duration::from_millis(self.random.below(40))).await;
-            gateway.kill();
+            let outage = self.outage(&gateway).await;
+            if self.random.below(2) == 0 {
+                gateway.kill();
+                outage.end().await;
+            } else {
+                outage.end().await;
+                tokio::time::sleep(Duration::from_millis(self.random.below(40))).await;
+                gateway.kill();
+            }
             self.cut([Keep::Nothing, Keep::Some, Keep::Torn][number % 3]);
         }
     }
 
-    /// Load while the journal's file is locked by somebody else, who lets go in the end.
-    async fn outage(&mut self, gateway: &mut Gateway, millis: u64) {
-        let other = self.shop.database();
-        // What is left from the last time may have ended it already, or be under way.
-        let locked = other.execute_batch("BEGIN IMMEDIATE").is_ok();
-        let sending = self.history.send(&[gateway.ingress], 4, &mut self.random);
-        tokio::time::sleep(Duration::from_millis(150)).await;
-        self.load(millis).await;
+    /// Load while the journal's file is locked by somebody else, who has not let go yet.
+    async fn outage(&mut self, gateway: &Gateway) -> Outage {
+        let lock = tokio::task::block_in_place(|| Lock::take(&self.shop.file()));
+        let sending = self.history.send(&[gateway.ingress], SENDERS, &mut self.random);
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        self.load(600).await;
         if let Ok(answer) = crate::sender::get(gateway.admin, "/readyz").await {
             self.coverage.add("events spooled", answer.json()["spool"]["events"].as_u64().unwrap_or(0));
         }
-        sending.finish().await;
-        if locked {
-            other.execute_batch("COMMIT").unwrap();
-        }
+        Outage { lock, sending }
     }
 
     /// Starts it once more and waits until the spool is empty; what is left is the [end](Self::end)'s.
