@@ -4,6 +4,8 @@
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
+use oncehook_testkit::prove::{cluster, elsewhere, embedded, spooling};
+
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
@@ -113,14 +115,11 @@ fn check_only_tests_have(feature: &str) {
     }
 }
 
-#[test]
-fn every_crash_point_is_visited_by_a_test() {
+/// The names of all crash points.
+fn crash_points() -> BTreeSet<String> {
     let mut points = BTreeSet::new();
-    let mut visited = String::new();
     for (path, text) in sources() {
-        if path.ends_with("oncehook-server/tests/it/crash_points.rs") {
-            visited = text;
-        } else if path.components().any(|part| part.as_os_str() == "src") {
+        if path.components().any(|part| part.as_os_str() == "src") {
             for call in text.split("crash::point(").skip(1) {
                 let call = call.split(");").next().unwrap();
                 points.extend(call.split('"').skip(1).step_by(2).map(str::to_owned));
@@ -128,7 +127,25 @@ fn every_crash_point_is_visited_by_a_test() {
         }
     }
     assert!(points.len() >= 7, "{points:?}");
-    for point in points {
+    points
+}
+
+#[test]
+fn every_crash_point_is_visited_by_a_test() {
+    let visited = root().join("crates/oncehook-server/tests/it/crash_points.rs");
+    let visited = std::fs::read_to_string(visited).unwrap();
+    for point in crash_points() {
         assert!(visited.contains(&format!("kill_at(\"{point}\"")), "nothing is killed at {point}");
     }
+}
+
+#[test]
+fn r47_the_proof_kills_at_every_crash_point() {
+    let visited: BTreeSet<String> =
+        [&embedded::POINTS[..], &cluster::POINTS, &spooling::POINTS, &elsewhere::POINTS]
+            .into_iter()
+            .flatten()
+            .map(|(point, _)| (*point).to_owned())
+            .collect();
+    assert_eq!(crash_points(), visited);
 }
