@@ -18,6 +18,8 @@ use std::time::{Duration, Instant};
 
 /// Runs the server, does what it is told line by line, and tidies up when nobody can tell it anything any more.
 const KEEPER: &str = r#"
+# Whoever interrupts us interrupts the one who tells, too: nothing more will be said, and we tidy up.
+trap : INT TERM HUP PIPE
 server_program=$1; data=$2; port=$3; user=$4; shift 4
 start() {
   "$server_program" --no-defaults --user="$user" --datadir="$data/db" --socket="$data/socket" --pid-file="$data/pid" \
@@ -27,9 +29,7 @@ end() { kill -CONT "$server" 2>/dev/null; kill "-$1" "$server" 2>/dev/null; wait
 # Of its own: a server that starts removes what it takes for its leftovers there.
 mkdir "$data/tmp"
 mariadb-install-db --no-defaults --user="$user" --datadir="$data/db" --auth-root-authentication-method=normal \
-  --skip-test-db --innodb-log-file-size=8M >"$data/log" 2>&1 || { cat "$data/log" >&2; exit 1; }
-# Whoever interrupts us interrupts the one who tells: it will say nothing more.
-trap : INT TERM HUP
+  --skip-test-db --innodb-log-file-size=8M >"$data/log" 2>&1 || { cat "$data/log" >&2; rm -rf "$data"; exit 1; }
 start "$@"
 echo started
 while read -r word; do

@@ -20,6 +20,8 @@ use std::time::{Duration, Instant};
 
 /// Runs the server, does what it is told line by line, and tidies up when nobody can tell it anything any more.
 const KEEPER: &str = r#"
+# Whoever interrupts us interrupts the one who tells, too: nothing more will be said, and we tidy up.
+trap : INT TERM HUP PIPE
 bin=$1; data=$2; port=$3; primary=$4; shift 4
 start() { "$bin/postgres" -D "$data/db" -p "$port" -k "$data" "$@" >>"$data/log" 2>&1 & server=$!; }
 end() { kill -CONT "$server" 2>/dev/null; kill "-$1" "$server" 2>/dev/null; wait "$server"; }
@@ -29,9 +31,7 @@ make() {
     *) "$bin/pg_basebackup" -D "$data/db" -h 127.0.0.1 -p "$primary" -U postgres -R -X stream -c fast --no-sync ;;
   esac
 }
-make >"$data/log" 2>&1 || { cat "$data/log" >&2; exit 1; }
-# Whoever interrupts us interrupts the one who tells: it will say nothing more.
-trap : INT TERM HUP
+make >"$data/log" 2>&1 || { cat "$data/log" >&2; rm -rf "$data"; exit 1; }
 start "$@"
 echo started
 while read -r word; do

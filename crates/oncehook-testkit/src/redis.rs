@@ -13,14 +13,14 @@ use std::time::{Duration, Instant};
 
 /// Runs the server, does what it is told line by line, and tidies up when nobody can tell it anything any more.
 const KEEPER: &str = r#"
+# Whoever interrupts us interrupts the one who tells, too: nothing more will be said, and we tidy up.
+trap : INT TERM HUP PIPE
 data=$1; port=$2; shift 2
 start() {
   redis-server --bind 127.0.0.1 --port "$port" --dir "$data" --save '' --appendonly no "$@" >>"$data/log" 2>&1 &
   server=$!
 }
 end() { kill -CONT "$server" 2>/dev/null; kill -KILL "$server" 2>/dev/null; wait "$server" 2>/dev/null; }
-# Whoever interrupts us interrupts the one who tells: it will say nothing more.
-trap : INT TERM HUP
 start "$@"
 echo started
 while read -r word; do

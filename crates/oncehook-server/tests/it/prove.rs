@@ -61,33 +61,38 @@ async fn r47_fault_2_power_cuts_while_events_are_spooled_lose_nothing() {
 
 /// The kernel's own calls, so that nothing depends on what the shim can see.
 #[tokio::test(flavor = "multi_thread")]
-async fn r47_fault_3_fault_5_fault_6_every_call_of_the_kernel_for_an_event_fails_once() {
+async fn r47_fault_3_fault_5_fault_6_calls_of_the_kernel_for_an_event_fail_once() {
     let (shim, coverage) = (Shim::build(), Coverage::default());
     let seed = Random::from_environment().next();
     let manners = Manners::default();
     let deployment = Deployment::new(Path::new(BINARY), place(), &shim, &coverage, manners, None, seed).await;
     let mut deployment = deployment.with_a_hopeless_route();
-    let calls = deployment.every_call_traced().await;
+    // Not all of them each time; `make prove` leaves none out.
+    let calls = deployment.every_call_traced(4).await;
     let tally = deployment.end(true).await;
     let all = coverage.all();
     assert!(calls >= 4, "an event, its effects and a dead delivery are at least four calls, not {calls}");
-    assert!(tally.is_clean() && tally.dead == tally.stored && tally.acked > calls, "{tally:?}");
-    assert!(all["EIO injected by strace"] >= calls && all["ENOSPC injected by strace"] >= calls, "{all:?}");
+    assert!(tally.is_clean() && tally.dead == tally.stored && tally.acked > calls / 4, "{tally:?}");
+    for error in ["EIO injected by strace", "ENOSPC injected by strace"] {
+        assert!(all[error] >= calls / 4, "{calls} calls, {all:?}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn r47_fault_3_fault_5_every_write_and_sync_of_an_event_fails_once() {
+async fn r47_fault_3_fault_5_writes_and_syncs_of_an_event_fail_once() {
     let (shim, coverage) = (Shim::build(), Coverage::default());
     let seed = Random::from_environment().next();
     let manners = Manners::default();
     let deployment = Deployment::new(Path::new(BINARY), place(), &shim, &coverage, manners, None, seed).await;
     let mut deployment = deployment.with_a_hopeless_route();
-    let calls = deployment.every_call().await;
+    let calls = deployment.every_call(2).await;
     assert!(calls >= 4, "an event and its three effects are at least four calls, not {calls}");
     let tally = deployment.end(true).await;
     let all = coverage.all();
-    assert!(all["EIO at a call"] >= calls && all["ENOSPC at a call"] >= calls, "{calls} calls, {all:?}");
-    assert!(tally.is_clean() && tally.acked > calls, "{tally:?}");
+    for error in ["EIO at a call", "ENOSPC at a call"] {
+        assert!(all[error] >= calls / 2, "{calls} calls, {all:?}");
+    }
+    assert!(tally.is_clean() && tally.acked > calls / 2, "{tally:?}");
     assert!(all["journal reopened after a failed call"] > 0, "{all:?}");
 }
 

@@ -217,15 +217,17 @@ impl<'p> Deployment<'p> {
     }
 
     /// Lets every write and every sync of one ingest with its effects fail once, with each error. After EIO, and after what was
-    /// promised next, the power is cut: what a failed sync left in memory is gone then. Returns how many calls there are.
-    pub async fn every_call(&mut self) -> u64 {
+    /// promised next, the power is cut: what a failed sync left in memory is gone then. Of the calls only
+    /// every `step`th, from a random one on. Returns how many calls there are.
+    pub async fn every_call(&mut self, step: u64) -> u64 {
         let Some(mut gateway) = self.start(&[]) else { return 0 };
         // What starting leaves to do is done by then.
         self.one(&gateway).await;
         self.disk.count(Calls::All);
         self.one(&gateway).await;
         let calls = self.disk.heal().0;
-        for call in 1..=calls {
+        let first = 1 + self.random.below(step);
+        for call in (first.cast_signed()..=calls).step_by(step as usize) {
             for (errno, _, name, _) in ERRORS {
                 self.disk.fail(Calls::All, errno, call, 1);
                 self.one(&gateway).await;
@@ -237,7 +239,7 @@ impl<'p> Deployment<'p> {
                     self.one(&gateway).await;
                 }
                 self.coverage.add(name, self.disk.heal().1.unsigned_abs());
-                if errno == EIO || call == calls {
+                if errno == EIO {
                     let again = gateway.log().matches("the journal stores again").count();
                     self.coverage.add("journal reopened after a failed call", again as u64);
                     gateway.kill();
@@ -253,8 +255,8 @@ impl<'p> Deployment<'p> {
     }
 
     /// The same with the kernel's own calls: strace lets the first write of each thread fail, then the second one, and so on, until
-    /// no thread makes that many for one event; then the syncs. Returns how many calls there are.
-    pub async fn every_call_traced(&mut self) -> u64 {
+    /// no thread makes that many for one event; then the syncs. Of them only every `step`th. Returns how many calls there are.
+    pub async fn every_call_traced(&mut self, step: u64) -> u64 {
         self.bare = true;
         let Some(mut gateway) = self.start(&[]) else { return 0 };
         self.one(&gateway).await;
@@ -264,7 +266,7 @@ impl<'p> Deployment<'p> {
         self.one(&gateway).await;
         let calls = counting.detach().calls;
         for (call, count) in &calls {
-            for number in 1..=*count {
+            for number in (1 + self.random.below(step.min(*count))..=*count).step_by(step as usize) {
                 for (_, error, _, name) in ERRORS {
                     let tracer = Tracer::attach(&gateway, &files, Some((error, call, number)), &log);
                     self.one(&gateway).await;

@@ -56,22 +56,22 @@ pub fn all(percent: u64) -> Vec<Scenario> {
     let times = |usual: u64| (usual * percent / 100).max(1) as usize;
     let (postgres, mariadb) = (Engine::Postgres, Engine::MariaDb);
     let list = [
-        ("SQLite: kills", Rounds::Kills(times(200)), 110),
-        ("SQLite: kills at crash points", Rounds::KillsAtPoints(times(10)), 60),
-        ("SQLite: power cuts", Rounds::Cuts(times(201)), 150),
-        ("SQLite: every call fails once", Rounds::EveryCall, 30),
-        ("SQLite: every call fails once, by strace", Rounds::EveryCallTraced, 60),
-        ("SQLite: freezes past a lease", Rounds::Freezes(times(5)), 25),
-        ("SQLite: clock jumps", Rounds::ClockJumps, 10),
-        ("SQLite: races", Rounds::Races(times(100)), 10),
+        ("SQLite: kills", Rounds::Kills(times(200)), 60),
+        ("SQLite: kills at crash points", Rounds::KillsAtPoints(times(10)), 22),
+        ("SQLite: power cuts", Rounds::Cuts(times(201)), 60),
+        ("SQLite: every call fails once", Rounds::EveryCall, 64),
+        ("SQLite: every call fails once, by strace", Rounds::EveryCallTraced, 64),
+        ("SQLite: freezes past a lease", Rounds::Freezes(times(5)), 15),
+        ("SQLite: clock jumps", Rounds::ClockJumps, 3),
+        ("SQLite: races", Rounds::Races(times(100)), 2),
         ("SQLite: load with half of it copies", Rounds::Calm(Duration::from_secs(5)), 10),
-        ("spool: power cuts", Rounds::SpoolCuts(times(30)), 40),
-        ("spool: kills at crash points", Rounds::SpoolKillsAtPoints(times(10)), 40),
-        ("another database: kills at crash points", Rounds::ElsewhereKillsAtPoints(times(10)), 60),
-        ("PostgreSQL, two nodes: kills", Rounds::NodesKilled(postgres, times(104)), 150),
-        ("PostgreSQL, two nodes: kills at crash points", Rounds::NodesKilledAtPoints(postgres, times(5)), 50),
-        ("MariaDB, two nodes: kills", Rounds::NodesKilled(mariadb, times(104)), 180),
-        ("MariaDB, two nodes: kills at crash points", Rounds::NodesKilledAtPoints(mariadb, times(5)), 60),
+        ("spool: power cuts", Rounds::SpoolCuts(times(30)), 34),
+        ("spool: kills at crash points", Rounds::SpoolKillsAtPoints(times(10)), 26),
+        ("another database: kills at crash points", Rounds::ElsewhereKillsAtPoints(times(10)), 15),
+        ("PostgreSQL, two nodes: kills", Rounds::NodesKilled(postgres, times(104)), 100),
+        ("PostgreSQL, two nodes: kills at crash points", Rounds::NodesKilledAtPoints(postgres, times(5)), 20),
+        ("MariaDB, two nodes: kills", Rounds::NodesKilled(mariadb, times(104)), 110),
+        ("MariaDB, two nodes: kills at crash points", Rounds::NodesKilledAtPoints(mariadb, times(5)), 45),
     ];
     let scenario = |(name, rounds, seconds)| Scenario { name, rounds, seconds };
     list.into_iter().map(scenario).collect()
@@ -156,8 +156,8 @@ impl Scenario {
                 deployment.cuts(count).await;
                 format!("{count} cuts")
             }
-            Rounds::EveryCall => format!("{} calls × 2 errors", deployment.every_call().await),
-            Rounds::EveryCallTraced => format!("{} calls × 2 errors", deployment.every_call_traced().await),
+            Rounds::EveryCall => format!("{} calls × 2 errors", deployment.every_call(1).await),
+            Rounds::EveryCallTraced => format!("{} calls × 2 errors", deployment.every_call_traced(1).await),
             Rounds::Freezes(count) => {
                 deployment.freezes(count).await;
                 format!("{count} freezes")
