@@ -11,7 +11,7 @@ use std::fmt;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::process::Command;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -86,8 +86,8 @@ pub fn request(source: &str, key: &str, entity: &str) -> Vec<u8> {
 #[derive(Default)]
 pub struct Told {
     by_key: Mutex<HashMap<String, BTreeSet<String>>>,
-    /// By sender, of whom there are no more: the number of its next event.
-    sent: [AtomicU64; 32],
+    /// By sender: the number of its next event.
+    sent: Mutex<BTreeMap<usize, u64>>,
     statuses: Mutex<BTreeMap<u16, u64>>,
     took: Mutex<Vec<Duration>>,
 }
@@ -121,6 +121,13 @@ impl Told {
         true
     }
 
+    fn next_number(&self, sender: usize) -> u64 {
+        let mut sent = self.sent.lock().unwrap();
+        let next = sent.entry(sender).or_default();
+        *next += 1;
+        *next - 1
+    }
+
     /// The ids that were told, by key.
     #[must_use]
     pub fn ids(&self) -> HashMap<String, BTreeSet<String>> {
@@ -150,7 +157,7 @@ impl Told {
                 let mut pace = tokio::time::interval(pause);
                 while !stop.load(Ordering::Relaxed) {
                     pace.tick().await;
-                    let number = told.sent[sender].fetch_add(1, Ordering::Relaxed);
+                    let number = told.next_number(sender);
                     let key = format!("evt_{sender}_{number}");
                     let request = request("stripe", &key, &format!("pi_{sender}"));
                     for _ in 0..=u8::from(number % 10 == 9) {

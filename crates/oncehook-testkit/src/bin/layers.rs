@@ -84,7 +84,7 @@ async fn database_away(arguments: &Arguments) -> anyhow::Result<()> {
     let plan = outage::Plan {
         seconds: arguments.number("--seconds", 60),
         rate: arguments.number("--rate", 2_000),
-        senders: arguments.number("--senders", 32) as usize,
+        senders: arguments.number("--senders", 128) as usize,
     };
     println!(
         "PostgreSQL stopped for {} s under {} events/s from {} senders",
