@@ -4,7 +4,7 @@ CARGO ?= cargo
 # For the receiver in examples/, if the machine has no Node with node:sqlite (22.13 or newer).
 NODE_VERSION := 24.21.0
 
-.PHONY: help run check test conformance bench bench-rows bench-growth prove services
+.PHONY: help run check test conformance bench bench-rows bench-growth layers prove services
 
 help: ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -43,6 +43,12 @@ bench-growth: services ## Ten million stored events against none, on SQLite and 
 	$(CARGO) build --release -p oncehook-testkit --bin effects
 	./target/release/effects growth --stored 10000000 --write bench/growth.json
 	./target/release/effects growth --stored 10000000 --journal postgres
+
+layers: services ## Copies over four nodes with Redis in trouble, and a database that is away for a minute (about 5 minutes)
+	$(CARGO) build --release -p oncehook-server --bin oncehook
+	$(CARGO) build --release -p oncehook-testkit --bin layers
+	./target/release/layers copies
+	./target/release/layers outage
 
 prove: services ## Kills, power cuts, failing disks, frozen nodes, planted mistakes: the proof, and docs/PROOF.md (under 30 minutes)
 	$(CARGO) build --release -p oncehook-server --bin oncehook

@@ -15,12 +15,15 @@ use crate::http::admin::Admin;
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 const SAY_EVERY: u32 = 60;
 
+/// A spool that is so full, in per cent, will soon answer 503.
+const NEARLY_FULL: u8 = 80;
+
 /// The spool's figures now.
 pub(crate) fn figures(state: &SpoolState, admin: &Admin) -> SpoolFigures {
     let waited = state.oldest.map_or(0, |oldest| admin.gate.now().0.saturating_sub(oldest.0));
     let age = u64::try_from(waited / 1_000_000).unwrap_or(0);
     let late = state.oldest.is_some() && age >= admin.spool_alarm.as_secs();
-    let alarm = late || state.set_aside > 0 || state.failing.is_some();
+    let alarm = late || state.percent >= NEARLY_FULL || state.set_aside > 0 || state.failing.is_some();
     SpoolFigures { events: state.events, bytes: state.bytes, age, set_aside: state.set_aside, alarm }
 }
 
@@ -100,6 +103,7 @@ async fn look(admin: Arc<Admin>, intake: Arc<Intake>, mut end: watch::Receiver<b
             tracing::error!(
                 waiting = figures.events,
                 oldest_seconds = figures.age,
+                percent_full = state.percent,
                 set_aside = figures.set_aside,
                 failing = state.failing,
                 "the spool needs attention"

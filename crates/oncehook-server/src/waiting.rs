@@ -20,6 +20,9 @@ const LOOK_EVERY: Duration = Duration::from_millis(5);
 /// How long to gather before a look: those who come together are looked up together.
 const GATHER: Duration = Duration::from_millis(2);
 
+/// How long to rest after a look that failed: a database that is away is not asked two hundred times a second.
+const REST: Duration = Duration::from_millis(100);
+
 /// The longest that one look may take.
 const LOOK_WAIT: Duration = Duration::from_secs(2);
 
@@ -112,13 +115,17 @@ impl Waiting {
                 self.arrived.notified().await;
                 continue;
             }
+            let mut failed = false;
             for ids in ids.chunks(BATCH) {
-                // What could not be read is read the next time.
-                if let Ok(Ok(standings)) =
-                    tokio::time::timeout(LOOK_WAIT, reader.standings(ids.to_vec())).await
-                {
-                    self.tell(ids, standings);
+                match tokio::time::timeout(LOOK_WAIT, reader.standings(ids.to_vec())).await {
+                    Ok(Ok(standings)) => self.tell(ids, standings),
+                    // What could not be read is read the next time.
+                    Ok(Err(_)) | Err(_) => failed = true,
                 }
+            }
+            if failed {
+                tokio::time::sleep(REST).await;
+                continue;
             }
             tokio::select! {
                 () = tokio::time::sleep(LOOK_EVERY) => {}
@@ -172,6 +179,7 @@ mod tests {
     #[derive(Default)]
     struct Told {
         state: Mutex<Option<DeliveryState>>,
+        away: std::sync::atomic::AtomicBool,
         looks: AtomicUsize,
     }
 
@@ -195,6 +203,9 @@ mod tests {
         fn standings(&self, ids: Vec<DeliveryId>) -> BoxFuture<'_, Result<Vec<Option<Standing>>, ReadError>> {
             self.looks.fetch_add(1, Ordering::Relaxed);
             let state = *self.state.lock().unwrap();
+            if self.away.load(Ordering::Relaxed) {
+                return Box::pin(async { Err(ReadError::Engine("away".to_owned())) });
+            }
             Box::pin(async move { Ok(vec![state.map(standing); ids.len()]) })
         }
     }
@@ -251,6 +262,20 @@ mod tests {
         *told.state.lock().unwrap() = Some(DeliveryState::Retrying);
         let ended = waiting.outcome(&place, delivery(), Duration::from_secs(20)).await;
         assert_eq!(ended, Word::Told(Some(standing(DeliveryState::Retrying))));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn r19_a_journal_that_is_away_is_not_hammered_and_is_heard_when_it_is_back() {
+        let (waiting, told) = start(10);
+        let place = waiting.enter().unwrap();
+        told.away.store(true, Ordering::Relaxed);
+        assert_eq!(waiting.outcome(&place, delivery(), Duration::from_secs(5)).await, Word::Unknown);
+        let looks = told.looks.load(Ordering::Relaxed);
+        assert!((10..=51).contains(&looks), "{looks} in five seconds");
+        told.away.store(false, Ordering::Relaxed);
+        *told.state.lock().unwrap() = Some(DeliveryState::Succeeded);
+        let word = waiting.outcome(&place, delivery(), Duration::from_secs(5)).await;
+        assert_eq!(word, Word::Told(Some(standing(DeliveryState::Succeeded))));
     }
 
     #[test]

@@ -8,6 +8,7 @@
 //! - [`gateway`]: the real binary on free ports, to start, kill and ask.
 //! - [`leash`]: processes that must not outlive this one.
 //! - [`nodes`]: many nodes on one server database, killed at random; the same for every engine.
+//! - [`outage`]: a database that goes away under load, before a gateway with a spool.
 //! - [`postgres`]: a real PostgreSQL server, one database per test.
 //! - [`mysql`]: a real MariaDB server, one database per test.
 //! - [`inbox`]: a destination that applies each idempotency key once.
@@ -31,6 +32,7 @@ pub mod leash;
 pub mod model;
 pub mod mysql;
 pub mod nodes;
+pub mod outage;
 pub mod postgres;
 pub mod promises;
 pub mod prove;

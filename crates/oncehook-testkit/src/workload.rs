@@ -62,14 +62,26 @@ pub async fn run(
     pace: Pace,
     time: Duration,
 ) -> Report {
+    run_over(&[address], connections, requests, again, pace, time).await
+}
+
+/// The same over several doors, to each of which as many connections lead.
+pub async fn run_over(
+    doors: &[SocketAddr],
+    connections: usize,
+    requests: Arc<Vec<Vec<u8>>>,
+    again: bool,
+    pace: Pace,
+    time: Duration,
+) -> Report {
     let next = Arc::new(AtomicUsize::new(0));
     let mut ready = Vec::new();
-    for _ in 0..connections {
-        ready.push((connect(address).await, empty()));
+    for &address in doors.iter().cycle().take(connections) {
+        ready.push((address, connect(address).await, empty()));
     }
     let start = Instant::now() + Duration::from_millis(50);
     let mut tasks = Vec::new();
-    for (stream, report) in ready {
+    for (address, stream, report) in ready {
         let sender = Sender {
             stream,
             report,

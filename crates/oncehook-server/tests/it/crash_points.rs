@@ -147,7 +147,7 @@ async fn spool_kill_at(point: &str, passings: u64) {
             }
         }
         drop(other);
-        if point == "spooled" {
+        if matches!(point, "spooling" | "spooled") {
             // Whatever is not spooled does not pass there.
             gateway.kill();
             continue;
@@ -174,6 +174,11 @@ async fn spool_kill_at(point: &str, passings: u64) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn r4_killed_before_the_spools_commit_20_times() {
+    spool_kill_at("spooling", 20).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn r4_killed_after_the_spools_commit_and_before_the_answer_20_times() {
     spool_kill_at("spooled", 20).await;
 }
@@ -186,4 +191,9 @@ async fn r4_killed_when_the_journal_has_what_was_spooled_20_times() {
 #[tokio::test(flavor = "multi_thread")]
 async fn r4_killed_when_a_spooled_event_has_its_alias_20_times() {
     spool_kill_at("aliased", 1).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn r4_killed_when_what_was_drained_has_left_the_spool_20_times() {
+    spool_kill_at("cleared", 1).await;
 }

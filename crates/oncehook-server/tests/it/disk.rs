@@ -1,5 +1,6 @@
-//! A disk that is full, and memory that stays bounded under a flood.
+//! A disk that is full, under the journal and under the spool, and memory that stays bounded under a flood.
 
+use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -7,7 +8,7 @@ use std::time::{Duration, Instant};
 use oncehook_testkit::gateway::{CONFIG, Gateway, prepare};
 use oncehook_testkit::promises::{Answers, Senders, assert_is_unavailable};
 use oncehook_testkit::random::Random;
-use oncehook_testkit::sender::{Wire, ask};
+use oncehook_testkit::sender::{Answer, Wire, ask};
 use tokio::time::sleep;
 
 const BINARY: &str = env!("CARGO_BIN_EXE_oncehook");
@@ -120,6 +121,86 @@ async fn fill_the_disk(arguments: &[&str]) {
     assert!(gateway.stop().success());
     let kept = senders.promises.check_file(&disk.0.join("journal.db"), |key| senders.body_of(key));
     eprintln!("after a crash: {kept:?}");
+}
+
+/// Another process has locked the journal's file, so the spool takes over, and its disk is small.
+#[tokio::test(flavor = "multi_thread")]
+async fn fault_5_r4_a_spool_on_a_full_disk_is_503_with_an_alarm_and_loses_nothing_that_it_took() {
+    let mut random = Random::from_environment();
+    let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let disk = SmallDisk::mount(directory.path().join("small"), "4m");
+    let spool = "[spool]\npath = \"small/spool.db\"\nafter = \"200ms\"\n[[source]]";
+    prepare(directory.path(), &(CONFIG.replace("[[source]]", spool) + "on_outage = \"spool\"\n"));
+    let mut gateway = Gateway::start(Path::new(BINARY), directory.path());
+    let other = rusqlite::Connection::open(directory.path().join("journal.db")).unwrap();
+    other.execute_batch("BEGIN IMMEDIATE").unwrap();
+
+    let senders = Senders::new(1_000, 0);
+    let mut told: HashMap<String, String> = HashMap::new();
+    let mut take = |key: String, answer: &Answer| {
+        let accepted = answer.status == 200;
+        match accepted {
+            true => drop(told.insert(key, answer.json()["event"].as_str().unwrap().to_owned())),
+            false => assert_is_unavailable(answer),
+        }
+        accepted
+    };
+    let (mut in_a_row, deadline) = (0, Instant::now() + Duration::from_secs(120));
+    while in_a_row < 50 {
+        assert!(Instant::now() < deadline, "the disk does not fill up");
+        let key = senders.key(&mut random);
+        let answer = ask(gateway.ingress, &senders.request(&key)).await.unwrap();
+        in_a_row = if take(key, &answer) { 0 } else { in_a_row + 1 };
+    }
+    // Everybody who looks can see it.
+    let until = async |what: &str, seen: &dyn Fn(&Answer, &str) -> bool| {
+        let begun = Instant::now();
+        while !seen(&gateway.get("/readyz").await, &gateway.log()) {
+            assert!(begun.elapsed() < Duration::from_secs(30), "{what}: {}", gateway.log());
+            sleep(Duration::from_millis(50)).await;
+        }
+    };
+    until("failing", &|ready, _| ready.json()["spool"]["failing"].is_string()).await;
+    until("an alarm", &|ready, log| {
+        ready.json()["spool"]["alarm"] == true && log.contains("the spool needs attention")
+    })
+    .await;
+    assert_eq!(gateway.json("/api/stats").await["spool"]["alarm"], true);
+    assert_eq!(gateway.metric("oncehook_spool_alarm").await, 1.0);
+
+    // Room comes back: it takes events again; then the journal does, and has all of them.
+    disk.resize("64m");
+    let begun = Instant::now();
+    loop {
+        let key = senders.key(&mut random);
+        let answer = ask(gateway.ingress, &senders.request(&key)).await.unwrap();
+        if take(key, &answer) {
+            break;
+        }
+        assert!(begun.elapsed() < Duration::from_secs(20), "it does not resume:\n{}", gateway.log());
+        sleep(Duration::from_millis(20)).await;
+    }
+    gateway.kill();
+    other.execute_batch("COMMIT").unwrap();
+    drop(other);
+    let mut gateway = Gateway::start(Path::new(BINARY), directory.path());
+    let begun = Instant::now();
+    while gateway.json("/readyz").await["spool"]["events"] != 0 {
+        assert!(begun.elapsed() < Duration::from_secs(60), "{}", gateway.log());
+        sleep(Duration::from_millis(20)).await;
+    }
+    assert!(told.len() > 50, "it was full from the start: {}", told.len());
+    for (key, id) in &told {
+        assert_eq!(gateway.json(&format!("/api/events/{id}")).await["key"], key.as_str(), "{id}");
+    }
+    // One whose answer was an error may be there too, as ever; none is there twice.
+    let mut keys: Vec<String> = gateway.events().await.iter().map(|event| event["key"].to_string()).collect();
+    let stored = keys.len();
+    keys.sort_unstable();
+    keys.dedup();
+    assert_eq!(keys.len(), stored);
+    assert!(gateway.stop().success());
+    eprintln!("{} told, {stored} stored", told.len());
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -1,7 +1,7 @@
 //! Appends under way, so that copies of an event that arrive together share one.
 //!
 //! Promises: a follower hears what became of the first append, good or bad, or that its leader has gone away without
-//! hearing it; then the follower asks the journal itself.
+//! hearing it; then it boards again, and one of the followers leads.
 //! Does not: decide anything. A copy that finds no append under way simply leads the next; the journal tells it the truth.
 
 use std::hash::{BuildHasher, RandomState};

@@ -1,4 +1,5 @@
-//! Two nodes, one journal, one Redis, and whatever can happen between them, in every order that chance comes up with.
+//! Two nodes, one journal, one Redis, and whatever can happen between them: in every order that chance comes up with, and in
+//! every order there is for a short story (`exhaustive`).
 //!
 //! The fast path is the real one; journal and store are models whose every step waits until the schedule lets it happen:
 //! an append is handed over, then commits, then is answered, and a crash, a flush, a failover to a stale replica, a restore of
@@ -6,6 +7,8 @@
 //! must name an event that is in the journal at that moment.
 //!
 //! A schedule is made of a seed; a failure names it.
+
+mod exhaustive;
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -59,6 +62,20 @@ struct World {
     old_committed: Committed,
     old_store: HashMap<Vec<u8>, Vec<u8>>,
     steps: Vec<Step>,
+}
+
+impl World {
+    fn new() -> Shared {
+        Arc::new(Mutex::new(Self {
+            committed: HashMap::new(),
+            ids: EventIds::above(0, 1),
+            life: 0,
+            store: HashMap::new(),
+            old_committed: HashMap::new(),
+            old_store: HashMap::new(),
+            steps: Vec::new(),
+        }))
+    }
 }
 
 type Shared = Arc<Mutex<World>>;
@@ -250,6 +267,16 @@ impl Node {
         self.requests.push((event, answer));
     }
 
+    fn is_connected(&self) -> bool {
+        *self.journal.connected.lock().unwrap()
+    }
+
+    /// Finds the database again, in whatever life it is.
+    fn connect(&self, world: &Shared) {
+        self.journal.incarnation.confirm(&life_name(lock(world).life));
+        *self.journal.connected.lock().unwrap() = true;
+    }
+
     fn crash(&mut self) {
         self.running.abort();
         self.requests.drain(..).for_each(|(_, answer)| answer.abort());
@@ -288,15 +315,7 @@ struct Seen {
 /// Plays one schedule. The error is an answer that was not true.
 async fn play(seed: u64, planted: bool, seen: &mut Seen) -> Result<(), String> {
     let mut dice = Dice(seed);
-    let world: Shared = Arc::new(Mutex::new(World {
-        committed: HashMap::new(),
-        ids: EventIds::above(0, 1),
-        life: 0,
-        store: HashMap::new(),
-        old_committed: HashMap::new(),
-        old_store: HashMap::new(),
-        steps: Vec::new(),
-    }));
+    let world = World::new();
     let mut nodes: Vec<Node> = (0..NODES).map(|number| Node::start(number, &world, planted)).collect();
     let mut said = Vec::new();
     connect(&world).await;
@@ -345,16 +364,7 @@ async fn play(seed: u64, planted: bool, seen: &mut Seen) -> Result<(), String> {
             94..=95 => {
                 said.push("the database is restored".to_owned());
                 seen.restores += 1;
-                {
-                    let mut world = lock(&world);
-                    world.committed = world.old_committed.clone();
-                    world.life += 1;
-                }
-                for node in &nodes {
-                    *node.journal.connected.lock().unwrap() = false;
-                    node.journal.incarnation.doubt();
-                }
-                cut(&world, |step| step.to_journal, false);
+                restore(&world, &nodes);
             }
             96..=97 => {
                 said.push(format!("node {number} is cut off from Redis"));
@@ -367,30 +377,51 @@ async fn play(seed: u64, planted: bool, seen: &mut Seen) -> Result<(), String> {
         }
         // A node that lost the database finds it again at some time.
         let node = &nodes[number];
-        if !*node.journal.connected.lock().unwrap() && dice.below(3) == 0 {
+        if !node.is_connected() && dice.below(3) == 0 {
             said.push(format!("node {number} connects again"));
-            node.journal.incarnation.confirm(&life_name(lock(&world).life));
-            *node.journal.connected.lock().unwrap() = true;
+            node.connect(&world);
         }
         settle().await;
-        for node in &mut nodes {
-            for (event, answer) in std::mem::take(&mut node.requests) {
-                if !answer.is_finished() {
-                    node.requests.push((event, answer));
-                    continue;
-                }
-                let answer = answer.await.unwrap();
-                let fault = judge(&lock(&world).committed, &event, answer, seen);
-                if let Err(fault) = fault {
-                    nodes.iter_mut().for_each(Node::crash);
-                    return Err(format!("seed {seed}: {fault}, after\n{}", said.join("\n")));
-                }
-            }
+        if let Err(fault) = hear(&world, &mut nodes, seen).await {
+            return Err(format!("seed {seed}: {fault}, after\n{}", said.join("\n")));
         }
     }
     nodes.iter_mut().for_each(Node::crash);
     settle().await;
     Ok(())
+}
+
+/// Hears the answers that have come, and judges them. A false one ends both nodes.
+async fn hear(world: &Shared, nodes: &mut [Node], seen: &mut Seen) -> Result<(), String> {
+    let mut verdict = Ok(());
+    for node in nodes.iter_mut() {
+        for (event, answer) in std::mem::take(&mut node.requests) {
+            if answer.is_finished() {
+                let answer = answer.await.unwrap();
+                verdict = verdict.and(judge(&lock(world).committed, &event, answer, seen));
+            } else {
+                node.requests.push((event, answer));
+            }
+        }
+    }
+    if verdict.is_err() {
+        nodes.iter_mut().for_each(Node::crash);
+    }
+    verdict
+}
+
+/// The database goes back to its backup: another life. Everybody loses the connection.
+fn restore(world: &Shared, nodes: &[Node]) {
+    {
+        let mut world = lock(world);
+        world.committed = world.old_committed.clone();
+        world.life += 1;
+    }
+    for node in nodes {
+        *node.journal.connected.lock().unwrap() = false;
+        node.journal.incarnation.doubt();
+    }
+    cut(world, |step| step.to_journal, false);
 }
 
 /// Lets processes that have just started find Redis, as they nearly always do.

@@ -117,25 +117,33 @@ impl FastPath {
         let [event] = events.as_slice() else {
             return self.ask(journal, events).await;
         };
-        match self.flights.board(event) {
-            Boarding::Apart => self.ask(journal, events).await,
-            Boarding::Leads(leader) => match self.find(journal, event).await {
-                Some((era, fact)) if note(journal, event, &fact, Layer::Redis) => {
-                    if let Some(name) = leader.land(&Landing::Known(fact)) {
-                        self.known.learn(name, fact, era);
+        loop {
+            let landing = match self.flights.board(event) {
+                Boarding::Apart => return self.ask(journal, events).await,
+                Boarding::Leads(leader) => match self.find(journal, event).await {
+                    Some((era, fact)) if note(journal, event, &fact, Layer::Redis) => {
+                        if let Some(name) = leader.land(&Landing::Known(fact)) {
+                            self.known.learn(name, fact, era);
+                        }
+                        let receipt = Receipt::from_elem(duplicate(&fact), 1);
+                        return Ok(Settled { receipt, layer: Layer::Redis });
                     }
-                    Ok(Settled { receipt: Receipt::from_elem(duplicate(&fact), 1), layer: Layer::Redis })
-                }
-                _ => self.lead(journal, events, leader).await,
-            },
-            Boarding::Follows(landing) => match landing.await {
+                    _ => return self.lead(journal, events, leader).await,
+                },
+                Boarding::Follows(landing) => landing,
+            };
+            match landing.await {
                 Ok(Landing::Known(fact)) if note(journal, event, &fact, Layer::Memory) => {
-                    Ok(Settled { receipt: Receipt::from_elem(duplicate(&fact), 1), layer: Layer::Memory })
+                    let receipt = Receipt::from_elem(duplicate(&fact), 1);
+                    return Ok(Settled { receipt, layer: Layer::Memory });
                 }
-                Ok(Landing::Failed(error)) => Err(error),
-                // The leader's sender hung up, the copy counts as a conflict, or there is no room to count it here.
-                Ok(Landing::Known(_) | Landing::Conflict) | Err(_) => self.ask(journal, events).await,
-            },
+                Ok(Landing::Failed(error)) => return Err(error),
+                // The copy counts as a conflict, or there is no room to count it here.
+                Ok(Landing::Known(_) | Landing::Conflict) => return self.ask(journal, events).await,
+                // The leader's sender hung up, or waited too long for a slow journal. One of those who followed leads now, and
+                // the others follow it: a slow journal is not asked by all of them at once.
+                Err(_) => {}
+            }
         }
     }
 

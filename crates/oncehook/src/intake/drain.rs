@@ -156,6 +156,7 @@ impl Intake {
         crate::crash::point("aliased");
         let seqs = batch.iter().map(|spooled| spooled.seq).collect();
         self.spool.remove(seqs).await.map_err(|error| Stopped(error.to_string()))?;
+        crate::crash::point("cleared");
         for (spooled, appended) in batch.iter().zip(&receipt) {
             self.count(journal, spooled, appended);
         }

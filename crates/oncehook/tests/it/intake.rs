@@ -439,17 +439,22 @@ async fn r4_what_an_earlier_process_left_in_the_spool_comes_first() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn fault_11_a_damaged_event_in_the_spool_is_set_aside_and_told() {
+async fn fault_11_a_damaged_event_in_the_spool_is_set_aside_and_a_copy_takes_its_place() {
     let (_directory, path) = place();
     let rig = Rig::new(open(&path), memory(Mood::Away));
-    for number in 0..3 {
-        rig.spooled(event(&format!("evt_{number}"), r#"{"amount":100}"#)).await;
+    let (body, mut told) = (r#"{"amount":100}"#, Vec::new());
+    for number in 0..4 {
+        told.push(rig.spooled(event(&format!("evt_{number}"), body)).await.0);
     }
     rig.intake.spool().close().await;
     let file = rusqlite::Connection::open(&path).unwrap();
-    let changed =
-        file.execute(r#"UPDATE oncehook_spool SET body = CAST('{"amount":900}' AS BLOB) WHERE seq = 2"#, []);
-    assert_eq!(changed.unwrap(), 1);
+    for change in [
+        r#"body = CAST('{"amount":900}' AS BLOB) WHERE seq = 2"#,
+        // Not even a text any more: the row alone is at fault, not the file.
+        "routes = CAST(x'ff' AS TEXT) WHERE seq = 3",
+    ] {
+        assert_eq!(file.execute(&format!("UPDATE oncehook_spool SET {change}"), []).unwrap(), 1);
+    }
     drop(file);
 
     let rig = Rig::new(open(&path), memory(Mood::Well));
@@ -457,8 +462,22 @@ async fn fault_11_a_damaged_event_in_the_spool_is_set_aside_and_told() {
     rig.empty().await;
     let mut stored = rig.stored().await;
     stored.sort();
-    assert_eq!(stored, ["evt_0", "evt_2"]);
-    assert_eq!(rig.intake.spool().state().set_aside, 1);
+    assert_eq!(stored, ["evt_0", "evt_3"]);
+    assert_eq!(rig.intake.spool().state().set_aside, 2);
+
+    // Delivered again, the event is whole again, under the id that was answered.
+    rig.journal.set(Mood::Away);
+    for number in [1, 2] {
+        let again = rig.spooled(event(&format!("evt_{number}"), body)).await;
+        assert_eq!(again, (told[number], Verdict::New));
+        let copy = rig.spooled(event(&format!("evt_{number}"), body)).await;
+        assert_eq!(copy, (told[number], Verdict::Duplicate));
+    }
+    let state = rig.intake.spool().state();
+    assert_eq!((state.events, state.set_aside), (2, 0));
+    rig.journal.set(Mood::Well);
+    rig.empty().await;
+    assert_eq!((rig.stored().await.len(), rig.intake.spool().state().bytes), (4, 0));
     rig.end.send_replace(true);
     drain.await.unwrap();
 }

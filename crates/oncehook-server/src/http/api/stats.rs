@@ -52,6 +52,8 @@ pub(crate) struct SpoolJson {
     bytes: u64,
     /// For how many seconds the first of them waits
     oldest_seconds: u64,
+    /// How much of what it may hold it holds, in per cent
+    percent_full: u8,
     /// Events that cannot be drained: damaged, or refused by a journal that is well
     set_aside: u64,
     /// Whether somebody should look
@@ -68,6 +70,7 @@ pub(crate) fn spool_json(admin: &Admin) -> Option<SpoolJson> {
         events: figures.events,
         bytes: figures.bytes,
         oldest_seconds: figures.age,
+        percent_full: state.percent,
         set_aside: figures.set_aside,
         alarm: figures.alarm,
         failing: state.failing,

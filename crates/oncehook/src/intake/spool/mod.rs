@@ -84,6 +84,8 @@ pub struct SpoolState {
     pub oldest: Option<UnixMicros>,
     /// Events that cannot be drained: damaged, or refused by a journal that is well.
     pub set_aside: u64,
+    /// How much of what it may hold it holds, in per cent.
+    pub percent: u8,
     /// Why the file cannot be used, if it cannot.
     pub failing: Option<String>,
 }
@@ -98,6 +100,8 @@ pub(super) type Ticket = oneshot::Receiver<Result<Receipt, SpoolError>>;
 /// See the module's text.
 pub struct Spool {
     path: PathBuf,
+    max_events: u64,
+    max_bytes: u64,
     queue: Sender<Command>,
     shared: Arc<Shared>,
 }
@@ -146,7 +150,8 @@ impl Spool {
             .name("spool-writer".to_owned())
             .spawn(move || writer.run(&post.commands))
             .map_err(|error| OpenError::Place { path: options.path.clone(), reason: error.to_string() })?;
-        Ok(Self { path: place.path, queue, shared })
+        let (max_events, max_bytes) = (options.max_events, options.max_bytes);
+        Ok(Self { path: place.path, max_events, max_bytes, queue, shared })
     }
 
     /// Where it is.
@@ -160,11 +165,16 @@ impl Spool {
     pub fn state(&self) -> SpoolState {
         let count = |of: &AtomicU64| of.load(Ordering::Relaxed);
         let oldest = self.shared.oldest.load(Ordering::Relaxed);
+        let (events, bytes) = (count(&self.shared.events), count(&self.shared.bytes));
+        let set_aside = count(&self.shared.aside);
+        let share = |of: u64, most: u64| of.saturating_mul(100).checked_div(most).unwrap_or(100).min(100);
+        let percent = share(events + set_aside, self.max_events).max(share(bytes, self.max_bytes));
         SpoolState {
-            events: count(&self.shared.events),
-            bytes: count(&self.shared.bytes),
+            events,
+            bytes,
             oldest: (oldest != i64::MIN).then_some(UnixMicros(oldest)),
-            set_aside: count(&self.shared.aside),
+            set_aside,
+            percent: u8::try_from(percent).unwrap_or(100),
             failing: self.shared.failing().clone(),
         }
     }

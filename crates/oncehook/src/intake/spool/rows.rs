@@ -123,33 +123,67 @@ pub(super) fn oldest(connection: &Connection) -> Result<Option<i64>, rusqlite::E
         .optional()
 }
 
+/// Why a row is set aside that does not say what was written.
+pub(super) const DAMAGED: &str = "damaged";
+
 /// What the spool knows of an event's key.
+#[derive(Default)]
 pub(super) struct Known {
-    /// The first event of the key.
-    pub(super) first: EventId,
-    /// Whether the first has the same body.
-    pub(super) same: bool,
+    /// The first event of the key, and whether it has the same body.
+    pub(super) first: Option<(EventId, bool)>,
     /// The row with the same body, if there is one.
     pub(super) row: Option<i64>,
+    /// A row of the same event that was found damaged, and the event's id if that can still be read.
+    pub(super) damaged: Option<(i64, Option<EventId>)>,
 }
 
-pub(super) fn recall(connection: &Connection, event: &NewEvent) -> Result<Option<Known>, rusqlite::Error> {
+impl Known {
+    /// Whether a sound row holds this very event.
+    pub(super) fn is_held(&self) -> bool {
+        self.row.is_some()
+    }
+}
+
+pub(super) fn recall(connection: &Connection, event: &NewEvent) -> Result<Known, rusqlite::Error> {
     let mut statement = connection.prepare_cached(
-        "SELECT seq, id, digest FROM oncehook_spool WHERE source = ?1 AND key = ?2 ORDER BY seq",
+        "SELECT seq, id, digest, aside FROM oncehook_spool WHERE source = ?1 AND key = ?2 ORDER BY seq",
     )?;
     let mut rows = statement.query(params![event.source.as_str(), event.key.as_bytes()])?;
-    let mut known: Option<Known> = None;
+    let mut known = Known::default();
     while let Some(row) = rows.next()? {
-        let same = row.get_ref(2)?.as_blob()? == event.digest;
-        let known = match &mut known {
-            Some(known) => known,
-            None => known.insert(Known { first: EventId::from_bytes(row.get(1)?), same, row: None }),
-        };
-        if same {
-            known.row = Some(row.get(0)?);
+        let seq = row.get(0)?;
+        let same = row.get_ref(2)?.as_bytes().is_ok_and(|digest| digest == event.digest);
+        let id = row.get(1).map(EventId::from_bytes).ok();
+        let damaged = row.get_ref(3)?.as_bytes().is_ok_and(|reason| reason == DAMAGED.as_bytes());
+        match id.filter(|_| !damaged) {
+            Some(id) => {
+                known.first.get_or_insert((id, same));
+                known.row = known.row.or(same.then_some(seq));
+            }
+            // A promise that cannot be kept by itself is no reason to call anything its copy.
+            None => known.damaged = known.damaged.or(same.then_some((seq, id))),
         }
     }
     Ok(known)
+}
+
+/// Forgets a damaged row, because the same event is here again. Returns what is left, given what there was.
+pub(super) fn discard(
+    connection: &Connection,
+    seq: i64,
+    mut counts: Counts,
+) -> Result<Counts, rusqlite::Error> {
+    let sql = format!(
+        "DELETE FROM oncehook_spool WHERE seq = ?1 RETURNING length(headers) + length(body) + {ROW_BYTES}, aside IS NULL"
+    );
+    let mut statement = connection.prepare_cached(&sql)?;
+    let (bytes, waited): (i64, bool) = statement.query_row([seq], |row| Ok((row.get(0)?, row.get(1)?)))?;
+    counts.bytes = counts.bytes.saturating_sub(u64::try_from(bytes).unwrap_or(0));
+    match waited {
+        true => counts.rows = counts.rows.saturating_sub(1),
+        false => counts.aside = counts.aside.saturating_sub(1),
+    }
+    Ok(counts)
 }
 
 pub(super) fn count_copy(connection: &Connection, seq: i64) -> Result<(), rusqlite::Error> {
@@ -206,15 +240,15 @@ pub(super) fn read(
     let mut rows = statement.query([i64::try_from(limit).unwrap_or(i64::MAX)])?;
     let (mut sound, mut damaged, mut taken) = (Vec::new(), Vec::new(), 0);
     while let Some(row) = rows.next()? {
-        match decode(row)? {
-            Some(spooled) => {
+        match decode(row) {
+            Ok(spooled) => {
                 taken += weight(&spooled.event);
                 if !sound.is_empty() && taken > bytes {
                     break;
                 }
                 sound.push(spooled);
             }
-            None => damaged.push(row.get(0)?),
+            Err(Damaged) => damaged.push(row.get(0)?),
         }
     }
     Ok((sound, damaged))
@@ -225,10 +259,7 @@ pub(super) fn find(connection: &Connection, id: EventId) -> Result<Option<Spoole
     let sql = format!("SELECT {COLUMNS} FROM oncehook_spool WHERE id = ?1");
     let mut statement = connection.prepare_cached(&sql)?;
     let mut rows = statement.query([id.as_bytes()])?;
-    match rows.next()? {
-        Some(row) => decode(row),
-        None => Ok(None),
-    }
+    Ok(rows.next()?.and_then(|row| decode(row).ok()))
 }
 
 /// Removes rows that wait. Returns what is left, given what there was.
@@ -267,23 +298,39 @@ pub(super) fn set_aside(
     Ok(counts)
 }
 
-/// The event of a row; nothing if the row does not say what was written.
-fn decode(row: &Row<'_>) -> Result<Option<Spooled>, rusqlite::Error> {
+/// A row does not say what was written.
+struct Damaged;
+
+/// A value that is not of its column's kind: a row that was read at all is at fault itself, not the file.
+impl From<rusqlite::Error> for Damaged {
+    fn from(_: rusqlite::Error) -> Self {
+        Self
+    }
+}
+
+impl From<rusqlite::types::FromSqlError> for Damaged {
+    fn from(_: rusqlite::types::FromSqlError) -> Self {
+        Self
+    }
+}
+
+/// The event of a row.
+fn decode(row: &Row<'_>) -> Result<Spooled, Damaged> {
     let blob = |at: usize| row.get::<_, Vec<u8>>(at).map(Bytes::from);
     let text = |at: usize| row.get::<_, Option<String>>(at);
     let (Ok(source), Some(key)) =
         (SourceName::new(row.get_ref(2)?.as_str()?), EventKey::from_bytes(row.get_ref(3)?.as_blob()?))
     else {
-        return Ok(None);
+        return Err(Damaged);
     };
     let names = text(13)?.unwrap_or_default();
     let routes: Result<_, _> = names.split_ascii_whitespace().map(RouteName::new).collect();
     let quarantine = text(12)?.map(|reason| Quarantine::parse(&reason));
     let integrity = Integrity::parse(row.get_ref(11)?.as_str()?);
     let peer = row.get_ref(14)?.as_str()?.parse::<IpAddr>();
-    let (Ok(routes), Some(integrity), Ok(peer)) = (routes, integrity, peer) else { return Ok(None) };
+    let (Ok(routes), Some(integrity), Ok(peer)) = (routes, integrity, peer) else { return Err(Damaged) };
     if quarantine == Some(None) {
-        return Ok(None);
+        return Err(Damaged);
     }
     let id = EventId::from_bytes(row.get(1)?);
     let event = NewEvent {
@@ -307,10 +354,10 @@ fn decode(row: &Row<'_>) -> Result<Option<Spooled>, rusqlite::Error> {
         peer,
     };
     if row.get_ref(17)?.as_blob()? != sum(id, &event) {
-        return Ok(None);
+        return Err(Damaged);
     }
     let copies = u64::try_from(row.get::<_, i64>(18)?).unwrap_or(0);
-    Ok(Some(Spooled { seq: row.get(0)?, id, event, copies, aside: text(19)? }))
+    Ok(Spooled { seq: row.get(0)?, id, event, copies, aside: text(19)? })
 }
 
 /// A digest of all that a row says, each part with its length.

@@ -110,7 +110,7 @@ impl Writer {
             tried: Instant::now(),
             _lock: lock,
         };
-        writer.recount(counts);
+        writer.recount(counts, 0);
         writer.tell_oldest();
         Ok(writer)
     }
@@ -186,9 +186,8 @@ impl Writer {
         let room = Room { events: self.max_events, bytes: self.max_bytes };
         match commit(connection, &mut self.ids, self.counts, room, batch) {
             Ok((counts, outcomes)) => {
-                let events: usize = batch.iter().map(|work| work.events.len()).sum();
-                self.shared.outstanding.fetch_sub(events, Ordering::AcqRel);
-                self.recount(counts);
+                let arrived = batch.iter().map(|work| work.events.len()).sum();
+                self.recount(counts, arrived);
                 for (work, outcome) in batch.drain(..).zip(outcomes) {
                     let _ = work.answer.send(outcome);
                 }
@@ -215,14 +214,16 @@ impl Writer {
     fn read(&mut self, limit: usize, bytes: u64) -> Result<Vec<Spooled>, SpoolError> {
         loop {
             let (sound, damaged) = self.with(|desk| rows::read(desk, limit, bytes))?;
+            if !damaged.is_empty() {
+                for seq in &damaged {
+                    tracing::error!(seq, "an event in the spool is damaged; it is set aside");
+                }
+                self.change(|desk, counts| rows::set_aside(desk, &damaged, rows::DAMAGED, counts))?;
+            }
+            // Behind nothing but damaged rows there may be others.
             if !sound.is_empty() || damaged.is_empty() {
                 return Ok(sound);
             }
-            // Nothing but damaged rows: out of the way with them, and on.
-            for seq in &damaged {
-                tracing::error!(seq, "an event in the spool is damaged; it was set aside");
-            }
-            self.change(|desk, counts| rows::set_aside(desk, &damaged, "damaged", counts))?;
         }
     }
 
@@ -253,7 +254,7 @@ impl Writer {
             });
         match changed {
             Ok(counts) => {
-                self.recount(counts);
+                self.recount(counts, 0);
                 Ok(())
             }
             Err(error) => {
@@ -281,14 +282,15 @@ impl Writer {
         self.tried = Instant::now();
     }
 
-    fn recount(&mut self, counts: Counts) {
-        // Both are counts of the same events, so the difference says what came or went.
-        let (before, now) = (self.counts.rows, counts.rows);
-        let moved = usize::try_from(now.abs_diff(before)).unwrap_or(usize::MAX);
+    /// What the file holds now. So many events were on their way into it and are not any more.
+    fn recount(&mut self, counts: Counts, arrived: usize) {
+        let rows = |counts: Counts| usize::try_from(counts.rows).unwrap_or(usize::MAX);
+        let (before, now) = (rows(self.counts).saturating_add(arrived), rows(counts));
+        // In one step: whoever finds nothing outstanding opens the way past what is in the file.
         if now >= before {
-            self.shared.outstanding.fetch_add(moved, Ordering::AcqRel);
+            self.shared.outstanding.fetch_add(now - before, Ordering::AcqRel);
         } else {
-            self.shared.outstanding.fetch_sub(moved, Ordering::AcqRel);
+            self.shared.outstanding.fetch_sub(before - now, Ordering::AcqRel);
         }
         self.counts = counts;
         self.shared.events.store(counts.rows, Ordering::Relaxed);
@@ -318,7 +320,7 @@ impl Writer {
             Ok((connection, counts)) => {
                 self.connection = Some(connection);
                 self.file = identity(&self.path).unwrap_or_default();
-                self.recount(counts);
+                self.recount(counts, 0);
                 *self.shared.failing() = None;
                 tracing::info!("the spool can be used again");
             }
@@ -403,7 +405,7 @@ fn commit(
     for work in batch {
         let mut wanted = counts;
         for event in &work.events {
-            if rows::recall(&transaction, event)?.is_none_or(|known| known.row.is_none()) {
+            if !rows::recall(&transaction, event)?.is_held() {
                 wanted.rows += 1;
                 wanted.bytes += rows::weight(event);
             }
@@ -416,6 +418,7 @@ fn commit(
         }
         outcomes.push(Ok(put(&transaction, ids, &mut counts, work)?));
     }
+    crate::crash::point("spooling");
     transaction.commit()?;
     crate::crash::point("spooled");
     Ok((counts, outcomes))
@@ -430,21 +433,30 @@ fn put(
     let mut receipt = Receipt::with_capacity(work.events.len());
     for event in &work.events {
         let known = rows::recall(connection, event)?;
-        let (id, verdict) = match &known {
-            None if event.quarantine.is_some() => (ids.next(event.received_at), Verdict::Quarantined),
-            None => (ids.next(event.received_at), Verdict::New),
-            Some(known) if known.same => (known.first, Verdict::Duplicate),
-            Some(known) => (known.first, Verdict::Conflict),
+        // What was damaged is replaced by this copy of it, under the id that was answered then.
+        let own = match known.damaged {
+            Some((row, id)) if !known.is_held() => {
+                *counts = rows::discard(connection, row, *counts)?;
+                id
+            }
+            _ => None,
         };
-        match known.as_ref().map(|known| known.row) {
-            Some(Some(row)) => rows::count_copy(connection, row)?,
-            // Another body under a key that waits: the journal will keep it as a conflict, so it needs an id to travel.
-            Some(None) => rows::insert(connection, ids.next(event.received_at), event)?,
-            None => rows::insert(connection, id, event)?,
-        }
-        if known.is_none_or(|known| known.row.is_none()) {
-            counts.rows += 1;
-            counts.bytes += rows::weight(event);
+        let mut own_id = || own.unwrap_or_else(|| ids.next(event.received_at));
+        let (id, verdict) = match known.first {
+            None if event.quarantine.is_some() => (own_id(), Verdict::Quarantined),
+            None => (own_id(), Verdict::New),
+            Some((first, true)) => (first, Verdict::Duplicate),
+            Some((first, false)) => (first, Verdict::Conflict),
+        };
+        match known.row {
+            Some(row) => rows::count_copy(connection, row)?,
+            None => {
+                // Another body under a key that waits needs an id of its own to travel: the journal will keep it as a conflict.
+                let row_id = if known.first.is_none() { id } else { own_id() };
+                rows::insert(connection, row_id, event)?;
+                counts.rows += 1;
+                counts.bytes += rows::weight(event);
+            }
         }
         receipt.push(Appended { id, verdict, expires_at: event.expires_at });
     }

@@ -43,6 +43,7 @@ macro_rules! read {
         $session.run(BEGIN).await.map_err(read_error)?;
         let answer = $read.await.map_err(read_error)?;
         $session.run("COMMIT").await.map_err(read_error)?;
+        $session.check_replicated().map_err(read_error)?;
         $session.keep();
         Ok(answer)
     }};
@@ -192,8 +193,12 @@ async fn standings(
     Ok(standings)
 }
 
+/// Copies of these will be answered without asking the journal again. So, as in [`first_ids`](super::queries::first_ids), a mark in
+/// the log makes the commit wait until the synchronous replicas have all that was seen.
 async fn recent_keys(session: &Session, limit: usize) -> Result<Vec<RecentKey>, EngineError> {
-    let sql = "SELECT k.source, k.key, k.event, k.digest, k.expires_at
+    let sql = "SELECT k.source, k.key, k.event, k.digest, k.expires_at,
+                      (SELECT CASE WHEN current_setting('synchronous_standby_names') <> ''
+                                   THEN pg_logical_emit_message(true, 'oncehook', '') END)
                  FROM (SELECT id, source, key FROM oncehook.events ORDER BY id DESC LIMIT $1) e
                  JOIN oncehook.keys k ON k.source = e.source AND k.key = e.key AND k.event = e.id
                 ORDER BY k.event DESC";
