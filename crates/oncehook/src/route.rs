@@ -13,7 +13,7 @@ use smallvec::SmallVec;
 use crate::delivery::{Failure, Remedy, RouteName, Verdict};
 use crate::event::SourceName;
 use crate::glob::Glob;
-use crate::handler::Handler;
+use crate::handler::{Fetch, Handler};
 use crate::ordering::Ordering;
 use crate::retry::RetryPolicy;
 
@@ -36,6 +36,8 @@ pub struct Route {
     pub breaker: BreakerPolicy,
     /// What it asks about the entity of its events.
     pub ordering: Ordering,
+    /// What the provider is asked before the handler runs.
+    pub fetch: Option<Arc<Fetch>>,
     /// What it does.
     pub handler: Handler,
     /// Routes that start after this one. Filled by [`Routes::new`].
@@ -78,6 +80,7 @@ impl Route {
             concurrency: USUAL_CONCURRENCY,
             breaker: BreakerPolicy::default(),
             ordering: Ordering::default(),
+            fetch: None,
             handler,
             followups: Vec::new(),
         }

@@ -17,8 +17,8 @@ use oncehook::event::SourceName;
 use oncehook::glob::Glob;
 use oncehook::handler::http::LONGEST_TIMEOUT;
 use oncehook::handler::{
-    Dialect, Elsewhere, Expression, Guarded, Handler, HttpHandler, HttpOptions, OnClientError, SqlHandler,
-    Template,
+    Dialect, Elsewhere, Expression, Fetch, FetchOptions, Guarded, Handler, HttpHandler, HttpOptions,
+    OnClientError, SqlHandler, Template,
 };
 use oncehook::journal::mysql::MysqlElsewhere;
 use oncehook::journal::postgres::PostgresElsewhere;
@@ -33,7 +33,7 @@ use super::file::{File, Placed, Table};
 use super::reference::secret_from_reference;
 
 /// Keys of a route that a coming version knows.
-const LATER_KEYS: &[&str] = &["fetch", "publish"];
+const LATER_KEYS: &[&str] = &["publish"];
 
 /// A database of the user's that is not the journal's, and how its engine writes parameters.
 type OtherDatabase = (Arc<dyn Guarded>, Dialect);
@@ -84,13 +84,6 @@ pub(super) fn read_routes(
                 complete = false;
             }
             used.push(machine.name().to_owned());
-        }
-        if ordering.is_serial() && ground.dialect == Dialect::Mysql {
-            table.problem(
-                table.span(),
-                "`order = \"entity\"`, `newer_only` and `machine` are not part of this version yet on MySQL",
-            );
-            complete = false;
         }
         let placing = read_route(&mut table, ground, &mut declared, ordering);
         if placing.as_ref().is_some_and(|placing| remembers_elsewhere(&placing.route)) {
@@ -167,7 +160,10 @@ fn read_route(
     let concurrency =
         table.take_number("concurrency", 1..=1_000).and_then(|number| usize::try_from(number).ok());
     let breaker = read_breaker(table.take_table("breaker", "[route.breaker]"));
-    let known = Known { result: after.is_some(), state: ordering.machine.is_some() };
+    let written = table.take_table_if_written("fetch", "fetch");
+    let known =
+        Known { result: after.is_some(), state: ordering.machine.is_some(), current: written.is_some() };
+    let fetch = written.map(read_fetch);
     let handler = read_handler(table, known, ground);
     let usual = match &handler {
         Some(Handler::Http(_) | Handler::Elsewhere(_)) => RetryPolicy::patient(),
@@ -186,6 +182,7 @@ fn read_route(
     route.concurrency = concurrency.unwrap_or(route.concurrency);
     route.breaker = breaker;
     route.ordering = ordering;
+    route.fetch = fetch.map_or(Some(None), |fetch| fetch.map(|fetch| Some(Arc::new(fetch))))?;
     Some(Placing { route, name: name.span(), after: after_span })
 }
 
@@ -301,6 +298,36 @@ struct Known {
     result: bool,
     /// A state machine's state.
     state: bool,
+    /// What is fetched.
+    current: bool,
+}
+
+const NO_CURRENT: &str = "`$current` is what `fetch` finds, and this route has no `fetch`";
+
+/// What the provider is asked before the handler runs. `None` if it cannot be used.
+fn read_fetch(mut table: Table<'_, '_>) -> Option<Fetch> {
+    let url = table.take_string("url");
+    let auth = table.take_parsed("auth", secret_from_reference);
+    let timeout = table.take_duration("timeout");
+    let allow_private = table.take_bool("allow_private").unwrap_or(false);
+    let fetch = match url {
+        None => {
+            table.problem(table.span(), "`fetch` needs a `url`, with {entity} in it");
+            None
+        }
+        Some(url) => {
+            let usual = FetchOptions::new(url.get_ref().as_str());
+            let options = FetchOptions {
+                auth: auth.map(Spanned::into_inner),
+                timeout: timeout.map_or(usual.timeout, Spanned::into_inner),
+                allow_private,
+                ..usual
+            };
+            Fetch::new(&options).map_err(|error| table.problem(url.span(), error)).ok()
+        }
+    };
+    table.finish(&[]);
+    fetch
 }
 
 fn read_retry(mut table: Table<'_, '_>, usual: RetryPolicy) -> RetryPolicy {
@@ -361,7 +388,7 @@ fn read_handler(table: &mut Table<'_, '_>, known: Known, ground: &Ground<'_>) ->
     }
     let several = sql.is_some() && http.is_some();
     let sql = sql.map(|sql| read_sql(sql, known, ground));
-    let http = http.map(|http| read_http(http, known.result));
+    let http = http.map(|http| read_http(http, known));
     match (sql, http) {
         (None, None) => {
             table.problem(table.span(), "a [[route]] needs a handler: [route.sql] or [route.http]");
@@ -379,11 +406,8 @@ fn read_sql(mut table: Table<'_, '_>, known: Known, ground: &Ground<'_>) -> Opti
     let written = table.take_parsed("database", |url| read_database(url, ground));
     let database = written.as_ref().and_then(|database| database.get_ref().clone());
     let dialect = database.as_ref().map_or(ground.dialect, |(_, dialect)| *dialect);
-    if let Some(requires) = requires.as_ref().filter(|_| database.is_some() || dialect == Dialect::Mysql) {
-        table.problem(
-            requires.span(),
-            "`requires` is not part of this version yet for another database or MySQL",
-        );
+    if let Some(requires) = requires.as_ref().filter(|_| database.is_some()) {
+        table.problem(requires.span(), "`requires` is not part of this version yet for another database");
     }
     let bind = read_bindings(&mut table, known);
     let handler = match (statement, bind) {
@@ -485,8 +509,8 @@ fn read_bindings(table: &mut Table<'_, '_>, known: Known) -> Option<BTreeMap<Str
                         "`$state` is the state of a machine, and this route has no `machine`",
                     );
                 }
-                if expression.needs_current() {
-                    table.problem(text.span(), "`$current` is not part of this version yet");
+                if expression.needs_current() && !known.current {
+                    table.problem(text.span(), NO_CURRENT);
                 }
                 bind.insert(name.into_inner(), expression);
             }
@@ -499,7 +523,7 @@ fn read_bindings(table: &mut Table<'_, '_>, known: Known) -> Option<BTreeMap<Str
     complete.then_some(bind)
 }
 
-fn read_http(mut table: Table<'_, '_>, follows: bool) -> Option<Handler> {
+fn read_http(mut table: Table<'_, '_>, known: Known) -> Option<Handler> {
     let url = table.take_string("url");
     let secret = table.take_parsed("secret", secret_from_reference);
     let timeout = table.take_duration("timeout");
@@ -512,8 +536,11 @@ fn read_http(mut table: Table<'_, '_>, follows: bool) -> Option<Handler> {
         "result" => Ok(OnClientError::Result),
         other => Err(format!("{other:?} is not \"retry\", \"dead\" or \"result\"")),
     });
-    if let Some(body) = body.as_ref().filter(|body| body.get_ref().needs_result() && !follows) {
+    if let Some(body) = body.as_ref().filter(|body| body.get_ref().needs_result() && !known.result) {
         table.problem(body.span(), NO_RESULT);
+    }
+    if let Some(body) = body.as_ref().filter(|body| body.get_ref().needs_current() && !known.current) {
+        table.problem(body.span(), NO_CURRENT);
     }
     if let Some(timeout) = timeout.as_ref().filter(|timeout| *timeout.get_ref() > LONGEST_TIMEOUT) {
         table.problem(

@@ -229,12 +229,42 @@ fn what_cannot_be_read_is_said_with_its_place() {
 }
 
 #[test]
-fn keys_of_later_versions_are_named_as_such() {
-    for text in [
-        "[server.tls]\ncert = \"x\"",
-        "[[route]]\n[route.publish]\nx = 1",
-        "[[route]]\n[route.fetch]\nurl = \"x\"",
+fn r31_what_is_fetched_is_checked_in_the_configuration() {
+    let directory = tempfile::tempdir().unwrap();
+    let secret = directory.path().join("secret");
+    std::fs::write(&secret, "whsec_of_a_source_that_fetches").unwrap();
+    let secret = format!("file:{}", secret.display());
+    let config = |fetch: &str, handler: &str| {
+        format!(
+            "[[source]]\nname = \"a\"\nprovider = \"stripe\"\nsecrets = [\"{secret}\"]\n\
+             [[route]]\nname = \"r\"\nsource = \"a\"\n{fetch}\n{handler}\n"
+        )
+    };
+    let current = "[route.sql]\nstatement = \"SELECT :now\"\nbind = { now = \"$current\" }";
+    let body = "[route.http]\nurl = \"http://127.0.0.1:9/\"\nbody = '{{$current/id}}'";
+    for (fetch, handler, said) in [
+        ("", current, "this route has no `fetch`"),
+        ("", body, "this route has no `fetch`"),
+        ("fetch = { auth = \"x\" }", current, "`fetch` needs a `url`"),
+        ("fetch = { url = \"https://api.example.com/payouts\" }", current, "needs {entity}"),
+        ("fetch = { url = \"http://169.254.169.254/{entity}\" }", current, "allow_private"),
+        ("fetch = { url = \"https://api.example.com/{entity}\", cache = true }", current, "cache"),
+        ("fetch = { url = \"https://api.example.com/{entity}\", timeout = \"1h\" }", current, "timeout"),
     ] {
+        let problems = Config::parse("x.toml", &config(fetch, handler)).unwrap_err().to_string();
+        assert!(problems.contains(said), "{fetch} {handler}: {problems}");
+    }
+    let whole =
+        "fetch = { url = \"https://api.example.com/{entity}\", timeout = \"5s\", allow_private = true }";
+    for handler in [current, body] {
+        let parsed = Config::parse("x.toml", &config(whole, handler));
+        assert!(parsed.is_ok(), "{}", parsed.unwrap_err());
+    }
+}
+
+#[test]
+fn keys_of_later_versions_are_named_as_such() {
+    for text in ["[server.tls]\ncert = \"x\"", "[[route]]\n[route.publish]\nx = 1"] {
         let problems = Config::parse("x.toml", text).unwrap_err();
         assert!(
             problems.list.iter().any(|problem| problem.message.contains("is not part of this version yet")),
@@ -322,7 +352,8 @@ fn the_default_file_shows_the_defaults() {
     }
     let mail_secret = directory.path().join("mail.secret");
     std::fs::write(&mail_secret, "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw").unwrap();
-    let text = text.replace("env:MAIL_SECRET", &format!("file:{}", mail_secret.display()));
+    let mail_secret = format!("file:{}", mail_secret.display());
+    let text = text.replace("env:MAIL_SECRET", &mail_secret).replace("env:STRIPE_KEY", &mail_secret);
     // The rest of the line with the marker.
     let text = text.replacen(" Without a route they are kept", "# Without a route they are kept", 1);
     let config = Config::parse("routes", &text).unwrap_or_else(|problems| panic!("{problems}"));

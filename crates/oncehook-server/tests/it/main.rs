@@ -33,6 +33,8 @@ mod mysql;
 #[cfg(test)]
 mod operate;
 #[cfg(test)]
+mod ordering;
+#[cfg(test)]
 mod postgres;
 #[cfg(test)]
 mod postgres_failover;

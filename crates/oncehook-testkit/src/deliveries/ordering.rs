@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use oncehook::delivery::{Failure, Settled, Verdict};
 use oncehook::event::{EventId, NewEvent};
-use oncehook::journal::Verb;
+use oncehook::journal::{Retention, Verb};
 use oncehook::machine::{Machine, Misfit, Transition};
 use oncehook::ordering::{OnDead, Ordering, Parking};
 use oncehook::route::Route;
@@ -14,7 +14,7 @@ use oncehook_verify::UnixMicros;
 use super::{Case, WholeJournal, at, dead, failed, order, order_for, route, routed, succeeded};
 use crate::journal::{Subject, append, run};
 
-/// Runs every behaviour, each on a journal of its own. For journals that keep lines; MySQL's does not yet, and refuses such routes.
+/// Runs every behaviour, each on a journal of its own.
 pub async fn exercise_ordering<J: WholeJournal>(subject: &Subject<J>) {
     run(subject, one_at_a_time_in_the_order_of_arrival).await;
     run(subject, the_providers_sequence_comes_before_arrival).await;
@@ -26,6 +26,7 @@ pub async fn exercise_ordering<J: WholeJournal>(subject: &Subject<J>) {
     run(subject, what_is_given_back_is_next).await;
     run(subject, a_skipped_one_in_the_middle_is_passed).await;
     run(subject, a_line_is_freed_when_its_route_has_no_order_any_more).await;
+    run(subject, a_crowd_hides_no_line_whose_head_was_forgotten).await;
     run(subject, older_events_are_superseded).await;
     run(subject, equal_and_unknown_versions_go_on).await;
     run(subject, parked_ones_are_woken_by_their_entity).await;
@@ -261,6 +262,35 @@ async fn a_line_is_freed_when_its_route_has_no_order_any_more<J: WholeJournal>(c
 
 fn newer_only() -> Arc<Route> {
     with(Ordering { newer_only: true, ..Ordering::default() })
+}
+
+async fn a_crowd_hides_no_line_whose_head_was_forgotten<J: WholeJournal>(case: Case<J>) {
+    let route = ordered();
+    case.append(about("hot", "hot")).await;
+    case.run_one(&route, Verdict::RetryAt(at(1_000_000), failed("later"))).await;
+    append(&*case.journal, (0..1_100).map(|number| about(&format!("hot{number:04}"), "hot"))).await;
+    while case.journal.backlog().await.unwrap()[0].blocked < 1_100 {
+        assert_eq!(case.claim(&route).await.len(), 0);
+    }
+    case.set_clock(10);
+    case.append(about("cold1", "cold")).await;
+    case.run_one(&route, dead("no")).await;
+    case.append(about("cold2", "cold")).await;
+    assert_eq!(case.claim(&route).await.len(), 0, "the dead one is before it");
+    case.set_clock(5_000);
+    let age = Duration::from_secs(100);
+    let retention = Retention { payload: age, dead: Some(age), audit: age, batch: 100 };
+    let mut forgotten = 0;
+    loop {
+        let batch = case.journal.forget(retention).await.unwrap();
+        forgotten += batch.events;
+        if !batch.more {
+            break;
+        }
+    }
+    assert_eq!(forgotten, 1);
+    case.journal.reclaim(Arc::clone(&route)).await.unwrap();
+    assert_eq!(case.keys(&route).await, ["cold2"]);
 }
 
 async fn older_events_are_superseded<J: WholeJournal>(case: Case<J>) {

@@ -19,7 +19,7 @@ pub use elsewhere::{Elsewhere, Guarded};
 pub use function::Function;
 #[cfg(feature = "postgres")]
 pub use function::{OnPostgres, PostgresTransaction};
-pub use http::{HttpHandler, HttpOptions, OnClientError};
+pub use http::{Fetch, FetchOptions, HttpHandler, HttpOptions, OnClientError};
 pub use sql::{Dialect, SqlHandler};
 pub use value::{Expression, Found, Lookup, Template};
 

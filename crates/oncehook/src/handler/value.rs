@@ -281,6 +281,12 @@ impl Template {
         self.places.needs_result()
     }
 
+    /// Whether it needs what is fetched from the provider.
+    #[must_use]
+    pub fn needs_current(&self) -> bool {
+        self.places.any(Expression::needs_current)
+    }
+
     /// The text with its places filled.
     pub fn fill(&self, event: &HandedEvent) -> Result<String, Failure> {
         let found = self.places.find(event)?;

@@ -29,11 +29,6 @@ pub trait Deliveries: Send + Sync + 'static {
     /// Looking for work, claiming and renewing change nothing here, or a worker would wake itself.
     fn changes(&self) -> watch::Receiver<u64>;
 
-    /// Whether it can park deliveries ([`Verdict::Parked`]). Where it cannot, what is put off is a failure that is tried again.
-    fn parks(&self) -> bool {
-        true
-    }
-
     /// Runs due deliveries of a `sql` route: takes up to `limit` in a transaction, runs the statements, settles, commits.
     /// A failing delivery costs only itself.
     fn apply(&self, route: Arc<Route>, limit: usize) -> BoxFuture<'_, Result<Progress, WorkError>>;
@@ -57,7 +52,8 @@ pub trait Deliveries: Send + Sync + 'static {
         lease: Duration,
     ) -> BoxFuture<'_, Result<Vec<Claim>, WorkError>>;
 
-    /// Runs a `function` route on leased deliveries and settles each in the transaction of its effect.
+    /// Runs a `function` route on leased deliveries, or a `sql` route that fetched something for them, and settles each in the
+    /// transaction of its effect.
     fn call(&self, route: Arc<Route>, claims: Vec<Claim>) -> BoxFuture<'_, Result<Vec<Settled>, WorkError>>;
 
     /// Settles attempts. One transaction, one answer per settlement, in order.

@@ -4,14 +4,19 @@
 //! Promises: a delivery to another database is declared dead only after its guard there is void, so that no attempt that
 //! was forgotten can take effect afterwards. As long as that cannot be written, it is not dead: it waits.
 //!
-//! Does not: settle. It says what each attempt came to.
+//! Where the route fetches the current state of an entity, that comes first, one delivery at a time; what then runs inside the
+//! journal is settled there, in the transaction of its effect.
+//!
+//! Does not: settle anything else. It says what each attempt came to.
 
 use std::sync::Arc;
 
 use crate::clock::Clock;
-use crate::delivery::{Cause, Claim, Failure, Fence, Remedy};
+use crate::delivery::{Cause, Claim, Failure, Fence, Remedy, Settled};
 use crate::handler::elsewhere::{Applied, Voided};
-use crate::handler::{Elsewhere, HttpHandler};
+use crate::handler::{Elsewhere, Fetch, HttpHandler};
+use crate::journal::Deliveries;
+use crate::route::Route;
 
 /// Deliveries that share a transaction in another database.
 const BATCH: usize = 64;
@@ -25,6 +30,8 @@ pub(super) enum Came {
     Took(Option<String>),
     /// It failed.
     Failed(Failure),
+    /// It ran inside the journal, which has settled it, or found that it was not the latest attempt any more.
+    Settled(Settled),
     /// It is given back, and not held against the delivery.
     Back {
         /// Whether that is because the destination could not be reached.
@@ -34,40 +41,68 @@ pub(super) enum Came {
 
 /// What a lane runs.
 #[derive(Clone)]
-pub(super) enum Errand {
+pub(super) struct Errand {
+    /// What the provider is asked first.
+    fetch: Option<Arc<Fetch>>,
+    what: What,
+}
+
+/// What is done with a delivery.
+#[derive(Clone)]
+pub(super) enum What {
     /// A request.
     Http(Arc<HttpHandler>),
     /// Statements in another database, for a journal of that mark.
     Elsewhere(Arc<Elsewhere>, i64),
+    /// What runs inside the journal, in the transaction that settles it.
+    Inside(Arc<dyn Deliveries>, Arc<Route>),
 }
 
 impl Errand {
+    /// For a route, behind what it fetches.
+    pub(super) fn new(route: &Route, what: What) -> Self {
+        Self { fetch: route.fetch.clone(), what }
+    }
+
     /// How many deliveries go together.
     pub(super) fn batch(&self) -> usize {
-        match self {
-            Self::Http(_) => 1,
-            Self::Elsewhere(..) => BATCH,
+        match self.what {
+            What::Elsewhere(..) if self.fetch.is_none() => BATCH,
+            What::Http(_) | What::Elsewhere(..) | What::Inside(..) => 1,
         }
     }
 
     /// How many batches may be under way, if the route says so many.
     pub(super) fn at_once(&self, concurrency: usize) -> usize {
-        match self {
-            Self::Http(_) => concurrency,
-            Self::Elsewhere(..) => concurrency.min(BATCHES_AT_ONCE),
+        match self.what {
+            What::Elsewhere(..) if self.fetch.is_none() => concurrency.min(BATCHES_AT_ONCE),
+            What::Http(_) | What::Elsewhere(..) | What::Inside(..) => concurrency,
         }
     }
 
     /// What an attempt came to that panicked. Nobody has asked the guard, so in another database it is not the end.
     pub(super) fn panicked(&self, claim: &Claim, told: &str) -> Came {
-        match self {
-            Self::Elsewhere(..) if claim.fence.attempt >= claim.attempt_limit => Came::Back { down: true },
-            Self::Http(_) | Self::Elsewhere(..) => Came::Failed(Failure::retry(Cause::Ours, told)),
+        match self.what {
+            What::Elsewhere(..) if claim.fence.attempt >= claim.attempt_limit => Came::Back { down: true },
+            What::Http(_) | What::Elsewhere(..) | What::Inside(..) => {
+                Came::Failed(Failure::retry(Cause::Ours, told))
+            }
         }
     }
 
     /// Runs a batch. One outcome per claim, in order.
     pub(super) async fn run(&self, claims: &[Claim], clock: &Clock) -> Vec<Came> {
+        let Some(fetch) = &self.fetch else { return self.what.run(claims, clock).await };
+        let mut came = Vec::with_capacity(claims.len());
+        for claim in claims {
+            came.extend(self.what.run_with(fetch, claim.clone(), clock).await);
+        }
+        came
+    }
+}
+
+impl What {
+    async fn run(&self, claims: &[Claim], clock: &Clock) -> Vec<Came> {
         match self {
             Self::Http(handler) => {
                 let mut came = Vec::with_capacity(claims.len());
@@ -80,7 +115,35 @@ impl Errand {
                 came
             }
             Self::Elsewhere(elsewhere, mark) => run_elsewhere(elsewhere, *mark, claims).await,
+            Self::Inside(deliveries, route) => {
+                match deliveries.call(Arc::clone(route), claims.to_vec()).await {
+                    Ok(settled) => settled.into_iter().map(Came::Settled).collect(),
+                    // The journal refused, and nothing was done.
+                    Err(error) => {
+                        tracing::debug!(route = route.name.as_str(), %error, "the journal refused work");
+                        claims.iter().map(|_| Came::Back { down: false }).collect()
+                    }
+                }
+            }
         }
+    }
+
+    /// Fetches, and goes on with what was found.
+    async fn run_with(&self, fetch: &Fetch, mut claim: Claim, clock: &Clock) -> Vec<Came> {
+        // An attempt beyond the limit only asks the guard of another database what came of the last one.
+        if claim.fence.attempt <= claim.attempt_limit {
+            match fetch.get(&claim.event).await {
+                Ok(current) => claim.event.current = Some(current),
+                Err(failure) => {
+                    let mut came = vec![Came::Failed(failure)];
+                    if let Self::Elsewhere(elsewhere, mark) = self {
+                        void_the_dead(elsewhere, *mark, &[claim], &mut came).await;
+                    }
+                    return came;
+                }
+            }
+        }
+        self.run(&[claim], clock).await
     }
 }
 

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use tokio::sync::watch;
 
-use super::errand::Errand;
+use super::errand::{Errand, What};
 use super::lane::rest;
 use super::{AFTER_TROUBLE, Pace, Shared, outside};
 use crate::delivery::DeliveryId;
@@ -40,7 +40,7 @@ pub(super) async fn run(
             }
         }
     };
-    let errand = Errand::Elsewhere(Arc::clone(&elsewhere), mark);
+    let errand = Errand::new(&route, What::Elsewhere(Arc::clone(&elsewhere), mark));
     let errands = outside::run(Arc::clone(&shared), Arc::clone(&route), errand, end.clone());
     if mark == NO_MARK {
         return errands.await;

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use oncehook_verify::UnixMicros;
 use tokio::sync::watch;
 
-use super::errand::Errand;
+use super::errand::{Errand, What};
 use super::{AFTER_TROUBLE, LOOK_EVERY, Shared, guards, outside};
 use crate::delivery::{RouteName, Settled};
 use crate::handler::Handler;
@@ -28,10 +28,19 @@ pub(super) async fn run(shared: Arc<Shared>, route: Arc<Route>, mut end: watch::
             return;
         }
     }
-    match route.handler.clone() {
-        Handler::Http(handler) => return outside::run(shared, route, Errand::Http(handler), end).await,
-        Handler::Elsewhere(elsewhere) => return guards::run(shared, route, elsewhere, end).await,
-        Handler::Sql(_) | Handler::Function(_) => {}
+    match (route.handler.clone(), route.fetch.is_some()) {
+        (Handler::Http(handler), _) => {
+            let errand = Errand::new(&route, What::Http(handler));
+            return outside::run(shared, route, errand, end).await;
+        }
+        (Handler::Elsewhere(elsewhere), _) => return guards::run(shared, route, elsewhere, end).await,
+        // To ask somebody takes time, and nothing is locked meanwhile: leased, and run inside the journal afterwards.
+        (Handler::Sql(_) | Handler::Function(_), true) => {
+            let inside = What::Inside(Arc::clone(&shared.deliveries), Arc::clone(&route));
+            let errand = Errand::new(&route, inside);
+            return outside::run(shared, route, errand, end).await;
+        }
+        (Handler::Sql(_) | Handler::Function(_), false) => {}
     }
     let mut changes = shared.deliveries.changes();
     let mut paused = shared.paused.subscribe();

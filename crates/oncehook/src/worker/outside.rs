@@ -165,6 +165,13 @@ impl Lane {
                 self.breaker.succeeded();
                 Verdict::Succeeded(result)
             }
+            Came::Settled(settled) => {
+                // The provider has told what was asked.
+                self.breaker.succeeded();
+                let metrics = self.shared.metrics.route(self.route.name.as_str());
+                metrics.settled(usize::from(settled == Settled::Done));
+                return;
+            }
             Came::Back { down } => {
                 let now = Instant::now();
                 if down {
@@ -188,11 +195,7 @@ impl Lane {
                 let (attempt, limit) = (claim.fence.attempt, claim.attempt_limit);
                 let tried = Tried { attempt, limit, parked_at: claim.parked_at };
                 let (now, chance) = (self.shared.clock.steady(), self.chance.draw());
-                if self.shared.deliveries.parks() {
-                    self.route.after_failure(failure, tried, now, chance)
-                } else {
-                    self.route.retry.after_failure(failure, attempt, limit, now, chance)
-                }
+                self.route.after_failure(failure, tried, now, chance)
             }
         };
         let followups = self.route.followups.clone();

@@ -11,7 +11,7 @@ use oncehook::handler::{Dialect, Handler, SqlHandler};
 use oncehook::journal::mysql::{MysqlJournal, MysqlOptions, OpenError};
 use oncehook::journal::{AppendError, Appended, Deliveries, Durability, Journal, Verdict};
 use oncehook::route::Route;
-use oncehook_testkit::deliveries::{compare_deliveries, exercise_deliveries};
+use oncehook_testkit::deliveries::{compare_deliveries, exercise_deliveries, exercise_ordering};
 use oncehook_testkit::journal::{NOW, Subject, append, event, exercise, try_append};
 use oncehook_testkit::model::compare;
 use oncehook_testkit::mysql::Server;
@@ -45,6 +45,11 @@ async fn r12_random_histories_end_on_mysql_as_in_the_reference() {
 #[tokio::test(flavor = "multi_thread")]
 async fn r14_mysql_hands_out_work_like_a_journal() {
     exercise_deliveries(&subject()).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn r13_r24_r29_r30_mysql_keeps_the_lines_of_entities() {
+    exercise_ordering(&subject()).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

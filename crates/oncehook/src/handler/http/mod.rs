@@ -13,6 +13,7 @@
 
 mod answer;
 mod client;
+mod fetch;
 mod headers;
 
 use std::fmt;
@@ -29,6 +30,7 @@ use super::Template;
 use crate::delivery::{Claim, Failure};
 use crate::outbound::{Guard, Names, SystemNames};
 use answer::{Answer, Destination};
+pub use fetch::{Fetch, FetchOptions};
 use headers::Headers;
 
 /// No exchange may take longer: whoever waits holds one of the route's few places.

@@ -13,12 +13,15 @@ use std::time::{Duration, Instant};
 use oncehook_verify::UnixMicros;
 
 use super::connection::{EngineError, Session};
+use super::lines::{self, Came};
 use super::queue::{self, Due, Ended, Held, Locked};
+use super::turn::{self, One, Turns};
 use super::user_sql::{self, Bound, Prepared, Trouble};
-use crate::delivery::{Failure, Fence, Verdict};
+use crate::delivery::{Claim, Failure, Fence, Settled, Verdict};
 use crate::handler::SqlHandler;
 use crate::journal::Progress;
-use crate::route::Route;
+use crate::ordering::{Company, Mark};
+use crate::route::{KnownLines, Route, Tried};
 
 /// Deliveries that run alone end after this time, so that the worker looks up now and then.
 const ALONE_TIME: Duration = Duration::from_secs(2);
@@ -32,27 +35,136 @@ pub(super) async fn sql(
     limit: usize,
     draw: impl FnMut() -> f64 + Send,
 ) -> Result<Progress, EngineError> {
+    if route.ordering.is_serial() {
+        return sql_in_turn(session, given, route, handler, limit, draw).await;
+    }
     let Locked { due, count, now } = queue::due(session, given, route, limit, None).await?;
     if due.is_empty() {
         // Nothing of the user's is asked for while there is nothing to do.
         session.run("ROLLBACK").await?;
         return Ok(Progress::default());
     }
-    let prepared = match user_sql::prepare(session, handler).await {
-        Ok(prepared) => Ok(prepared),
-        Err(Trouble::Failed(failure)) => Err(failure),
-        Err(Trouble::Collision) => return Err(EngineError::other("a statement could not be prepared now")),
-        Err(Trouble::Engine(error)) => return Err(error),
-    };
+    let prepared = prepare(session, handler).await?;
     let full = count == limit || due.len() < count;
     let mut batch = Batch { session, given, route, handler, prepared, draw, progress: Progress::default() };
     let (fresh, failed_before): (Vec<Due>, Vec<Due>) = due.into_iter().partition(|due| due.attempt == 0);
     let left = match batch.together(&fresh, now).await? {
-        Together::Done => batch.alone(failed_before).await?,
-        Together::Spoilt => batch.alone(fresh.into_iter().chain(failed_before).collect()).await?,
+        Together::Done => batch.alone(ones(&failed_before).collect()).await?,
+        Together::Spoilt => batch.alone(ones(&fresh).chain(ones(&failed_before)).collect()).await?,
     };
     batch.progress.more = full || left > 0;
     Ok(batch.progress)
+}
+
+/// The same for a route that looks at entities: those whose turn it is.
+async fn sql_in_turn(
+    session: &mut Session,
+    given: Option<i64>,
+    route: &Route,
+    handler: &SqlHandler,
+    limit: usize,
+    draw: impl FnMut() -> f64 + Send,
+) -> Result<Progress, EngineError> {
+    let now = session.now(given).await?;
+    let company = Company::OneTransaction;
+    let Turns { run, alone, passed, full } =
+        turn::take(session, now, route, company, (limit, usize::MAX), None).await?;
+    if run.is_empty() && alone.is_empty() {
+        session.run("COMMIT").await?;
+        return Ok(Progress { more: full, ..passed });
+    }
+    let prepared = prepare(session, handler).await?;
+    let due = queue::chosen(session, route, run).await?;
+    let progress = Progress { more: full, ..Progress::default() };
+    let mut batch = Batch { session, given, route, handler, prepared, draw, progress };
+    let left = match batch.together(&due, UnixMicros(now)).await? {
+        Together::Done => {
+            batch.add(passed);
+            batch.alone(alone).await?
+        }
+        // What was settled without running is undone too, and comes again.
+        Together::Spoilt => {
+            batch.progress.more = true;
+            batch.alone(ones(&due).chain(alone).collect()).await?
+        }
+    };
+    batch.progress.more |= left > 0;
+    Ok(batch.progress)
+}
+
+/// The user's statements, or why they cannot even be prepared.
+async fn prepare(
+    session: &mut Session,
+    handler: &SqlHandler,
+) -> Result<Result<Prepared, Failure>, EngineError> {
+    match user_sql::prepare(session, handler).await {
+        Ok(prepared) => Ok(Ok(prepared)),
+        Err(Trouble::Failed(failure)) => Ok(Err(failure)),
+        Err(Trouble::Collision) => Err(EngineError::other("a statement could not be prepared now")),
+        Err(Trouble::Engine(error)) => Err(error),
+    }
+}
+
+/// What a leased delivery needs to be run and settled.
+pub(super) struct Leased<'l> {
+    pub(super) given: Option<i64>,
+    /// From which the due times of verdicts are counted.
+    pub(super) from: UnixMicros,
+    pub(super) route: &'l Route,
+    /// The rules of routes that look at entities.
+    pub(super) lines: &'l KnownLines,
+    pub(super) handler: &'l SqlHandler,
+    pub(super) claim: &'l Claim,
+    pub(super) chance: f64,
+}
+
+impl Leased<'_> {
+    /// Runs the statements and settles the delivery in the same transaction. Returns also whether something that was parked is
+    /// due now.
+    pub(super) async fn run(&self, session: &mut Session) -> Result<(Settled, bool), EngineError> {
+        let verdict = match self.effect(session).await {
+            Ok(Ok(result)) => Verdict::Succeeded(result),
+            Ok(Err(failure)) | Err(Trouble::Failed(failure)) => {
+                // What it did is undone before its failure is written down.
+                session.run("ROLLBACK").await?;
+                let (attempt, limit) = (self.claim.fence.attempt, self.claim.attempt_limit);
+                let tried = Tried { attempt, limit, parked_at: self.claim.parked_at };
+                self.route.after_failure(failure, tried, self.from, self.chance)
+            }
+            Err(Trouble::Collision) => return Err(EngineError::other("other transactions were in the way")),
+            Err(Trouble::Engine(error)) => return Err(error),
+        };
+        if let Verdict::Dead(failure) = &verdict {
+            let (event, route) = (self.claim.event.id, self.route.name.as_str());
+            tracing::error!(%event, route, error = failure.message.as_str(), "a delivery is dead");
+        }
+        let ended = [Ended { fence: &self.claim.fence, verdict: &verdict, followups: &self.route.followups }];
+        let (done, woken) =
+            queue::settle_along_the_line(session, self.given, self.from, &ended, self.lines).await?;
+        if done.is_empty() {
+            session.run("ROLLBACK").await?;
+            return Ok((Settled::Lost, false));
+        }
+        session.run("COMMIT").await?;
+        Ok((Settled::Done, woken))
+    }
+
+    async fn effect(&self, session: &mut Session) -> Result<Outcome, Trouble> {
+        let prepared = user_sql::prepare(session, self.handler).await?;
+        let values = match self.handler.values(&self.claim.event) {
+            Ok(values) => values,
+            Err(failure) => return Ok(Err(failure)),
+        };
+        crate::crash::point(if self.route.after.is_some() { "in_follow_up" } else { "in_handler" });
+        let bound = vec![user_sql::bind(self.handler, &values)];
+        let ran = user_sql::run(session, &prepared, bound).await?;
+        crate::crash::point("after_effect");
+        Ok(ran.into_iter().next().unwrap_or(Ok(None)))
+    }
+}
+
+fn ones(due: &[Due]) -> impl Iterator<Item = One> + '_ {
+    due.iter().map(|due| (due.event.id, due.epoch, due.attempt))
 }
 
 enum Together {
@@ -77,6 +189,18 @@ struct Batch<'b, D> {
 type Outcome = Result<Option<String>, Failure>;
 
 impl<D: FnMut() -> f64 + Send> Batch<'_, D> {
+    /// Whether a delivery that did not take effect has others of its entity behind it, which count on it.
+    fn is_counted_on(&self, due: &[Due], outcomes: &[Outcome]) -> bool {
+        self.route.ordering.is_serial()
+            && due.iter().zip(outcomes).enumerate().any(|(place, (delivery, outcome))| {
+                let behind = due.iter().skip(place + 1);
+                let entity = delivery.event.entity.as_ref();
+                outcome.is_err()
+                    && entity.is_some()
+                    && behind.map(|due| due.event.entity.as_ref()).any(|other| other == entity)
+            })
+    }
+
     /// Ends the transaction that was begun: all in it, or none.
     async fn together(&mut self, due: &[Due], now: UnixMicros) -> Result<Together, EngineError> {
         if due.is_empty() {
@@ -108,7 +232,12 @@ impl<D: FnMut() -> f64 + Send> Batch<'_, D> {
                 return Ok(Together::Spoilt);
             }
         };
-        let complete = outcomes.into_iter().map(|early| early.unwrap_or_else(|| Ok(ran.next().flatten())));
+        let complete = outcomes.into_iter().map(|early| early.or_else(|| ran.next()).unwrap_or(Ok(None)));
+        let complete: Vec<Outcome> = complete.collect();
+        if self.is_counted_on(due, &complete) {
+            self.session.run("ROLLBACK").await?;
+            return Ok(Together::Spoilt);
+        }
         let settled = due.iter().zip(complete).collect::<Vec<_>>();
         crate::crash::point("after_effect");
         let progress = match self.settle(settled, now).await {
@@ -126,11 +255,11 @@ impl<D: FnMut() -> f64 + Send> Batch<'_, D> {
     }
 
     /// Each in its own transaction. Returns how many were left for the next time.
-    async fn alone(&mut self, due: Vec<Due>) -> Result<usize, EngineError> {
+    async fn alone(&mut self, due: Vec<One>) -> Result<usize, EngineError> {
         let started = Instant::now();
         let mut left = 0;
         for delivery in due {
-            if started.elapsed() >= ALONE_TIME || !self.one(&delivery).await? {
+            if started.elapsed() >= ALONE_TIME || !self.one(delivery).await? {
                 left += 1;
             }
         }
@@ -138,16 +267,26 @@ impl<D: FnMut() -> f64 + Send> Batch<'_, D> {
     }
 
     /// One delivery. `false`: another transaction was in the way, and it stays due.
-    async fn one(&mut self, delivery: &Due) -> Result<bool, EngineError> {
-        let Locked { due, now, .. } =
-            queue::due(self.session, self.given, self.route, 1, Some(delivery)).await?;
+    async fn one(&mut self, delivery: One) -> Result<bool, EngineError> {
+        let (due, now) = if self.route.ordering.is_serial() {
+            let now = self.session.now(self.given).await?;
+            let company = Company::OneTransaction;
+            let Turns { run, passed, .. } =
+                turn::take(self.session, now, self.route, company, (1, 1), Some(delivery)).await?;
+            self.add(passed);
+            (queue::chosen(self.session, self.route, run).await?, UnixMicros(now))
+        } else {
+            let Locked { due, now, .. } =
+                queue::due(self.session, self.given, self.route, 1, Some(delivery)).await?;
+            (due, now)
+        };
         let Some(delivery) = due.first() else {
-            // Somebody else has it, or had it.
+            // Somebody else has it, or had it; or it is not its turn, or settled already.
             self.session.run("COMMIT").await?;
             return Ok(true);
         };
         let outcome = match self.effect(delivery).await {
-            Ok(result) => Ok(result),
+            Ok(outcome) => outcome,
             Err(Trouble::Failed(failure)) => Err(failure),
             Err(Trouble::Collision) => {
                 self.session.run("ROLLBACK").await?;
@@ -162,15 +301,15 @@ impl<D: FnMut() -> f64 + Send> Batch<'_, D> {
     }
 
     /// The user's statements for one delivery; if they fail, what they did is undone and the transaction goes on.
-    async fn effect(&mut self, delivery: &Due) -> Result<Option<String>, Trouble> {
+    async fn effect(&mut self, delivery: &Due) -> Result<Outcome, Trouble> {
         let prepared = self.prepared.as_ref().map_err(|failure| Trouble::Failed(failure.clone()))?;
         let bound = self.bind(delivery).map_err(Trouble::Failed)?;
         self.crash_point();
         self.session.run("SAVEPOINT oncehook_effect").await.map_err(Trouble::Engine)?;
         match user_sql::run(self.session, prepared, vec![bound]).await {
-            Ok(results) => {
+            Ok(outcomes) => {
                 crate::crash::point("after_effect");
-                Ok(results.into_iter().next().flatten())
+                Ok(outcomes.into_iter().next().unwrap_or(Ok(None)))
             }
             Err(Trouble::Failed(failure)) => {
                 // If the server has ended the transaction by itself, this fails, and nothing more is written.
@@ -197,36 +336,43 @@ impl<D: FnMut() -> f64 + Send> Batch<'_, D> {
     ) -> Result<Progress, EngineError> {
         let mut progress = Progress::default();
         let mut settlements = Vec::with_capacity(outcomes.len());
+        let mut handed = Vec::with_capacity(outcomes.len());
         for (delivery, outcome) in outcomes {
+            handed.push(&delivery.event);
             let fence = Fence { delivery: delivery.id(self.route), attempt: delivery.attempt + 1 };
             let verdict = match outcome {
                 Ok(result) => Verdict::Succeeded(result),
-                Err(failure) => self.route.retry.after_failure(
-                    failure,
-                    fence.attempt,
-                    delivery.attempt_limit,
-                    now,
-                    (self.draw)(),
-                ),
+                Err(failure) => {
+                    let Due { attempt_limit: limit, parked_at, .. } = *delivery;
+                    let tried = Tried { attempt: fence.attempt, limit, parked_at };
+                    self.route.after_failure(failure, tried, now, (self.draw)())
+                }
             };
-            match &verdict {
-                Verdict::Succeeded(_) => progress.succeeded += 1,
-                Verdict::RetryAt(..) => progress.retrying += 1,
-                Verdict::Dead(failure) => progress.dead.push((delivery.event.id, failure.message.clone())),
-                Verdict::Parked(..) | Verdict::Superseded(_) => {}
-            }
+            progress.count(delivery.event.id, &verdict);
             settlements.push((fence, verdict));
         }
         let followups = &self.route.followups;
         let ended: Vec<_> =
             settlements.iter().map(|(fence, verdict)| Ended { fence, verdict, followups }).collect();
         queue::settle(self.session, now.0, now, Held::Lock, &ended).await?;
+        let came: Vec<Came<'_>> = handed
+            .iter()
+            .zip(&settlements)
+            .filter_map(|(event, (_, verdict))| {
+                let mark = Mark { version: event.version, at: event.occurred_at };
+                Some(Came { entity: event.entity.as_deref()?, mark, kind: event.kind.as_deref(), verdict })
+            })
+            .collect();
+        if self.route.ordering.is_serial() {
+            lines::after(self.session, now.0, self.route, &came).await?;
+        }
+        let succeeded = came.iter().filter(|came| matches!(came.verdict, Verdict::Succeeded(_)));
+        let entities = succeeded.map(|came| came.entity).collect();
+        progress.woken = lines::wake_parked(self.session, now.0, &entities).await?;
         Ok(progress)
     }
 
     fn add(&mut self, progress: Progress) {
-        self.progress.succeeded += progress.succeeded;
-        self.progress.retrying += progress.retrying;
-        self.progress.dead.extend(progress.dead);
+        self.progress.add(progress);
     }
 }

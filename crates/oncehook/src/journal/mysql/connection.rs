@@ -158,6 +158,11 @@ impl EngineError {
         self.is_one_of(&[LOCK_WAIT, 1213, 1020])
     }
 
+    /// A column or an index that was to be made is there. (Only one of the servers can be told to make it if it is not.)
+    pub(super) fn is_there_already(&self) -> bool {
+        self.is_one_of(&[1060, 1061])
+    }
+
     /// A row was refused (its data, a constraint, its size): the others are not to blame.
     pub(super) fn blames_a_row(&self) -> bool {
         const DATA: [u16; 12] = [1048, 1062, 1263, 1264, 1265, 1292, 1364, 1366, 1406, 1526, 3819, 4025];

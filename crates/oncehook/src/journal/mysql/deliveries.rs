@@ -8,10 +8,10 @@ use std::time::Duration;
 use oncehook_verify::UnixMicros;
 use tokio::sync::watch;
 
-use super::connection::{EngineError, Session, Tries};
+use super::connection::{EngineError, Tries};
 use super::orders::{self, Refused};
-use super::queue::{self, Ended, Held};
-use super::{MysqlJournal, aliases, apply, forget};
+use super::queue::{self, Ended};
+use super::{MysqlJournal, aliases, apply, forget, lines};
 use crate::delivery::{Claim, DeliveryId, Fence, RouteName, Settled, Settlement, Verdict};
 use crate::handler::{Handler, SqlHandler};
 use crate::journal::{
@@ -57,21 +57,9 @@ fn unavailable(error: EngineError) -> WorkError {
     WorkError::Unavailable(error.told)
 }
 
-/// Order within an entity is not built here yet; running without it would be worse than not running.
-fn no_lines(route: &Route) -> Result<(), WorkError> {
-    if !route.ordering.is_serial() {
-        return Ok(());
-    }
-    let message = format!("route `{}`: order, newer_only and machines do not work on MySQL yet", route.name);
-    Err(WorkError::Unsupported(message))
-}
-
 /// What two batches came to.
 fn sum(mut one: Progress, other: Progress) -> Progress {
-    one.succeeded += other.succeeded;
-    one.retrying += other.retrying;
-    one.dead.extend(other.dead);
-    one.more |= other.more;
+    one.add(other);
     one
 }
 
@@ -98,19 +86,6 @@ impl MysqlJournal {
     }
 }
 
-/// Settles leased attempts in one transaction.
-async fn settle(
-    session: &mut Session,
-    given: Option<i64>,
-    from: UnixMicros,
-    ended: &[Ended<'_>],
-) -> Result<HashSet<Fence>, EngineError> {
-    let now = session.now(given).await?;
-    let settled = queue::settle(session, now, from, Held::Lease, ended).await?;
-    session.run("COMMIT").await?;
-    Ok(settled)
-}
-
 fn micros(time: Duration) -> i64 {
     // A lease of a century is long enough, and leaves room for the time itself.
     i64::try_from(time.as_micros()).unwrap_or(i64::MAX).min(100 * 365 * 86_400_000_000)
@@ -121,13 +96,8 @@ impl Deliveries for MysqlJournal {
         self.shared.changes.subscribe()
     }
 
-    fn parks(&self) -> bool {
-        false
-    }
-
     fn apply(&self, route: Arc<Route>, limit: usize) -> BoxFuture<'_, Result<Progress, WorkError>> {
         Box::pin(async move {
-            no_lines(&route)?;
             let Handler::Sql(handler) = &route.handler else {
                 return Err(WorkError::Unsupported(format!("route `{}` has no statements", route.name)));
             };
@@ -150,7 +120,7 @@ impl Deliveries for MysqlJournal {
             if progress.more {
                 self.busy.lock().unwrap_or_else(PoisonError::into_inner).insert(route.name.clone());
             }
-            if progress.succeeded > 0 && !route.followups.is_empty() {
+            if progress.woken || (progress.succeeded > 0 && !route.followups.is_empty()) {
                 self.shared.changed();
             }
             Ok(progress)
@@ -164,23 +134,42 @@ impl Deliveries for MysqlJournal {
         lease: Duration,
     ) -> BoxFuture<'_, Result<Vec<Claim>, WorkError>> {
         Box::pin(async move {
-            no_lines(&route)?;
             let given = self.shared.given_time();
+            if route.ordering.is_serial() {
+                self.lines.note(&route);
+            }
             let leased =
                 work!(self, |session| queue::lease(&mut session, given, &route, limit, micros(lease)))?;
             let claim = |leased: queue::Leased| Claim {
                 fence: leased.fence,
                 attempt_limit: leased.attempt_limit,
-                parked_at: None,
+                parked_at: leased.parked_at,
                 event: leased.event,
             };
             Ok(leased.into_iter().map(claim).collect())
         })
     }
 
-    fn call(&self, route: Arc<Route>, _claims: Vec<Claim>) -> BoxFuture<'_, Result<Vec<Settled>, WorkError>> {
+    fn call(&self, route: Arc<Route>, claims: Vec<Claim>) -> BoxFuture<'_, Result<Vec<Settled>, WorkError>> {
         Box::pin(async move {
-            Err(WorkError::Unsupported(format!("route `{}`: functions do not run on MySQL yet", route.name)))
+            let Handler::Sql(handler) = &route.handler else {
+                let told = format!("route `{}`: functions do not run on MySQL yet", route.name);
+                return Err(WorkError::Unsupported(told));
+            };
+            let (given, from) = (self.shared.given_time(), self.shared.clock.steady());
+            let mut settled = Vec::with_capacity(claims.len());
+            let mut woken = false;
+            for claim in &claims {
+                let (lines, chance) = (&self.lines, queue::drawing(&self.chance)());
+                let leased = apply::Leased { given, from, route: &route, lines, handler, claim, chance };
+                let (came, also) = work!(self, |session| leased.run(&mut session))?;
+                settled.push(came);
+                woken |= also;
+            }
+            if woken || route.ordering.is_serial() || !route.followups.is_empty() {
+                self.shared.changed();
+            }
+            Ok(settled)
         })
     }
 
@@ -195,11 +184,14 @@ impl Deliveries for MysqlJournal {
                 .map(|Settlement { fence, verdict, followups }| Ended { fence, verdict, followups })
                 .collect();
             let (given, from) = (self.shared.given_time(), self.shared.clock.steady());
-            let mut done = work!(self, |session| settle(&mut session, given, from, &ended))?;
+            let in_line = first.iter().any(|one| self.lines.get(&one.fence.delivery.route).is_some());
+            let lines = &self.lines;
+            let (mut done, woken) =
+                work!(self, |session| queue::settle_leased(&mut session, given, from, &ended, lines))?;
             // A lane knows by itself when its own deliveries are due again.
             let followed =
                 |one: &Settlement| matches!(one.verdict, Verdict::Succeeded(_)) && !one.followups.is_empty();
-            if settlements.iter().any(followed) {
+            if woken || in_line || settlements.iter().any(followed) {
                 self.shared.changed();
             }
             let settled = settlements.iter().map(|settlement| match done.remove(&settlement.fence) {
@@ -229,13 +221,14 @@ impl Deliveries for MysqlJournal {
     fn reclaim(&self, route: Arc<Route>) -> BoxFuture<'_, Result<usize, WorkError>> {
         Box::pin(async move {
             let given = self.shared.given_time();
+            let woken = work!(self, |session| lines::look_again(&mut session, given, &route))?;
             let reclaimed = work!(self, |session| queue::reclaim(
                 &mut session,
                 given,
                 &route,
                 queue::drawing(&self.chance)
             ))?;
-            if reclaimed > 0 {
+            if woken || reclaimed > 0 {
                 self.shared.changed();
             }
             Ok(reclaimed)

@@ -365,7 +365,8 @@ impl Batch<'_> {
                 continue;
             }
             let unanswered = || Trouble::Engine(EngineError::other("a statement was not answered"));
-            let result = ran.next().ok_or_else(unanswered)?;
+            // What has to wait fails as a whole, and the guard goes with it.
+            let result = ran.next().ok_or_else(unanswered)?.map_err(Trouble::Failed)?;
             results.extend(result.clone().map(|result| (&claim.fence, result)));
             outcomes.push(Applied::Done(result));
         }

@@ -14,7 +14,8 @@
 //!
 //! On the way out, `deliveries` is what workers and operators call: `queue` takes and settles deliveries, `apply` runs the
 //! user's statements (`user_sql`) in the transaction that settles them, `orders` does what operators ask, `forget` removes
-//! what is old, `wake` looks for what other nodes did.
+//! what is old, `wake` looks for what other nodes did. Where order matters, `turn` says whose turn it is and `lines` knows who
+//! stands where.
 
 mod aliases;
 mod apply;
@@ -25,6 +26,7 @@ mod forget;
 mod ground;
 mod guard;
 mod incarnation;
+mod lines;
 mod orders;
 mod queries;
 mod queue;
@@ -33,6 +35,7 @@ mod rehearse;
 mod row;
 mod schema;
 mod self_test;
+mod turn;
 mod user_sql;
 mod wake;
 mod writer;
@@ -58,6 +61,7 @@ use crate::clock::Clock;
 use crate::delivery::{DeliveryId, RouteName};
 use crate::event::{EventId, EventIds, NewEvent, NewEvents, SourceName};
 use crate::retry::Chance;
+use crate::route::KnownLines;
 use connection::{Connector, EngineError, Pool, Purpose};
 pub use guard::MysqlElsewhere;
 use reader::Readers;
@@ -157,6 +161,8 @@ pub struct MysqlJournal {
     chance: Mutex<Chance>,
     /// Routes whose last batch was full.
     busy: Mutex<HashSet<RouteName>>,
+    /// The rules of routes that look at entities.
+    lines: KnownLines,
     /// Ends what runs behind the accepts, also by being dropped.
     end: watch::Sender<bool>,
 }
@@ -288,6 +294,7 @@ impl MysqlJournal {
             round: Mutex::default(),
             chance: Mutex::new(Chance::random()),
             busy: Mutex::default(),
+            lines: KnownLines::default(),
             end,
         })
     }

@@ -6,8 +6,9 @@
 use std::collections::BTreeSet;
 
 use super::connection::{EngineError, Session};
+use super::lines;
 use super::queue::{self, route_name};
-use super::row::{id, is_true, small, text};
+use super::row::{id, is_true, list, maybe_text, small, text};
 use crate::delivery::RouteName;
 use crate::journal::{Order, OrderError, Ordered, Pausable, Pause, Verb, Who};
 
@@ -50,6 +51,7 @@ pub(super) async fn carry_out(
     order: &Order,
 ) -> Result<Ordered, Refused> {
     let now = session.now(given).await?;
+    let entity = lock_lines(session, order).await?;
     let held = look(session, order).await?.ok_or(Refused::Unfit(OrderError::NoEvent))?;
     let found = deliveries(session, now, order).await?;
     let latest = found.iter().map(|found| found.epoch).max().unwrap_or(0);
@@ -99,11 +101,34 @@ pub(super) async fn carry_out(
             queue::enqueue(session, now, order.event, 0, new).await?.into_iter().collect()
         }
     };
+    if let Some(entity) = &entity {
+        // Whoever waited for a delivery that was changed may look again.
+        for route in &routes {
+            lines::let_go_on(session, now, route, &[entity]).await?;
+        }
+    }
     let ordered = Ordered { routes: routes.into_iter().collect(), epoch };
     let subject = order.event.to_string();
     write_down(session, now, &order.who, order.verb.as_str(), &subject, Some(&ordered.to_json())).await?;
     session.run("COMMIT").await?;
     Ok(ordered)
+}
+
+/// The event's entity, if it has one. The lines in which its deliveries stand are locked before the deliveries, as workers do it.
+async fn lock_lines(session: &mut Session, order: &Order) -> Result<Option<String>, EngineError> {
+    let sql = "SELECT entity FROM oncehook_events WHERE id = ?";
+    let Some(row) = session.row(sql, vec![id(order.event)]).await? else { return Ok(None) };
+    let entity = maybe_text(&row, 0)?;
+    if let Some(entity) = &entity {
+        let sql = "SELECT DISTINCT route FROM oncehook_deliveries WHERE event = ? ORDER BY route";
+        let rows = session.rows(sql, vec![id(order.event)]).await?;
+        let routes: Vec<String> = rows.iter().map(|row| text(row, 0)).collect::<Result<_, _>>()?;
+        let sql = "SELECT e.scope FROM JSON_TABLE(?, '$[*]' COLUMNS (route VARCHAR(64) CHARACTER SET utf8mb4 PATH '$')) t
+                    STRAIGHT_JOIN oncehook_entities e ON e.scope = t.route AND e.entity = ? FOR UPDATE";
+        let routes = list(routes.into_iter().map(serde_json::Value::from));
+        session.rows(sql, vec![routes, entity.as_str().into()]).await?;
+    }
+    Ok(entity)
 }
 
 /// Whether the event is held; `None` if there is no such event. Until the end of the transaction nobody else orders
@@ -149,7 +174,7 @@ async fn revive(
 ) -> Result<BTreeSet<RouteName>, EngineError> {
     let sql = "UPDATE oncehook_deliveries
                   SET state = IF(attempt > 0, 'retrying', 'ready'), run_at = ?, settled_at = NULL, cause = NULL,
-                      attempt_limit = attempt + ?
+                      attempt_limit = attempt + ?, blocked_at = NULL, parked_at = NULL
                 WHERE event = ? AND route = COALESCE(?, route) AND state IN ('dead', 'retrying', 'parked')";
     let attempts = order.attempts.min(u32::MAX / 2);
     session.change(sql, vec![now.into(), attempts.into(), id(order.event), only(order).into()]).await?;
@@ -175,10 +200,12 @@ async fn skip(
     let sql = "UPDATE oncehook_attempts SET finished_at = ?, outcome = 'lost'
                 WHERE event = ? AND route = COALESCE(?, route) AND finished_at IS NULL";
     session.change(sql, vec![now.into(), id(order.event), only(order).into()]).await?;
-    let sql = "UPDATE oncehook_deliveries SET state = 'skipped', settled_at = ?, lease_until = NULL
+    let sql = "UPDATE oncehook_deliveries
+                  SET state = 'skipped', settled_at = ?, lease_until = NULL, blocked_at = NULL, parked_at = NULL,
+                      run_at = IF(run_at = 9223372036854775807, ?, run_at)
                 WHERE event = ? AND route = COALESCE(?, route)
                   AND state IN ('ready', 'running', 'retrying', 'parked', 'dead')";
-    session.change(sql, vec![now.into(), id(order.event), only(order).into()]).await?;
+    session.change(sql, vec![now.into(), now.into(), id(order.event), only(order).into()]).await?;
     Ok(routes)
 }
 

@@ -13,6 +13,7 @@ use serde_json::json;
 
 use super::connection::{EngineError, Insert, Session};
 use super::row::{IDS, bytes, count, digest, event, id, ids, list, number, text};
+use crate::delivery::RouteName;
 use crate::event::{EventId, NewEvent, SourceName};
 use crate::journal::tally::{Tally, remember};
 use crate::journal::{CONFLICTS_KEPT, DuplicateSeen};
@@ -62,15 +63,15 @@ const KEYS: Insert = Insert {
 
 const EVENTS: Insert = Insert {
     head: "INSERT INTO oncehook_events (id, source, `key`, key_signed, type, entity, occurred_at, received_at, integrity, digest,
-                                        size, headers, body)",
-    row: "(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                                        size, headers, body, version)",
+    row: "(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
     tail: "",
 };
 
 /// The event is new, so its deliveries are: a duplicate here is a broken journal, and an error.
 const DELIVERIES: Insert = Insert {
-    head: "INSERT INTO oncehook_deliveries (event, route, state, run_at)",
-    row: "(?, ?, 'ready', COALESCE(?, TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))))",
+    head: "INSERT INTO oncehook_deliveries (event, route, state, run_at, entity, version)",
+    row: "(?, ?, 'ready', COALESCE(?, TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))), ?, ?)",
     tail: "",
 };
 
@@ -192,14 +193,20 @@ async fn store(session: &mut Session, given: Option<i64>, new: &[&Candidate<'_>]
             u64::try_from(event.body.len()).unwrap_or(u64::MAX).into(),
             Value::from(&event.headers[..]),
             Value::from(&event.body[..]),
+            event.version.into(),
         ]
     });
     session.insert(EVENTS, rows.collect()).await?;
     // Held events have no deliveries until they are released.
     let wanted = new.iter().filter(|candidate| candidate.event.quarantine.is_none());
     let routed = wanted.flat_map(|candidate| {
-        let routes = candidate.event.routes.iter();
-        routes.map(|route| vec![id(candidate.id), route.as_str().into(), given.into()])
+        let event = candidate.event;
+        let entity = event.entity.as_deref().filter(|_| event.by_entity);
+        let version = event.version.filter(|_| event.by_entity);
+        let row = move |route: &RouteName| {
+            vec![id(candidate.id), route.as_str().into(), given.into(), entity.into(), version.into()]
+        };
+        event.routes.iter().map(row)
     });
     session.insert(DELIVERIES, routed.collect()).await?;
     let mut flags: Vec<Vec<Value>> = Vec::new();

@@ -6,7 +6,8 @@
 //! Leases, due times and ages are of the database's clock, so nodes need not agree about the time: waits come in as
 //! durations and are added to the time that the transaction was told first.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::sync::Arc;
 
 use bytes::Bytes;
 use mysql_async::{Row, Value};
@@ -14,13 +15,16 @@ use oncehook_verify::{EventKey, UnixMicros};
 use serde_json::json;
 
 use super::connection::{EngineError, Insert, Session};
+use super::lines::{self, Came};
 use super::row::{
     self, IDS, count, event, hex, id, ids, list, maybe_number, maybe_text, number, small, text,
 };
-use crate::delivery::{DeliveryId, Fence, HandedEvent, RouteName, Verdict};
+use super::turn::{self, One};
+use crate::delivery::{Cause, Columns, DeliveryId, DeliveryState, Fence, HandedEvent, RouteName, Verdict};
 use crate::event::{EventId, SourceName};
+use crate::ordering::{Company, NO_TIME, PEEK, Place};
 use crate::retry::Chance;
-use crate::route::Route;
+use crate::route::{KnownLines, Route};
 
 /// A delivery that is due.
 pub(super) struct Due {
@@ -29,6 +33,8 @@ pub(super) struct Due {
     /// Attempts so far.
     pub(super) attempt: u32,
     pub(super) attempt_limit: u32,
+    /// Since when it has waited for a prerequisite, if it has.
+    pub(super) parked_at: Option<UnixMicros>,
 }
 
 impl Due {
@@ -53,15 +59,26 @@ struct Taken {
     epoch: u32,
     attempt: u32,
     attempt_limit: Option<u32>,
+    parked_at: Option<UnixMicros>,
 }
+
+/// The columns of [`taken`].
+const TAKEN: &str = "SELECT d.event, d.epoch, d.attempt, d.attempt_limit, d.parked_at";
 
 fn taken(row: &Row) -> Result<Taken, EngineError> {
     let attempt_limit = maybe_number(row, 3)?.map(|limit| u32::try_from(limit).unwrap_or(u32::MAX));
-    Ok(Taken { event: event(row, 0)?, epoch: small(row, 1)?, attempt: small(row, 2)?, attempt_limit })
+    let parked_at = maybe_number(row, 4)?.map(UnixMicros);
+    Ok(Taken {
+        event: event(row, 0)?,
+        epoch: small(row, 1)?,
+        attempt: small(row, 2)?,
+        attempt_limit,
+        parked_at,
+    })
 }
 
 /// At most this many bytes of bodies are read for one batch (and the body that crosses it).
-const BODIES_AT_ONCE: u64 = 8 << 20;
+pub(super) const BODIES_AT_ONCE: u64 = 8 << 20;
 
 /// Deliveries of a route that are due, the longest due first, locked until the transaction ends.
 async fn take(
@@ -70,11 +87,12 @@ async fn take(
     route: &Route,
     limit: usize,
 ) -> Result<Vec<Taken>, EngineError> {
-    let sql = "SELECT event, epoch, attempt, attempt_limit FROM oncehook_deliveries
-                WHERE place = 0 AND route = ? AND place_at <= ?
-                ORDER BY place_at, event, epoch LIMIT ? FOR UPDATE SKIP LOCKED";
+    let sql = format!(
+        "{TAKEN} FROM oncehook_deliveries d WHERE d.place = 0 AND d.route = ? AND d.place_at <= ?
+          ORDER BY d.place_at, d.event, d.epoch LIMIT ? FOR UPDATE SKIP LOCKED"
+    );
     let limit = u64::try_from(limit).unwrap_or(u64::MAX);
-    let rows = session.rows(sql, vec![route.name.as_str().into(), now.into(), limit.into()]).await?;
+    let rows = session.rows(&sql, vec![route.name.as_str().into(), now.into(), limit.into()]).await?;
     rows.iter().map(taken).collect()
 }
 
@@ -84,30 +102,75 @@ pub(super) async fn due(
     given: Option<i64>,
     route: &Route,
     limit: usize,
-    only: Option<&Due>,
+    only: Option<One>,
 ) -> Result<Locked, EngineError> {
     let now = session.now(given).await?;
     let mut taken = match only {
         None => take(session, now, route, limit).await?,
-        Some(one) => {
-            let sql = "SELECT event, epoch, attempt, attempt_limit FROM oncehook_deliveries
-                        WHERE event = ? AND route = ? AND epoch = ? AND attempt = ? AND state IN ('ready', 'retrying')
-                          FOR UPDATE SKIP LOCKED";
-            let fence =
-                vec![id(one.event.id), route.name.as_str().into(), one.epoch.into(), one.attempt.into()];
-            let rows = session.rows(sql, fence).await?;
+        Some((event, epoch, attempt)) => {
+            let sql = format!(
+                "{TAKEN} FROM oncehook_deliveries d
+                  WHERE d.event = ? AND d.route = ? AND d.epoch = ? AND d.attempt = ? AND d.state IN ('ready', 'retrying')
+                    FOR UPDATE SKIP LOCKED"
+            );
+            let fence = vec![id(event), route.name.as_str().into(), epoch.into(), attempt.into()];
+            let rows = session.rows(&sql, fence).await?;
             rows.iter().map(self::taken).collect::<Result<_, _>>()?
         }
     };
     let count = taken.len();
     weigh(session, &mut taken).await?;
+    let due = with_events(session, route, taken).await?;
+    Ok(Locked { due, count, now: UnixMicros(now) })
+}
+
+/// Deliveries that the transaction has locked already, with their events, in this order.
+pub(super) async fn chosen(
+    session: &mut Session,
+    route: &Route,
+    run: Vec<(Place, Option<String>)>,
+) -> Result<Vec<Due>, EngineError> {
+    let taken = again(session, route, &run).await?;
+    let mut due = with_events(session, route, taken).await?;
+    for (due, (_, state)) in due.iter_mut().zip(run) {
+        due.event.state = state;
+    }
+    Ok(due)
+}
+
+/// Reads the rows of deliveries that the transaction has locked, in this order.
+async fn again(
+    session: &mut Session,
+    route: &Route,
+    run: &[(Place, Option<String>)],
+) -> Result<Vec<Taken>, EngineError> {
+    if run.is_empty() {
+        return Ok(Vec::new());
+    }
+    let asked = list(run.iter().map(|(place, _)| json!([hex(place.event), place.epoch])));
+    let sql = format!(
+        "{TAKEN} FROM JSON_TABLE(?, '$[*]' COLUMNS (place FOR ORDINALITY, event VARCHAR(32) PATH '$[0]',
+                                                    epoch INT UNSIGNED PATH '$[1]')) t
+           STRAIGHT_JOIN oncehook_deliveries d ON d.event = UNHEX(t.event) AND d.route = ? AND d.epoch = t.epoch ORDER BY t.place"
+    );
+    let rows = session.rows(&sql, vec![asked, route.name.as_str().into()]).await?;
+    all_changed(u64::try_from(rows.len()).unwrap_or(0), run.len())?;
+    rows.iter().map(taken).collect()
+}
+
+async fn with_events(
+    session: &mut Session,
+    route: &Route,
+    taken: Vec<Taken>,
+) -> Result<Vec<Due>, EngineError> {
     let mut events = handed(session, route, &taken).await?;
     let due = taken.into_iter().map(|taken| {
-        let event = events.remove(&(taken.event, taken.epoch)).ok_or_else(EngineError::damaged)?;
-        let attempt_limit = taken.attempt_limit.unwrap_or(route.retry.max_attempts);
-        Ok(Due { event, epoch: taken.epoch, attempt: taken.attempt, attempt_limit })
+        let Taken { event, epoch, attempt, attempt_limit, parked_at } = taken;
+        let event = events.remove(&(event, epoch)).ok_or_else(EngineError::damaged)?;
+        let attempt_limit = attempt_limit.unwrap_or(route.retry.max_attempts);
+        Ok(Due { event, epoch, attempt, attempt_limit, parked_at })
     });
-    Ok(Locked { due: due.collect::<Result<_, EngineError>>()?, count, now: UnixMicros(now) })
+    due.collect()
 }
 
 /// Drops those whose bodies would be too much: they are weighed before they are read, or many big ones would fill the memory.
@@ -138,7 +201,8 @@ async fn handed(
         return Ok(HashMap::new());
     }
     let asked = list(taken.iter().map(|taken| json!([hex(taken.event), taken.epoch])));
-    let columns = "SELECT e.id, t.epoch, e.source, e.`key`, e.type, e.entity, e.occurred_at, e.received_at, e.headers, e.body";
+    let columns = "SELECT e.id, t.epoch, e.source, e.`key`, e.type, e.entity, e.occurred_at, e.received_at, e.headers, e.body,
+                          e.version";
     let from =
         "FROM JSON_TABLE(?, '$[*]' COLUMNS (id VARCHAR(32) PATH '$[0]', epoch INT UNSIGNED PATH '$[1]')) t
                 STRAIGHT_JOIN oncehook_events e ON e.id = UNHEX(t.id)";
@@ -170,8 +234,8 @@ async fn handed(
                 entity: maybe_text(&row, 5)?,
                 occurred_at: maybe_number(&row, 6)?.map(UnixMicros),
                 received_at: UnixMicros(number(&row, 7)?),
-                result: maybe_text(&row, 10)?,
-                version: None,
+                result: maybe_text(&row, 11)?,
+                version: maybe_number(&row, 10)?,
                 state: None,
                 current: None,
                 headers: Bytes::copy_from_slice(row::bytes(&row, 8)?),
@@ -189,12 +253,13 @@ async fn handed(
 
 /// Those that exist stay as they are.
 const ENQUEUE: Insert = Insert {
-    head: "INSERT INTO oncehook_deliveries (event, route, epoch, state, run_at)",
-    row: "(?, ?, ?, 'ready', ?)",
+    head: "INSERT INTO oncehook_deliveries (event, route, epoch, state, run_at, entity, version)",
+    row: "(?, ?, ?, 'ready', ?, ?, ?)",
     tail: " ON DUPLICATE KEY UPDATE epoch = oncehook_deliveries.epoch",
 };
 
-/// Makes deliveries that are due at once. Those that exist stay as they are. Returns those that were made.
+/// Makes deliveries that are due at once. Those that exist stay as they are. Returns those that were made. If others of the
+/// event stand in the line of its entity, these do too.
 pub(super) async fn enqueue<'r>(
     session: &mut Session,
     now: i64,
@@ -202,14 +267,43 @@ pub(super) async fn enqueue<'r>(
     epoch: u32,
     routes: impl IntoIterator<Item = &'r RouteName>,
 ) -> Result<Vec<RouteName>, EngineError> {
+    let sql =
+        "SELECT entity, version FROM oncehook_deliveries WHERE event = ? AND entity IS NOT NULL LIMIT 1";
+    let (entity, version) = match session.row(sql, vec![id(event)]).await? {
+        Some(row) => (maybe_text(&row, 0)?, maybe_number(&row, 1)?),
+        None => (None, None),
+    };
     let mut made = Vec::new();
     for route in routes {
-        let row = vec![id(event), route.as_str().into(), epoch.into(), now.into()];
+        let entity = entity.as_deref().into();
+        let row = vec![id(event), route.as_str().into(), epoch.into(), now.into(), entity, version.into()];
         if session.insert(ENQUEUE, vec![row]).await? > 0 {
             made.push(route.clone());
         }
     }
     Ok(made)
+}
+
+/// Makes the deliveries that follow on settled ones, and stand where those stood. Those that exist stay as they are.
+async fn follow(
+    session: &mut Session,
+    now: i64,
+    followups: Vec<(&Fence, &RouteName)>,
+) -> Result<(), EngineError> {
+    if followups.is_empty() {
+        return Ok(());
+    }
+    let asked = list(followups.into_iter().map(|(Fence { delivery, .. }, next)| {
+        json!([hex(delivery.event), delivery.route.as_str(), delivery.epoch, next.as_str()])
+    }));
+    let sql = "INSERT INTO oncehook_deliveries (event, route, epoch, state, run_at, entity, version)
+               SELECT d.event, t.next, d.epoch, 'ready', ?, d.entity, d.version
+                 FROM JSON_TABLE(?, '$[*]' COLUMNS (event VARCHAR(32) PATH '$[0]', route VARCHAR(64) CHARACTER SET utf8mb4 PATH '$[1]',
+                                                    epoch INT UNSIGNED PATH '$[2]', next VARCHAR(64) CHARACTER SET utf8mb4 PATH '$[3]')) t
+                 STRAIGHT_JOIN oncehook_deliveries d ON d.event = UNHEX(t.event) AND d.route = t.route AND d.epoch = t.epoch
+                   ON DUPLICATE KEY UPDATE epoch = oncehook_deliveries.epoch";
+    session.change(sql, vec![now.into(), asked]).await?;
+    Ok(())
 }
 
 pub(super) fn route_name(text: &str) -> Result<RouteName, EngineError> {
@@ -220,20 +314,22 @@ pub(super) fn route_name(text: &str) -> Result<RouteName, EngineError> {
 pub(super) struct Leased {
     pub(super) fence: Fence,
     pub(super) attempt_limit: u32,
+    pub(super) parked_at: Option<UnixMicros>,
     pub(super) event: HandedEvent,
 }
 
 /// A list of deliveries with their attempts, as the table that it becomes.
-const FENCES: &str = "JSON_TABLE(?, '$[*]' COLUMNS (place FOR ORDINALITY, event VARCHAR(32) PATH '$[0]', route VARCHAR(64) CHARACTER SET utf8mb4 PATH '$[1]',
+pub(super) const FENCES: &str = "JSON_TABLE(?, '$[*]' COLUMNS (place FOR ORDINALITY, event VARCHAR(32) PATH '$[0]', route VARCHAR(64) CHARACTER SET utf8mb4 PATH '$[1]',
                                               epoch INT UNSIGNED PATH '$[2]', attempt INT UNSIGNED PATH '$[3]')) t";
 
-fn fence_list<'f>(fences: impl IntoIterator<Item = &'f Fence>) -> Value {
+pub(super) fn fence_list<'f>(fences: impl IntoIterator<Item = &'f Fence>) -> Value {
     list(fences.into_iter().map(|Fence { delivery, attempt }| {
         json!([hex(delivery.event), delivery.route.as_str(), delivery.epoch, attempt])
     }))
 }
 
-/// Leases due deliveries, writes the attempts down before they begin, and commits.
+/// Leases due deliveries, writes the attempts down before they begin, and commits. Of a route that looks at entities, those
+/// whose turn it is.
 pub(super) async fn lease(
     session: &mut Session,
     given: Option<i64>,
@@ -242,7 +338,16 @@ pub(super) async fn lease(
     lease: i64,
 ) -> Result<Vec<Leased>, EngineError> {
     let now = session.now(given).await?;
-    let taken = take(session, now, route, limit).await?;
+    let mut states: HashMap<(EventId, u32), Option<String>> = HashMap::new();
+    let taken = if route.ordering.is_serial() {
+        let look = (limit.max(PEEK), limit);
+        let run = turn::take(session, now, route, Company::Lease, look, None).await?.run;
+        let taken = again(session, route, &run).await?;
+        states.extend(run.into_iter().map(|(place, state)| ((place.event, place.epoch), state)));
+        taken
+    } else {
+        take(session, now, route, limit).await?
+    };
     let mut leased = Vec::with_capacity(taken.len());
     if !taken.is_empty() {
         let fence = |taken: &Taken| {
@@ -253,7 +358,8 @@ pub(super) async fn lease(
         let sql = format!(
             "UPDATE {FENCES} STRAIGHT_JOIN oncehook_deliveries d
                  ON d.event = UNHEX(t.event) AND d.route = t.route AND d.epoch = t.epoch
-                SET d.state = 'running', d.attempt = t.attempt, d.lease_until = ?, d.lease_limit = COALESCE(d.attempt_limit, ?)
+                SET d.state = 'running', d.attempt = t.attempt, d.lease_until = ?, d.lease_limit = COALESCE(d.attempt_limit, ?),
+                    d.blocked_at = NULL
               WHERE d.attempt = t.attempt - 1 AND d.state IN ('ready', 'retrying')"
         );
         let until = now.saturating_add(lease);
@@ -272,9 +378,11 @@ pub(super) async fn lease(
         session.insert(insert, begun.collect()).await?;
         let mut events = handed(session, route, &taken).await?;
         for (taken, fence) in taken.into_iter().zip(fences) {
-            let event = events.remove(&(taken.event, taken.epoch)).ok_or_else(EngineError::damaged)?;
+            let place = (taken.event, taken.epoch);
+            let mut event = events.remove(&place).ok_or_else(EngineError::damaged)?;
+            event.state = states.remove(&place).flatten();
             let attempt_limit = taken.attempt_limit.unwrap_or(route.retry.max_attempts);
-            leased.push(Leased { fence, attempt_limit, event });
+            leased.push(Leased { fence, attempt_limit, parked_at: taken.parked_at, event });
         }
     }
     session.run("COMMIT").await?;
@@ -343,42 +451,39 @@ pub(super) async fn settle(
     }
     let mut outcomes = Vec::with_capacity(live.len());
     let mut written = Vec::new();
-    let mut followups = Vec::new();
+    let (mut followups, mut parked) = (Vec::new(), Vec::new());
     let failed = if held == Held::LostLease { "lost" } else { "failed" };
     for Ended { fence, verdict, followups: next } in &live {
-        let (state, wait, result, failure) = match verdict {
-            Verdict::Succeeded(result) => ("succeeded", None, result.as_deref(), None),
-            Verdict::RetryAt(at, failure) => {
-                ("retrying", Some(at.0.saturating_sub(from.0)), None, Some(failure))
-            }
-            Verdict::Dead(failure) => ("dead", None, None, Some(failure)),
-            // Nobody asks for it: see `parks`.
-            Verdict::Parked(..) | Verdict::Superseded(_) => {
-                return Err(EngineError::other("this journal has no lines and no parking yet"));
-            }
-        };
+        let Columns { state, run_at, result, error, cause } = verdict.columns();
+        let wait = run_at.map(|at| at.0.saturating_sub(from.0));
         let DeliveryId { event, route, epoch } = &fence.delivery;
-        let error = failure.map(|failure| failure.message.as_str());
-        // Whose fault it is that it is dead.
-        let cause = failure.filter(|_| wait.is_none()).map(|failure| failure.cause.as_str());
         outcomes.push(json!([
             hex(*event),
             route.as_str(),
             epoch,
             fence.attempt,
-            state,
+            state.as_str(),
             wait,
             result,
             error,
-            cause
+            cause.map(Cause::as_str)
         ]));
-        let outcome = if failure.is_none() { "succeeded" } else { failed };
-        // A success that ran under a lock stands in the delivery itself.
-        if held != Held::Lock || failure.is_some() {
+        let (outcome, error) = match state {
+            DeliveryState::Succeeded => ("succeeded", None),
+            // What was put off is not held against the delivery.
+            DeliveryState::Parked => ("given_back", error),
+            DeliveryState::Superseded => ("given_back", None),
+            _ => (failed, error),
+        };
+        // What ran under a lock and did not fail stands in the delivery itself.
+        if held != Held::Lock || outcome == failed {
             written.push((*fence, outcome, error));
         }
-        for route in next.iter().filter(|_| failure.is_none()) {
-            followups.push(vec![id(*event), route.as_str().into(), (*epoch).into(), now.into()]);
+        if state == DeliveryState::Succeeded {
+            followups.extend(next.iter().map(|next| (*fence, next)));
+        }
+        if state == DeliveryState::Parked {
+            parked.push(*fence);
         }
     }
     let fence = if held == Held::Lock {
@@ -386,11 +491,13 @@ pub(super) async fn settle(
     } else {
         "d.attempt = t.attempt AND d.state = 'running'"
     };
-    let sql = format!("{SETTLE} WHERE {fence}");
-    let changed = session.change(&sql, vec![list(outcomes), now.into(), now.into()]).await?;
+    let granted = if held == Held::Lock { GRANTED_LOCKED } else { GRANTED_LEASED };
+    let sql = format!("{SETTLE}, {granted} WHERE {fence}");
+    let changed = session.change(&sql, vec![list(outcomes), now.into(), now.into(), now.into()]).await?;
     all_changed(changed, live.len())?;
     write_attempts(session, now, held, written).await?;
-    session.insert(ENQUEUE, followups).await?;
+    follow(session, now, followups).await?;
+    lines::name_parked(session, &parked).await?;
     Ok(live.into_iter().map(|ended| ended.fence.clone()).collect())
 }
 
@@ -402,8 +509,14 @@ UPDATE JSON_TABLE(?, '$[*]' COLUMNS (event VARCHAR(32) PATH '$[0]', route VARCHA
                                      result MEDIUMTEXT CHARACTER SET utf8mb4 PATH '$[6]',
                                      error MEDIUMTEXT CHARACTER SET utf8mb4 PATH '$[7]', cause VARCHAR(16) PATH '$[8]')) t
   STRAIGHT_JOIN oncehook_deliveries d ON d.event = UNHEX(t.event) AND d.route = t.route AND d.epoch = t.epoch
-   SET d.state = t.state, d.attempt = t.attempt, d.run_at = COALESCE(? + t.wait, d.run_at), d.lease_until = NULL,
-       d.settled_at = IF(t.wait IS NULL, ?, NULL), d.result = t.result, d.error = t.error, d.cause = t.cause";
+   SET d.state = t.state, d.run_at = COALESCE(? + t.wait, d.run_at), d.lease_until = NULL,
+       d.settled_at = IF(t.wait IS NULL, ?, NULL), d.result = t.result, d.error = t.error, d.cause = t.cause, d.blocked_at = NULL,
+       d.parked_at = IF(t.state = 'parked', COALESCE(d.parked_at, ?), NULL)";
+
+/// What was put off is not held against the delivery: under a lock it is no attempt, under a lease another one is granted.
+const GRANTED_LOCKED: &str = "d.attempt = IF(t.state IN ('parked', 'superseded'), d.attempt, t.attempt)";
+const GRANTED_LEASED: &str =
+    "d.attempt_limit = IF(t.state IN ('parked', 'superseded'), d.lease_limit + 1, d.attempt_limit)";
 
 /// Ends the rows of attempts that were leased; writes down those that were not.
 async fn write_attempts(
@@ -528,9 +641,20 @@ pub(super) async fn reclaim(
     mut draw: impl FnMut() -> f64,
 ) -> Result<usize, EngineError> {
     let now = session.now(given).await?;
-    let sql = "SELECT event, epoch, attempt, attempt_limit FROM oncehook_deliveries
-                WHERE place = 1 AND route = ? AND place_at <= ? LIMIT 1000 FOR UPDATE SKIP LOCKED";
-    let rows = session.rows(sql, vec![route.name.as_str().into(), now.into()]).await?;
+    let serial = route.ordering.is_serial();
+    let due = || vec![route.name.as_str().into(), now.into()];
+    if serial {
+        // The lines first, as everybody does who settles.
+        let sql = "SELECT DISTINCT entity FROM oncehook_deliveries
+                    WHERE place = 1 AND route = ? AND place_at <= ? AND entity IS NOT NULL";
+        let rows = session.rows(sql, due()).await?;
+        let entities: Vec<String> = rows.iter().map(|row| text(row, 0)).collect::<Result<_, _>>()?;
+        lines::lock(session, &route.name, &entities.iter().map(String::as_str).collect()).await?;
+    }
+    let sql = format!(
+        "{TAKEN} FROM oncehook_deliveries d WHERE d.place = 1 AND d.route = ? AND d.place_at <= ? LIMIT 1000 FOR UPDATE SKIP LOCKED"
+    );
+    let rows = session.rows(&sql, due()).await?;
     let expired: Vec<(Fence, Verdict)> = rows
         .iter()
         .map(|row| {
@@ -545,8 +669,66 @@ pub(super) async fn reclaim(
     let ended: Vec<_> =
         expired.iter().map(|(fence, verdict)| Ended { fence, verdict, followups: &[] }).collect();
     let taken = settle(session, now, UnixMicros(now), Held::LostLease, &ended).await?.len();
+    if serial && !expired.is_empty() {
+        let about = lines::about(session, expired.iter().map(|(fence, _)| fence)).await?;
+        let came: Vec<Came<'_>> = expired
+            .iter()
+            .filter_map(|(fence, verdict)| Some(about.get(&fence.delivery.event)?.came(verdict)))
+            .collect();
+        lines::after(session, now, route, &came).await?;
+    }
     session.run("COMMIT").await?;
     Ok(taken)
+}
+
+/// Settles leased attempts, in one transaction with what follows for others. Returns the fences that were the latest, and
+/// whether something that was parked is due now.
+pub(super) async fn settle_leased(
+    session: &mut Session,
+    given: Option<i64>,
+    from: UnixMicros,
+    ended: &[Ended<'_>],
+    known: &KnownLines,
+) -> Result<(HashSet<Fence>, bool), EngineError> {
+    let done = settle_along_the_line(session, given, from, ended, known).await?;
+    session.run("COMMIT").await?;
+    Ok(done)
+}
+
+/// The same in the transaction that is open.
+pub(super) async fn settle_along_the_line(
+    session: &mut Session,
+    given: Option<i64>,
+    from: UnixMicros,
+    ended: &[Ended<'_>],
+    known: &KnownLines,
+) -> Result<(HashSet<Fence>, bool), EngineError> {
+    let now = session.now(given).await?;
+    let about = lines::about(session, ended.iter().map(|ended| ended.fence)).await?;
+    let mut routes: BTreeMap<&RouteName, (Arc<Route>, BTreeSet<&str>)> = BTreeMap::new();
+    for Ended { fence, .. } in ended {
+        let name = &fence.delivery.route;
+        if let (Some(about), Some(route)) = (about.get(&fence.delivery.event), known.get(name)) {
+            routes.entry(name).or_insert_with(|| (route, BTreeSet::new())).1.insert(&about.entity);
+        }
+    }
+    for (name, (_, entities)) in &routes {
+        lines::lock(session, name, entities).await?;
+    }
+    let done = settle(session, now, from, Held::Lease, ended).await?;
+    let settled = || ended.iter().filter(|ended| done.contains(ended.fence));
+    for (name, (route, _)) in &routes {
+        let of_route = settled().filter(|ended| ended.fence.delivery.route == **name);
+        let came: Vec<Came<'_>> = of_route
+            .filter_map(|ended| Some(about.get(&ended.fence.delivery.event)?.came(ended.verdict)))
+            .collect();
+        lines::after(session, now, route, &came).await?;
+    }
+    let succeeded = settled().filter(|ended| matches!(ended.verdict, Verdict::Succeeded(_)));
+    let entities: BTreeSet<&str> =
+        succeeded.filter_map(|ended| Some(about.get(&ended.fence.delivery.event)?.entity.as_str())).collect();
+    let woken = lines::wake_parked(session, now, &entities).await?;
+    Ok((done, woken))
 }
 
 /// How long until the next delivery of a route is due, in microseconds; negative if one is due already.
@@ -560,7 +742,8 @@ pub(super) async fn next_due(
         "SELECT place_at FROM oncehook_deliveries WHERE place = 0 AND route = ? ORDER BY place_at LIMIT 1";
     let row = session.row(sql, vec![route.as_str().into()]).await?;
     session.run("ROLLBACK").await?;
-    let at = row.map(|row| number(&row, 0)).transpose()?;
+    // What waits for its turn is due at no time.
+    let at = row.map(|row| number(&row, 0)).transpose()?.filter(|at| *at != NO_TIME.0);
     Ok(at.map(|at| at.saturating_sub(now)))
 }
 

@@ -24,6 +24,7 @@ use crate::journal::{
     Attempt, AuditEntry, Backlog, Conflict, Delivery, EventDetail, EventPage, EventQuery, EventStatus,
     EventSummary, Flag, ReadError, RecentKey, SourceCounts, Standing, Stats, StoredBody,
 };
+use crate::ordering::NO_TIME;
 
 /// One snapshot for all queries of an answer.
 const BEGIN: &str = "START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY";
@@ -306,8 +307,10 @@ async fn deliveries(
     events: impl Iterator<Item = EventId>,
 ) -> Result<HashMap<EventId, Vec<Delivery>>, EngineError> {
     let sql = format!(
-        "SELECT d.event, d.route, d.epoch, d.state, d.attempt, d.run_at, d.result, d.error, d.cause, d.settled_at
-           FROM {IDS} STRAIGHT_JOIN oncehook_deliveries d ON d.event = UNHEX(t.id) ORDER BY d.event, d.route, d.epoch"
+        "SELECT d.event, d.route, d.epoch, d.state, d.attempt, IF(d.run_at = {}, COALESCE(d.blocked_at, d.run_at), d.run_at),
+                d.result, d.error, d.cause, d.settled_at, d.blocked_at, d.parked_at
+           FROM {IDS} STRAIGHT_JOIN oncehook_deliveries d ON d.event = UNHEX(t.id) ORDER BY d.event, d.route, d.epoch",
+        NO_TIME.0
     );
     let mut found: HashMap<EventId, Vec<Delivery>> = HashMap::new();
     for row in session.rows(&sql, vec![ids(events)]).await? {
@@ -321,8 +324,8 @@ async fn deliveries(
             error: maybe_text(&row, 7)?,
             cause: maybe_text(&row, 8)?,
             settled_at: maybe_number(&row, 9)?.map(UnixMicros),
-            blocked_at: None,
-            parked_at: None,
+            blocked_at: maybe_number(&row, 10)?.map(UnixMicros),
+            parked_at: maybe_number(&row, 11)?.map(UnixMicros),
             attempts: Vec::new(),
         });
     }
@@ -390,8 +393,11 @@ async fn body(session: &mut Session, event: EventId) -> Result<Option<StoredBody
 }
 
 async fn backlog(session: &mut Session) -> Result<Vec<Backlog>, EngineError> {
-    // Walks the part of the queues' index that is not over, so it costs what waits and not what was.
-    let sql = "SELECT place, route, COUNT(*), MIN(place_at) FROM oncehook_deliveries WHERE place IN (0, 1, 2, 3) GROUP BY place, route";
+    // Walks the part of the queues' index that is not over, so it costs what waits and not what was. What waits for its turn
+    // is due at no time: the largest number.
+    let sql =
+        "SELECT place, route, COUNT(*), MIN(NULLIF(place_at, 9223372036854775807)) FROM oncehook_deliveries
+                WHERE place IN (0, 1, 2, 3) GROUP BY place, route";
     let mut routes: BTreeMap<String, Backlog> = BTreeMap::new();
     for row in session.rows(sql, Vec::new()).await? {
         let (route, many) = (text(&row, 1)?, count(&row, 2)?);
@@ -405,6 +411,14 @@ async fn backlog(session: &mut Session) -> Result<Vec<Backlog>, EngineError> {
                     backlog.oldest = maybe_number(&row, 3)?.map(UnixMicros);
                 }
             }
+        }
+    }
+    let sql = "SELECT route, COUNT(*), MIN(blocked_at) FROM oncehook_deliveries
+                WHERE place = 0 AND place_at = 9223372036854775807 AND blocked_at IS NOT NULL GROUP BY route";
+    for row in session.rows(sql, Vec::new()).await? {
+        if let Some(backlog) = routes.get_mut(&text(&row, 0)?) {
+            (backlog.blocked, backlog.blocked_since) =
+                (count(&row, 1)?, maybe_number(&row, 2)?.map(UnixMicros));
         }
     }
     Ok(routes.into_values().collect())

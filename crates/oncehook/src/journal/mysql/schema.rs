@@ -14,8 +14,10 @@ struct Migration {
     sql: &'static str,
 }
 
-const MIGRATIONS: &[Migration] =
-    &[Migration { name: "001_journal", sql: include_str!("migrations/001_journal.sql") }];
+const MIGRATIONS: &[Migration] = &[
+    Migration { name: "001_journal", sql: include_str!("migrations/001_journal.sql") },
+    Migration { name: "002_order", sql: include_str!("migrations/002_order.sql") },
+];
 
 /// The lock of this database's migrations: named locks are the whole server's, and have at most 64 characters.
 const LOCK: &str = "CONCAT('oncehook-', SHA1(DATABASE()))";
@@ -66,7 +68,11 @@ async fn apply(session: &mut Session, migration: &Migration) -> Result<bool, Ope
         }
         None => {
             for statement in statements(migration.sql) {
-                session.run(&statement).await?;
+                match session.run(&statement).await {
+                    // Done before this was stopped half-way. If it is not as it should be, the check says so.
+                    Err(error) if error.is_there_already() => {}
+                    other => other?,
+                }
             }
             let sql = format!(
                 "INSERT INTO oncehook_migrations (name, digest, applied_at) VALUES (?, ?, {})",

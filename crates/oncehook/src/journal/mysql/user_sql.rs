@@ -43,6 +43,8 @@ pub(super) struct Prepared {
     asks_for_id: bool,
     /// A single statement that only changes rows: many deliveries can be sent at once.
     in_bulk: bool,
+    /// What is said of a delivery for which the first statement finds no row, if that one asks whether the others may run.
+    deferral: Option<Failure>,
 }
 
 /// The statements of a handler, checked and prepared. Preparing changes nothing and ends no transaction.
@@ -62,7 +64,8 @@ pub(super) async fn prepare(session: &mut Session, handler: &SqlHandler) -> Resu
     let in_bulk = session.is_mariadb()
         && handler.statements().len() == 1
         && handler.statements().iter().all(|one| only_changes(one.text()) && !one.parameters().is_empty());
-    Ok(Prepared { statements, asks_for_id, in_bulk })
+    let deferral = handler.has_requirement().then(|| handler.deferral());
+    Ok(Prepared { statements, asks_for_id, in_bulk, deferral })
 }
 
 /// One statement, checked and prepared.
@@ -99,13 +102,16 @@ pub(super) fn bind(handler: &SqlHandler, values: &[Found<'_>]) -> Bound {
     Bound(bound.collect())
 }
 
-/// Runs the statements of several deliveries, one after the other. Returns a result for each, or what stopped them: then the
+/// What the statements of a delivery came to: a result, or that what it requires is not there yet. Then nothing was done.
+pub(super) type Ran = Result<Option<String>, Failure>;
+
+/// Runs the statements of several deliveries, one after the other. Returns what each came to, or what stopped them: then the
 /// transaction is spoilt.
 pub(super) async fn run(
     session: &mut Session,
     prepared: &Prepared,
     deliveries: Vec<Bound>,
-) -> Result<Vec<Option<String>>, Trouble> {
+) -> Result<Vec<Ran>, Trouble> {
     if prepared.in_bulk
         && deliveries.len() > 1
         && let Some(statement) = prepared.statements.first()
@@ -113,23 +119,31 @@ pub(super) async fn run(
         let count = deliveries.len();
         let rows: Vec<Vec<Raw>> = deliveries.into_iter().flat_map(|bound| bound.0).collect();
         session.bulk(statement, rows).await.map_err(trouble)?;
-        return Ok(vec![None; count]);
+        return Ok(vec![Ok(None); count]);
     }
     let mut results = Vec::with_capacity(deliveries.len());
-    for bound in deliveries {
+    'deliveries: for bound in deliveries {
         if prepared.asks_for_id {
             session.row("SELECT LAST_INSERT_ID(0)", Vec::new()).await.map_err(trouble)?;
         }
         let mut result = None;
-        for (statement, parameters) in prepared.statements.iter().zip(bound.0) {
+        for (place, (statement, parameters)) in prepared.statements.iter().zip(bound.0).enumerate() {
             let rows = session.rows_of(statement, parameters).await.map_err(trouble)?;
+            if let Some(deferral) = prepared.deferral.as_ref().filter(|_| place == 0) {
+                if rows.is_empty() {
+                    results.push(Err(deferral.clone()));
+                    continue 'deliveries;
+                }
+                // What it found is no result.
+                continue;
+            }
             result = told(&rows).or(result);
         }
         if result.as_ref().is_some_and(|result: &String| result.len() > RESULT_BYTES) {
             let message = format!("the result has more than {RESULT_BYTES} bytes");
             return Err(Trouble::Failed(Failure::permanent(Cause::Handler, message)));
         }
-        results.push(result);
+        results.push(Ok(result));
     }
     Ok(results)
 }

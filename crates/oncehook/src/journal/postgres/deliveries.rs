@@ -8,7 +8,7 @@ use oncehook_verify::UnixMicros;
 use tokio::sync::watch;
 
 use super::connection::{EngineError, Session, Tries};
-use super::function::Caller;
+use super::function::{Caller, Effect};
 use super::orders::{self, Refused};
 use super::queue::{self, Ended, Held};
 use super::{PostgresJournal, aliases, apply, forget, lines, turn};
@@ -170,8 +170,13 @@ impl Deliveries for PostgresJournal {
 
     fn call(&self, route: Arc<Route>, claims: Vec<Claim>) -> BoxFuture<'_, Result<Vec<Settled>, WorkError>> {
         Box::pin(async move {
-            let Handler::Function(function) = &route.handler else {
-                return Err(WorkError::Unsupported(format!("route `{}` has no function", route.name)));
+            let effect = match &route.handler {
+                Handler::Function(function) => Effect::Function(function.as_ref()),
+                Handler::Sql(handler) => Effect::Statements(handler),
+                Handler::Http(_) | Handler::Elsewhere(_) => {
+                    let told = format!("route `{}` runs nothing inside the journal", route.name);
+                    return Err(WorkError::Unsupported(told));
+                }
             };
             let caller = Caller {
                 pool: &self.workers,
@@ -179,7 +184,7 @@ impl Deliveries for PostgresJournal {
                 now: self.shared.clock.steady(),
                 route: &route,
                 lines: &self.lines,
-                function: function.as_ref(),
+                effect,
             };
             let given = caller.given;
             let mut settled = Vec::with_capacity(claims.len());

@@ -1,4 +1,5 @@
-//! Functions: Rust code of the user's that is given the open transaction, each call in one of its own with its settlement.
+//! Functions: Rust code of the user's that is given the open transaction, each call in one of its own with its settlement. The
+//! statements of a route that fetched something first run here too: their deliveries are leased as well.
 //!
 //! Promises: what a function does through its transaction commits together with the record that it happened, or not at all;
 //! an attempt that is not the latest commits nothing. A panic, an error, a statement that failed and a function that does
@@ -21,9 +22,9 @@ use super::connection::{EngineError, Pool, Session, in_time};
 use super::queue::{self, Ended, Held};
 use super::user_sql::{self, Trouble};
 use crate::delivery::{Cause, Claim, Failure, Settled, Verdict};
-use crate::handler::Function;
 use crate::handler::elsewhere::Answer;
 use crate::handler::function::{PostgresTransaction, Row, ToSql};
+use crate::handler::{Function, SqlHandler};
 use crate::route::{KnownLines, Route, Tried};
 
 /// How often a call is repeated after a collision.
@@ -38,7 +39,13 @@ pub(super) struct Caller<'c> {
     pub(super) route: &'c Route,
     /// The rules of routes that look at entities.
     pub(super) lines: &'c KnownLines,
-    pub(super) function: &'c dyn Function,
+    pub(super) effect: Effect<'c>,
+}
+
+/// What is run.
+pub(super) enum Effect<'e> {
+    Function(&'e dyn Function),
+    Statements(&'e SqlHandler),
 }
 
 impl Caller<'_> {
@@ -80,23 +87,19 @@ impl Caller<'_> {
         session.run("BEGIN; SET LOCAL plan_cache_mode = auto").await.map_err(Trouble::Engine)?;
         let open = Open { session: &session, broken: Mutex::default() };
         crate::crash::point(if self.route.after.is_some() { "in_follow_up" } else { "in_handler" });
-        let returned = match tokio::time::timeout(HANDLER_TIME, caught(self.function, &open, claim)).await {
-            Ok(returned) => returned,
-            Err(_) => {
-                let told = format!("the handler took longer than {} s", HANDLER_TIME.as_secs());
-                Err(Failure::retry(Cause::Handler, told))
-            }
-        };
-        let broken = open.broken.lock().unwrap_or_else(PoisonError::into_inner).take();
-        let result = match (broken, returned) {
-            (Some(trouble), _) => return Err(trouble),
-            (None, Err(failure)) => return Err(Trouble::Failed(failure)),
-            (None, Ok(result)) => result.map(|result| result.to_string()),
+        let result = match self.effect {
+            Effect::Function(function) => returned(function, &open, claim).await?,
+            Effect::Statements(handler) => ran(&session, handler, claim).await?,
         };
         crate::crash::point("after_effect");
         session.run("SET LOCAL plan_cache_mode = force_custom_plan").await.map_err(Trouble::Engine)?;
         let verdict = Verdict::Succeeded(result);
-        let settled = self.settle(&session, claim, &verdict).await.map_err(Trouble::Engine)?;
+        let settled = match self.settle(&session, claim, &verdict).await {
+            Ok(settled) => settled,
+            // The line is locked behind what the handler has locked, so others may be in the way here, too.
+            Err(error) if error.is_collision() => return Err(Trouble::Collision),
+            Err(error) => return Err(Trouble::Engine(error)),
+        };
         if settled == Settled::Done {
             // A constraint that is checked late is the function's matter.
             session.run("COMMIT").await.map_err(user_sql::trouble)?;
@@ -119,6 +122,37 @@ impl Caller<'_> {
             queue::settle(session, self.given, self.now, Held::Lease, &ended).await?
         };
         Ok(if settled.is_empty() { Settled::Lost } else { Settled::Done })
+    }
+}
+
+/// Runs the user's statements in the transaction that is open.
+async fn ran(session: &Session, handler: &SqlHandler, claim: &Claim) -> Result<Option<String>, Trouble> {
+    let prepared = user_sql::prepare(session, handler).await?;
+    let values = handler.values(&claim.event).map_err(Trouble::Failed)?;
+    let bound = user_sql::bind(handler, &prepared, &values).map_err(Trouble::Failed)?;
+    let ran = user_sql::run(session, handler, &prepared, std::slice::from_ref(&bound)).await;
+    let unanswered = || Err(Trouble::Engine(EngineError::other("a statement was not answered")));
+    ran.into_iter().next().unwrap_or_else(unanswered)
+}
+
+/// What the function returned in time, unless one of its statements broke.
+async fn returned(
+    function: &dyn Function,
+    open: &Open<'_>,
+    claim: &Claim,
+) -> Result<Option<String>, Trouble> {
+    let returned = match tokio::time::timeout(HANDLER_TIME, caught(function, open, claim)).await {
+        Ok(returned) => returned,
+        Err(_) => {
+            let told = format!("the handler took longer than {} s", HANDLER_TIME.as_secs());
+            Err(Failure::retry(Cause::Handler, told))
+        }
+    };
+    let broken = open.broken.lock().unwrap_or_else(PoisonError::into_inner).take();
+    match (broken, returned) {
+        (Some(trouble), _) => Err(trouble),
+        (None, Err(failure)) => Err(Trouble::Failed(failure)),
+        (None, Ok(result)) => Ok(result.map(|result| result.to_string())),
     }
 }
 

@@ -416,11 +416,11 @@ pub(super) async fn look_again(
     }
     let waiting = session
         .rows(
-            "SELECT DISTINCT entity FROM (
-               SELECT entity FROM oncehook.deliveries
-                WHERE route = $1 AND blocked_at IS NOT NULL AND state IN ('ready', 'retrying') AND run_at = $2
-                  AND entity IS NOT NULL
-                ORDER BY blocked_at LIMIT $3) d",
+            // Entities, not deliveries: a crowd of one would hide the others.
+            "SELECT DISTINCT entity FROM oncehook.deliveries
+              WHERE route = $1 AND blocked_at IS NOT NULL AND state IN ('ready', 'retrying') AND run_at = $2
+                AND entity IS NOT NULL
+              LIMIT $3",
             &[&name, &NO_TIME.0, &LOOKED_AFTER],
         )
         .await?;

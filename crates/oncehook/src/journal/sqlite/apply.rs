@@ -25,7 +25,7 @@ use super::turn::{self, Turns};
 use super::user_sql::{self, Ran};
 use super::writer::{blames_a_row, is_busy};
 use crate::delivery::{Cause, Claim, Failure, Fence, Settled, Verdict};
-use crate::handler::{Function, SqlHandler};
+use crate::handler::{Function, Handler, SqlHandler};
 use crate::journal::Progress;
 use crate::ordering::Company;
 use crate::planted::{self, Bug};
@@ -385,11 +385,10 @@ fn is_ours(error: &rusqlite::Error) -> bool {
     is_busy(error) || error.sqlite_error_code() == Some(rusqlite::ErrorCode::SystemIoFailure)
 }
 
-/// Runs a function on leased deliveries, each in a transaction of its own.
-pub(super) fn function(
+/// Runs a function, or statements, on leased deliveries, each in a transaction of its own.
+pub(super) fn leased(
     connection: &mut Connection,
     route: &Route,
-    function: &dyn Function,
     claims: &[Claim],
     now: UnixMicros,
     chance: &mut Chance,
@@ -399,9 +398,25 @@ pub(super) fn function(
     let parked = lines::anything_parked(connection)?;
     for claim in claims {
         let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
-        let failure = match user_sql::foreign(BUDGET_ALONE, || call(&transaction, function, claim)) {
+        let outcome = match &route.handler {
+            Handler::Function(function) => {
+                let called = user_sql::foreign(BUDGET_ALONE, || call(&transaction, function.as_ref(), claim));
+                called.map(|result| result.map(|result| result.to_string()))
+            }
+            Handler::Sql(handler) => match statements(&transaction, handler, claim) {
+                Ok(result) => Ok(result),
+                Err(Halt::Unfit(failure)) => Err(failure),
+                Err(Halt::Broke(error)) if is_ours(&error) => return Err(error),
+                Err(Halt::Broke(error)) => Err(user_sql::failure(&error, BUDGET_ALONE)),
+            },
+            // Not asked for: see `call` of the journal.
+            Handler::Http(_) | Handler::Elsewhere(_) => {
+                Err(Failure::retry(Cause::Ours, "this does not run inside the journal"))
+            }
+        };
+        let failure = match outcome {
             Ok(result) => {
-                let verdict = Verdict::Succeeded(result.map(|result| result.to_string()));
+                let verdict = Verdict::Succeeded(result);
                 let fence = &claim.fence;
                 if !queue::settle(&transaction, fence, Held::Lease, &verdict, &route.followups, now)? {
                     // The claim is lost, and dropping the transaction undoes what the function did.
@@ -439,6 +454,23 @@ pub(super) fn function(
         settled.push(if done { Settled::Done } else { Settled::Lost });
     }
     Ok(settled)
+}
+
+/// The user's statements for a leased delivery.
+fn statements(
+    transaction: &Transaction<'_>,
+    handler: &SqlHandler,
+    claim: &Claim,
+) -> Result<Option<String>, Halt> {
+    let values = handler.values(&claim.event).map_err(Halt::Unfit)?;
+    crate::crash::point("in_handler");
+    let ran = user_sql::foreign(BUDGET_ALONE, || user_sql::run(transaction, handler, &values));
+    let result = match ran.map_err(Halt::Broke)? {
+        Ran::Done(result) => result,
+        Ran::Deferred => return Err(Halt::Unfit(handler.deferral())),
+    };
+    crate::crash::point("after_effect");
+    Ok(result)
 }
 
 /// Calls the function. A panic is a failure like any other.

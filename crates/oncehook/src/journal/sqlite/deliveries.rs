@@ -161,15 +161,14 @@ impl Deliveries for SqliteJournal {
     }
 
     fn call(&self, route: Arc<Route>, claims: Vec<Claim>) -> BoxFuture<'_, Result<Vec<Settled>, WorkError>> {
-        let Handler::Function(function) = route.handler.clone() else {
-            return Box::pin(async move {
-                Err(WorkError::Unsupported(format!("route `{}` has no function", route.name)))
-            });
-        };
+        if matches!(route.handler, Handler::Http(_) | Handler::Elsewhere(_)) {
+            let told = format!("route `{}` runs nothing inside the journal", route.name);
+            return Box::pin(async move { Err(WorkError::Unsupported(told)) });
+        }
         let (chance, shared) = (Arc::clone(&self.chance), Arc::clone(&self.shared));
         self.work(move |connection, now| {
             let mut chance = chance.lock().unwrap_or_else(PoisonError::into_inner);
-            let settled = apply::function(connection, &route, function.as_ref(), &claims, now, &mut chance)?;
+            let settled = apply::leased(connection, &route, &claims, now, &mut chance)?;
             if !route.followups.is_empty() || lines::anything_parked(connection)? {
                 shared.changed();
             }
