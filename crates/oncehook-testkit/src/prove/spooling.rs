@@ -17,7 +17,8 @@ use crate::leash;
 use crate::shop::{self, ORDERS, SHIPMENTS};
 
 /// The places of the spool at which builds for tests can end, and after how many passings at most.
-pub const POINTS: [(&str, u64); 3] = [("spooled", 4), ("drained", 1), ("aliased", 1)];
+pub const POINTS: [(&str, u64); 5] =
+    [("spooling", 4), ("spooled", 4), ("drained", 1), ("aliased", 1), ("cleared", 1)];
 
 /// An outage, and those who send meanwhile.
 struct Outage {
@@ -81,7 +82,7 @@ impl Deployment<'_> {
             let armed = [("ONCEHOOK_CRASH_POINT", format!("{point}:{passing}"))];
             let Some(mut gateway) = self.start(&armed) else { return };
             let outage = self.outage(&gateway).await;
-            if point == "spooled" {
+            if matches!(point, "spooling" | "spooled") {
                 self.died_at(&mut gateway, point);
                 outage.end().await;
             } else {
