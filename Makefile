@@ -34,10 +34,11 @@ bench: services ## Every journal beside its ceiling and beside the stack people 
 	@python3 -m venv --help >/dev/null || { apt-get update -qq && apt-get install -y -qq python3-venv; }
 	./target/release/compare
 
-bench-rows: ## The embedded journal in detail: keys, full ledger, memory, effects, history (about 10 minutes)
+bench-rows: services ## In detail: keys, full ledger, memory, effects, history, order within entities (about 15 minutes)
 	$(CARGO) build --release -p oncehook-server -p oncehook-testkit
 	./target/release/bench
 	./target/release/effects
+	./target/release/order
 
 bench-growth: services ## Ten million stored events against none, on SQLite and PostgreSQL (about 40 minutes); bench/growth.json
 	$(CARGO) build --release -p oncehook-testkit --bin effects
