@@ -205,7 +205,8 @@ fn median(mut values: Vec<f64>) -> f64 {
 
 async fn drained(journal: &Arc<dyn WholeJournal>) -> anyhow::Result<()> {
     while journal.backlog().await?.iter().any(|route| route.waiting + route.running > 0) {
-        tokio::time::sleep(Duration::from_millis(5)).await;
+        // Seldom: asking is work for the journal, too.
+        tokio::time::sleep(Duration::from_millis(25)).await;
     }
     Ok(())
 }

@@ -139,13 +139,16 @@ pub(super) async fn reclaim(shared: &Shared, route: &Arc<Route>) {
     }
 }
 
+/// What is due and could not be had is somebody else's at the moment, who may be done with it soon.
+const SOMEBODY_ELSES: Duration = Duration::from_millis(5);
+
 /// How long there is nothing to do, as far as is known.
 pub(super) async fn until_due(shared: &Shared, route: &RouteName) -> Duration {
     match shared.deliveries.next_due(route.clone()).await {
-        Ok(Some(UnixMicros(due))) => {
-            let wait = due.saturating_sub(shared.clock.steady().0).max(0).unsigned_abs();
-            Duration::from_micros(wait).min(LOOK_EVERY)
-        }
+        Ok(Some(UnixMicros(due))) => match due.saturating_sub(shared.clock.steady().0) {
+            wait @ 1.. => Duration::from_micros(wait.unsigned_abs()).min(LOOK_EVERY),
+            _ => SOMEBODY_ELSES,
+        },
         Ok(None) => LOOK_EVERY,
         Err(_) => AFTER_TROUBLE,
     }

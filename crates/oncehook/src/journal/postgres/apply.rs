@@ -8,20 +8,22 @@
 //!
 //! Does not: count a collision with another transaction as an attempt. Such a delivery stays due.
 
+use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
 
 use oncehook_verify::UnixMicros;
 use tokio_postgres::Statement;
 
 use super::connection::{EngineError, Session};
-use super::lines::{self, Came};
-use super::queue::{self, Due, Ended, Held, Locked};
+use super::lines::{self, Came, Peeked};
+use super::queue::{self, Due, Ended, Held, Locked, Settling};
 use super::turn::{self, One, Turns};
 use super::user_sql::{self, Trouble};
 use crate::delivery::{Failure, Fence, Verdict};
+use crate::event::EventId;
 use crate::handler::SqlHandler;
 use crate::journal::Progress;
-use crate::ordering::{Company, Mark};
+use crate::ordering::{Company, Mark, Place};
 use crate::route::{Route, Tried};
 
 /// Deliveries that run alone end after this time, so that the worker looks up now and then.
@@ -51,29 +53,58 @@ pub(super) async fn sql(
         Err(Trouble::Engine(error)) => return Err(error),
     };
     let mut batch = Batch { session, given, route, handler, prepared, draw, progress: Progress::default() };
-    begin(session).await?;
-    if route.ordering.is_serial() {
-        let left = batch.in_turn(limit).await?;
-        batch.progress.more |= left > 0;
+    let mut settling = batch.settling();
+    loop {
+        begin(session).await?;
+        let Locked { due, count, ahead, now } =
+            queue::due(session, given, route, limit, settling, None).await?;
+        let full = count == limit || due.len() < count;
+        let left = if route.ordering.is_serial() {
+            batch.in_turn(due, now).await?
+        } else {
+            let (fresh, failed_before): (Vec<Due>, Vec<Due>) =
+                due.into_iter().partition(|due| due.attempt == 0);
+            let came = if settling == Settling::Ahead && ahead != fresh.len() {
+                Together::Undone
+            } else {
+                batch.together(&fresh, now, settling).await?
+            };
+            match came {
+                Together::Done => batch.alone(ones(&failed_before)).await?,
+                Together::Spoilt => {
+                    batch.alone(fresh.iter().chain(&failed_before).map(Due::one).collect()).await?
+                }
+                Together::Undone => {
+                    session.run("ROLLBACK").await?;
+                    settling = Settling::Afterwards;
+                    continue;
+                }
+            }
+        };
+        batch.progress.more = full || left > 0;
         return Ok(batch.progress);
     }
-    let Locked { due, count, now } = queue::due(session, given, route, limit, None).await?;
-    let full = count == limit || due.len() < count;
-    let (fresh, failed_before): (Vec<Due>, Vec<Due>) = due.into_iter().partition(|due| due.attempt == 0);
-    let left = match batch.together(&fresh, now).await? {
-        Together::Done => batch.alone(ones(failed_before)).await?,
-        Together::Spoilt => batch.alone(ones(fresh.into_iter().chain(failed_before).collect())).await?,
-    };
-    batch.progress.more = full || left > 0;
-    Ok(batch.progress)
 }
 
 async fn begin(session: &Session) -> Result<(), EngineError> {
     session.run(&format!("BEGIN; {OUR_PLANS}")).await
 }
 
-fn ones(due: Vec<Due>) -> Vec<One> {
-    due.into_iter().map(|due| (due.event.id, due.epoch, due.attempt)).collect()
+fn ones(due: &[Due]) -> Vec<One> {
+    due.iter().map(Due::one).collect()
+}
+
+/// Parts those that failed before, and others of the same entities, from the rest. They are in the order of their lines.
+fn apart(due: Vec<Due>) -> (Vec<Due>, Vec<Due>) {
+    let troubled: HashSet<String> =
+        due.iter().filter(|due| due.attempt > 0).filter_map(|due| due.event.entity.clone()).collect();
+    let (mut alone, company): (Vec<Due>, Vec<Due>) =
+        due.into_iter().partition(|due| match &due.event.entity {
+            Some(entity) => troubled.contains(entity),
+            None => due.attempt > 0,
+        });
+    alone.sort_by_key(|due| (due.event.version, due.event.id, due.epoch));
+    (alone, company)
 }
 
 enum Together {
@@ -81,6 +112,8 @@ enum Together {
     Done,
     /// One of them failed. The transaction is undone, nothing was settled.
     Spoilt,
+    /// They were settled ahead, and not as they should have been. The transaction is to be undone.
+    Undone,
 }
 
 struct Batch<'b, D> {
@@ -98,26 +131,56 @@ struct Batch<'b, D> {
 type Outcome = Result<Option<String>, Failure>;
 
 impl<D: FnMut() -> f64 + Send> Batch<'_, D> {
+    /// Statements that can only succeed without a result, or fail, are settled ahead: it spares a look at each row.
+    fn settling(&self) -> Settling {
+        let tells_nothing =
+            |prepared: &Vec<Statement>| prepared.iter().all(|statement| statement.columns().is_empty());
+        let plain = !self.route.ordering.is_serial() && self.route.followups.is_empty();
+        if plain && !self.handler.has_requirement() && self.prepared.as_ref().is_ok_and(tells_nothing) {
+            Settling::Ahead
+        } else {
+            Settling::Afterwards
+        }
+    }
+
     /// Those whose turn it is, in the transaction that was begun. Returns how many were left for the next time.
-    async fn in_turn(&mut self, limit: usize) -> Result<usize, EngineError> {
-        let company = Company::OneTransaction;
-        let looks = (limit, usize::MAX);
-        let Turns { run, alone, passed, full, now } =
-            turn::take(self.session, self.given, self.route, company, looks, None).await?;
-        self.progress.more = full;
-        let due = queue::chosen(self.session, self.route, run).await?;
-        match self.together(&due, now).await? {
+    async fn in_turn(&mut self, due: Vec<Due>, now: UnixMicros) -> Result<usize, EngineError> {
+        let (alone, company) = apart(due);
+        let (run, passed) = self.turns(company, usize::MAX, now).await?;
+        match self.together(&run, now, Settling::Afterwards).await? {
             Together::Done => {
                 self.add(passed);
-                self.alone(alone).await
+                self.alone(ones(&alone)).await
             }
             // What was settled without running is undone too, and comes again.
-            Together::Spoilt => {
-                let due = due.iter().map(|due| (due.event.id, due.epoch, due.attempt));
-                self.progress.more = true;
-                self.alone(due.chain(alone).collect()).await
+            Together::Spoilt | Together::Undone => {
+                let left = self.alone(run.iter().chain(&alone).map(Due::one).collect()).await?;
+                Ok(left + 1)
             }
         }
+    }
+
+    /// Those of these whose turn it is, in their order; and what became of those that do not run.
+    async fn turns(
+        &self,
+        due: Vec<Due>,
+        room: usize,
+        now: UnixMicros,
+    ) -> Result<(Vec<Due>, Progress), EngineError> {
+        let peeked: Vec<Peeked> = due.iter().map(Due::peeked).collect();
+        let company = Company::OneTransaction;
+        let Turns { run, passed } =
+            turn::take(self.session, self.given, self.route, company, room, &peeked, now).await?;
+        let mut due: HashMap<(EventId, u32), Due> =
+            due.into_iter().map(|due| ((due.event.id, due.epoch), due)).collect();
+        let mut running = Vec::with_capacity(run.len());
+        for (Place { event, epoch, .. }, state) in run {
+            if let Some(mut due) = due.remove(&(event, epoch)) {
+                due.event.state = state;
+                running.push(due);
+            }
+        }
+        Ok((running, passed))
     }
 
     /// Whether a delivery that did not take effect has others of its entity behind it, which count on it.
@@ -133,7 +196,12 @@ impl<D: FnMut() -> f64 + Send> Batch<'_, D> {
     }
 
     /// Ends the transaction that was begun: all in it, or none.
-    async fn together(&mut self, due: &[Due], now: UnixMicros) -> Result<Together, EngineError> {
+    async fn together(
+        &mut self,
+        due: &[Due],
+        now: UnixMicros,
+        settling: Settling,
+    ) -> Result<Together, EngineError> {
         if due.is_empty() {
             self.session.run("COMMIT").await?;
             return Ok(Together::Done);
@@ -177,8 +245,16 @@ impl<D: FnMut() -> f64 + Send> Batch<'_, D> {
             return Ok(Together::Spoilt);
         }
         crate::crash::point("after_effect");
-        let settled = due.iter().zip(complete).collect::<Vec<_>>();
-        let progress = self.settle(settled, now).await?;
+        let progress = match settling {
+            Settling::Ahead if complete.iter().all(|outcome| matches!(outcome, Ok(None))) => {
+                self.session.run(OUR_PLANS).await?;
+                let entities: Vec<&str> = due.iter().filter_map(|due| due.event.entity.as_deref()).collect();
+                let woken = lines::wake_parked(self.session, self.given, &entities).await?;
+                Progress { succeeded: due.len(), woken, ..Progress::default() }
+            }
+            Settling::Ahead => return Ok(Together::Undone),
+            Settling::Afterwards => self.settle(due.iter().zip(complete).collect(), now).await?,
+        };
         self.session.run("COMMIT").await?;
         self.add(progress);
         Ok(Together::Done)
@@ -199,17 +275,13 @@ impl<D: FnMut() -> f64 + Send> Batch<'_, D> {
     /// One delivery. `false`: another transaction was in the way, and it stays due.
     async fn one(&mut self, delivery: One) -> Result<bool, EngineError> {
         begin(self.session).await?;
-        let (due, now) = if self.route.ordering.is_serial() {
-            let company = Company::OneTransaction;
-            let Turns { run, passed, now, .. } =
-                turn::take(self.session, self.given, self.route, company, (1, 1), Some(delivery)).await?;
+        let Locked { mut due, now, .. } =
+            queue::due(self.session, self.given, self.route, 1, Settling::Afterwards, Some(delivery)).await?;
+        if self.route.ordering.is_serial() {
+            let (run, passed) = self.turns(due, 1, now).await?;
             self.add(passed);
-            (queue::chosen(self.session, self.route, run).await?, now)
-        } else {
-            let Locked { due, now, .. } =
-                queue::due(self.session, self.given, self.route, 1, Some(delivery)).await?;
-            (due, now)
-        };
+            due = run;
+        }
         let Some(delivery) = due.first() else {
             // Somebody else has it, or had it; or it is not its turn, or settled already.
             self.session.run("COMMIT").await?;

@@ -68,8 +68,8 @@ async fn lease_in_turn(
     lease: i64,
 ) -> Result<Vec<queue::Leased>, EngineError> {
     session.run("BEGIN").await?;
-    let look = (limit.max(PEEK), limit);
-    let turns = turn::take(session, given, route, Company::Lease, look, None).await?;
+    let (due, now) = lines::peek(session, given, route, limit.max(PEEK)).await?;
+    let turns = turn::take(session, given, route, Company::Lease, limit, &due, now).await?;
     let leased = if turns.run.is_empty() {
         Vec::new()
     } else {

@@ -4,7 +4,9 @@
 //! entity) in `entities`, in the order of their names, and keeps it until the end of the transaction. Statements after that see
 //! what the one before has left. So a delivery cannot be taken out of the queue while the one that it waits for ends.
 //!
-//! Rows of deliveries are locked before that only with SKIP LOCKED, and only due ones; under the lock nobody waits for those.
+//! Due deliveries are looked for together with their lines: where either is locked, somebody else is at it, and both are passed
+//! over. So workers share the entities among themselves and do not wait for each other. Under the lock of a line nobody waits for
+//! deliveries.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -28,49 +30,48 @@ pub(super) struct Peeked {
     pub(super) candidate: Candidate,
     pub(super) attempt: u32,
     pub(super) parked_at: Option<UnixMicros>,
-    /// Bytes of the body.
-    pub(super) size: usize,
     /// Whether it stands in the line of its entity.
-    in_line: bool,
+    pub(super) in_line: bool,
+    /// Whether that line is locked. It is not if nobody has locked it ever.
+    pub(super) locked: bool,
 }
 
-/// Due deliveries of a route, the longest due first, locked until the transaction ends; and the transaction's time. With `only`,
-/// just that one, if it is still due with that attempt.
+/// The line of a delivery `d` of route `$2`, locked. To be joined.
+pub(super) const LINE: &str = "
+    LEFT JOIN LATERAL (SELECT n.entity FROM oncehook.entities n WHERE n.scope = $2 AND n.entity = d.entity
+                          FOR UPDATE SKIP LOCKED) AS line ON true";
+
+/// Nobody else is at that line: it is locked now; or there is none; or it was never made, and nobody else is about to make it,
+/// for whom the second to come would wait.
+pub(super) const FREE_LINE: &str = "
+    AND (line.entity IS NOT NULL OR d.entity IS NULL
+         OR ((SELECT true FROM oncehook.entities n WHERE n.scope = $2 AND n.entity = d.entity LIMIT 1) IS NULL
+             AND pg_try_advisory_xact_lock(hashtextextended(d.entity, hashtextextended($2, 0)))))";
+
+/// Due deliveries of a route, the longest due first, locked with their lines until the transaction ends; and the transaction's
+/// time.
 pub(super) async fn peek(
     session: &Session,
     given: Option<i64>,
     route: &Route,
     limit: usize,
-    only: Option<(EventId, u32, u32)>,
 ) -> Result<(Vec<Peeked>, UnixMicros), EngineError> {
-    let limit = i64::try_from(limit).unwrap_or(i64::MAX);
-    let (event, epoch, attempt) = match only {
-        Some((event, epoch, attempt)) => (Some(uuid(event)), int(epoch), int(attempt)),
-        None => (None, 0, 0),
-    };
-    let chosen = match event {
-        Some(_) => {
-            "(d.state || '') IN ('ready', 'retrying') AND d.event = $4 AND d.epoch = $5 AND d.attempt = $6"
-        }
-        None => {
-            "d.state IN ('ready', 'retrying') AND d.run_at <= coalesce($1::bigint, oncehook.micros())
-               AND ($4::uuid IS NULL OR $5::integer = $6::integer)"
-        }
-    };
     let sql = format!(
         "WITH due AS MATERIALIZED (
-           SELECT d.event, d.epoch, d.attempt, d.parked_at, d.run_at, d.entity IS NOT NULL AS in_line
-             FROM oncehook.deliveries d
-            WHERE d.route = $2 AND {chosen}
-            ORDER BY d.run_at, d.event, d.epoch LIMIT $3
-              FOR UPDATE SKIP LOCKED
+           SELECT d.event, d.epoch, d.attempt, d.parked_at, d.run_at, d.entity IS NOT NULL AS in_line,
+                  line.entity IS NOT NULL AS locked
+             FROM oncehook.deliveries d {LINE}
+            WHERE d.route = $2 AND d.state IN ('ready', 'retrying') AND d.run_at <= coalesce($1::bigint, oncehook.micros())
+                  {FREE_LINE}
+            ORDER BY d.run_at, d.event, d.epoch LIMIT {limit}
+              FOR UPDATE OF d SKIP LOCKED
          )
-         SELECT d.event, d.epoch, d.attempt, d.parked_at, d.in_line, e.entity, e.version, e.occurred_at, e.type,
-                octet_length(e.body), coalesce($1::bigint, oncehook.micros())
+         SELECT d.event, d.epoch, d.attempt, d.parked_at, d.in_line, e.entity, e.version, e.occurred_at, e.type, d.locked,
+                coalesce($1::bigint, oncehook.micros())
            FROM due d JOIN oncehook.events e ON e.id = d.event
           ORDER BY d.run_at, d.event, d.epoch"
     );
-    let rows = session.rows(&sql, &[&given, &route.name.as_str(), &limit, &event, &epoch, &attempt]).await?;
+    let rows = session.rows(&sql, &[&given, &route.name.as_str()]).await?;
     let now = UnixMicros(rows.first().map_or(0, |row| row.get(10)));
     let peeked = rows.iter().map(|row| {
         let version: Option<i64> = row.get(6);
@@ -83,8 +84,8 @@ pub(super) async fn peek(
             },
             attempt: number(row.get(2)),
             parked_at: row.get::<_, Option<i64>>(3).map(UnixMicros),
-            size: usize::try_from(row.get::<_, i32>(9)).unwrap_or(0),
             in_line: row.get(4),
+            locked: row.get(9),
         }
     });
     Ok((peeked.collect(), now))
@@ -128,7 +129,8 @@ pub(super) async fn lock(
         .await?;
     session
         .rows(
-            "SELECT 1 FROM oncehook.entities WHERE scope = $1 AND entity = ANY ($2) ORDER BY entity FOR UPDATE",
+            "SELECT 1 FROM unnest($2::text[]) AS t(entity) -- in their order
+              CROSS JOIN LATERAL (SELECT 1 FROM oncehook.entities n WHERE n.scope = $1 AND n.entity = t.entity FOR UPDATE) line",
             &[&route.as_str(), &entities],
         )
         .await?;
@@ -148,6 +150,8 @@ pub(super) async fn of(
     let ordering = &route.ordering;
     let sql = "SELECT d.entity, d.event, d.epoch, d.version, d.state
                  FROM oncehook.deliveries d WHERE d.route = $1 AND d.entity = ANY ($2) AND d.state = 'running'
+                  -- Asked once for all: usually nothing is.
+                  AND EXISTS (SELECT 1 FROM oncehook.deliveries WHERE route = $1 AND entity IS NOT NULL AND state = 'running')
                UNION ALL
                SELECT u.entity, d.event, d.epoch, d.version, d.state
                  FROM unnest($2::text[], $3::bigint[]) AS u(entity, length)
@@ -300,7 +304,10 @@ pub(super) async fn let_go_on(
                          WHERE route = $2 AND entity = u.entity AND state IN ('ready', 'retrying')
                            AND run_at + 0 = $4 -- by the line, not by the queue
                          ORDER BY version NULLS FIRST, event, epoch LIMIT 1) f) AS n
-              WHERE d.event = n.event AND d.route = $2 AND d.epoch = n.epoch AND d.run_at = $4",
+              WHERE d.event = n.event AND d.route = $2 AND d.epoch = n.epoch AND d.run_at = $4
+                -- Asked once for all: usually nobody waits.
+                AND EXISTS (SELECT 1 FROM oncehook.deliveries
+                             WHERE route = $2 AND blocked_at IS NOT NULL AND state IN ('ready', 'retrying'))",
             &[&given, &route.as_str(), &entities, &NO_TIME.0],
         )
         .await?;
@@ -321,7 +328,9 @@ pub(super) async fn wake_parked(
             "UPDATE oncehook.deliveries
                 SET state = CASE WHEN attempt > 0 THEN 'retrying' ELSE 'ready' END,
                     run_at = coalesce($1::bigint, oncehook.micros())
-              WHERE state = 'parked' AND entity = ANY ($2)",
+              WHERE state = 'parked' AND entity = ANY ($2)
+                -- Asked once for all: usually nothing is.
+                AND EXISTS (SELECT 1 FROM oncehook.deliveries WHERE state = 'parked' AND entity IS NOT NULL)",
             &[&given, &entities],
         )
         .await?;

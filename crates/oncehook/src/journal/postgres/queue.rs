@@ -21,12 +21,12 @@ use tokio_postgres::types::ToSql;
 use uuid::Uuid;
 
 use super::connection::{EngineError, Session};
-use super::lines::{self, Came};
+use super::lines::{self, Came, Peeked};
 use super::queries::{event_id, uuid};
 use super::turn::One;
 use crate::delivery::{Cause, Columns, DeliveryId, DeliveryState, Fence, HandedEvent, RouteName, Verdict};
 use crate::event::{EventId, SourceName};
-use crate::ordering::{NO_TIME, Place};
+use crate::ordering::{Candidate, Mark, NO_TIME, Place};
 use crate::retry::Chance;
 use crate::route::{KnownLines, Route};
 
@@ -39,12 +39,45 @@ pub(super) struct Due {
     pub(super) attempt_limit: u32,
     /// Since when it has waited for a prerequisite, if it has.
     pub(super) parked_at: Option<UnixMicros>,
+    /// Whether it stands in the line of its entity, and whether that is locked with it.
+    in_line: bool,
+    line_locked: bool,
 }
 
 impl Due {
     pub(super) fn id(&self, route: &Route) -> DeliveryId {
         DeliveryId { event: self.event.id, route: route.name.clone(), epoch: self.epoch }
     }
+
+    pub(super) fn one(&self) -> One {
+        (self.event.id, self.epoch, self.attempt)
+    }
+
+    /// As the rules see it.
+    pub(super) fn peeked(&self) -> Peeked {
+        let event = &self.event;
+        Peeked {
+            candidate: Candidate {
+                entity: event.entity.clone(),
+                place: Place { version: event.version, event: event.id, epoch: self.epoch },
+                mark: Mark { version: event.version, at: event.occurred_at },
+                kind: event.kind.clone(),
+            },
+            attempt: self.attempt,
+            parked_at: self.parked_at,
+            in_line: self.in_line,
+            locked: self.line_locked,
+        }
+    }
+}
+
+/// When deliveries that run inside the transaction are settled.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Settling {
+    /// Those that never failed by the statement that locks them, as succeeded. If they do not succeed, the transaction is undone.
+    Ahead,
+    /// When it is known what came of them.
+    Afterwards,
 }
 
 /// Deliveries that are locked until the transaction ends.
@@ -53,6 +86,8 @@ pub(super) struct Locked {
     pub(super) due: Vec<Due>,
     /// How many are locked.
     pub(super) count: usize,
+    /// How many are settled already.
+    pub(super) ahead: usize,
     /// The transaction's time.
     pub(super) now: UnixMicros,
 }
@@ -73,35 +108,13 @@ pub(super) async fn due(
     given: Option<i64>,
     route: &Route,
     limit: usize,
+    settling: Settling,
     only: Option<One>,
 ) -> Result<Locked, EngineError> {
     let after = route.after.as_ref().map(RouteName::as_str);
     let rows = match only {
         None => {
-            // Bodies are weighed before they are read: many big ones at once would fill the memory. The limit stands in
-            // the text: a plan for any limit would be one for a tenth of the queue.
-            let sql = format!("WITH due AS MATERIALIZED (
-               SELECT d.event, d.epoch, d.attempt, d.attempt_limit, d.run_at, d.parked_at FROM oncehook.deliveries d
-                WHERE d.route = $2 AND d.state IN ('ready', 'retrying')
-                  AND d.run_at <= coalesce($1::bigint, oncehook.micros())
-                ORDER BY d.run_at, d.event, d.epoch LIMIT {limit}
-                  FOR UPDATE SKIP LOCKED
-             ), weighed AS (
-               SELECT d.event, d.epoch, d.attempt, d.attempt_limit, d.run_at, d.parked_at, e.version,
-                      e.source, e.key, e.type, e.entity, e.occurred_at, e.received_at, e.headers, e.body,
-                      sum(octet_length(e.body)) OVER (ORDER BY d.run_at, d.event, d.epoch ROWS UNBOUNDED PRECEDING)
-                        - octet_length(e.body) AS before
-                 FROM due d JOIN oncehook.events e ON e.id = d.event
-             )
-             SELECT d.epoch, d.attempt, d.attempt_limit,
-                    d.event, d.source, d.key, d.type, d.entity, d.occurred_at, d.received_at, d.headers, d.body,
-                    -- A follow-up that is forced alone knows the result of the epoch before.
-                    CASE WHEN $3::text IS NOT NULL THEN (SELECT p.result FROM oncehook.deliveries p
-                      WHERE p.event = d.event AND p.route = $3 AND p.epoch <= d.epoch AND p.state = 'succeeded'
-                      ORDER BY p.epoch DESC LIMIT 1) END,
-                    (SELECT coalesce($1::bigint, oncehook.micros())), (SELECT count(*) FROM due), d.version, d.parked_at
-               FROM weighed d WHERE d.before < 8388608
-              ORDER BY d.run_at, d.event, d.epoch");
+            let sql = due_sql(route, limit, settling);
             session.rows(&sql, &[&given, &route.name.as_str(), &after]).await?
         }
         Some((event, epoch, attempt)) => {
@@ -110,7 +123,8 @@ pub(super) async fn due(
                     (SELECT p.result FROM oncehook.deliveries p
                       WHERE p.event = d.event AND p.route = $3 AND p.epoch <= d.epoch AND p.state = 'succeeded'
                       ORDER BY p.epoch DESC LIMIT 1),
-                    coalesce($1::bigint, oncehook.micros()), 1::bigint, e.version, d.parked_at
+                    coalesce($1::bigint, oncehook.micros()), 1::bigint, e.version, d.parked_at,
+                    d.entity IS NOT NULL, false, 0::bigint
                FROM oncehook.deliveries d
                JOIN oncehook.events e ON e.id = d.event
               WHERE d.event = $4 AND d.route = $2 AND d.epoch = $5 AND d.attempt = $6 AND (d.state || '') IN ('ready', 'retrying')
@@ -121,40 +135,63 @@ pub(super) async fn due(
     };
     let now = UnixMicros(rows.first().map_or(0, |row| row.get(13)));
     let locked = rows.first().map_or(0, |row| row.get::<_, i64>(14));
-    let due = rows.iter().map(|row| due_from(row, route)).collect::<Result<_, EngineError>>()?;
-    Ok(Locked { due, count: usize::try_from(locked).unwrap_or(0), now })
+    let due: Vec<Due> = rows.iter().map(|row| due_from(row, route)).collect::<Result<_, EngineError>>()?;
+    let ahead = rows.first().map_or(0, |row| row.get::<_, i64>(19));
+    let count = |count: i64| usize::try_from(count).unwrap_or(0);
+    Ok(Locked { due, count: count(locked), ahead: count(ahead), now })
 }
 
-/// Deliveries that the transaction has locked already, with their events, in this order.
-pub(super) async fn chosen(
-    session: &Session,
-    route: &Route,
-    run: Vec<(Place, Option<String>)>,
-) -> Result<Vec<Due>, EngineError> {
-    let after = route.after.as_ref().map(RouteName::as_str);
-    let (events, epochs): (Vec<Uuid>, Vec<i32>) =
-        run.iter().map(|(place, _)| (uuid(place.event), int(place.epoch))).unzip();
-    let sql = "SELECT d.epoch, d.attempt, d.attempt_limit,
-                    e.id, e.source, e.key, e.type, e.entity, e.occurred_at, e.received_at, e.headers, e.body,
-                    (SELECT p.result FROM oncehook.deliveries p
-                      WHERE p.event = d.event AND p.route = $2 AND p.epoch <= d.epoch AND p.state = 'succeeded'
-                      ORDER BY p.epoch DESC LIMIT 1),
-                    0::bigint, 0::bigint, e.version, d.parked_at
-               FROM unnest($3::uuid[], $4::integer[]) WITH ORDINALITY AS t(event, epoch, place)
-               JOIN oncehook.deliveries d ON d.event = t.event AND d.route = $1 AND d.epoch = t.epoch
-               JOIN oncehook.events e ON e.id = d.event
-              ORDER BY t.place";
-    let rows = session.rows(sql, &[&route.name.as_str(), &after, &events, &epochs]).await?;
-    if rows.len() != run.len() {
-        return Err(EngineError::other("a delivery changed although it was locked"));
-    }
-    let with_state = |(row, (_, state)): (&Row, (Place, Option<String>))| {
-        let mut due = due_from(row, route)?;
-        due.event.state = state;
-        Ok(due)
+/// The statement that locks what is due and reads it.
+///
+/// Bodies are weighed before they are read: many big ones at once would fill the memory. The limit stands in the text: a plan for
+/// any limit would be one for a tenth of the queue.
+fn due_sql(route: &Route, limit: usize, settling: Settling) -> String {
+    let (line, free, locked) = if route.ordering.is_serial() {
+        (lines::LINE, lines::FREE_LINE, "line.entity IS NOT NULL")
+    } else {
+        ("", "", "false")
     };
-    rows.iter().zip(run).map(with_state).collect()
+    let (ahead, count) = match settling {
+        Settling::Afterwards => ("", "0::bigint"),
+        Settling::Ahead => (AHEAD, "(SELECT count(*) FROM ahead)"),
+    };
+    format!(
+        "WITH due AS MATERIALIZED (
+           SELECT d.ctid AS place, d.event, d.epoch, d.attempt, d.attempt_limit, d.run_at, d.parked_at,
+                  d.entity IS NOT NULL AS in_line, {locked} AS locked
+             FROM oncehook.deliveries d {line}
+            WHERE d.route = $2 AND d.state IN ('ready', 'retrying')
+              AND d.run_at <= coalesce($1::bigint, oncehook.micros()) {free}
+            ORDER BY d.run_at, d.event, d.epoch LIMIT {limit}
+              FOR UPDATE OF d SKIP LOCKED
+         ), weighed AS (
+           SELECT d.*, e.version, e.source, e.key, e.type, e.entity, e.occurred_at, e.received_at, e.headers, e.body,
+                  sum(octet_length(e.body)) OVER (ORDER BY d.run_at, d.event, d.epoch ROWS UNBOUNDED PRECEDING)
+                    - octet_length(e.body) AS before
+             FROM due d JOIN oncehook.events e ON e.id = d.event
+         ){ahead}
+         SELECT d.epoch, d.attempt, d.attempt_limit,
+                d.event, d.source, d.key, d.type, d.entity, d.occurred_at, d.received_at, d.headers, d.body,
+                -- A follow-up that is forced alone knows the result of the epoch before.
+                CASE WHEN $3::text IS NOT NULL THEN (SELECT p.result FROM oncehook.deliveries p
+                  WHERE p.event = d.event AND p.route = $3 AND p.epoch <= d.epoch AND p.state = 'succeeded'
+                  ORDER BY p.epoch DESC LIMIT 1) END,
+                (SELECT coalesce($1::bigint, oncehook.micros())), (SELECT count(*) FROM due), d.version, d.parked_at,
+                d.in_line, d.locked, {count}
+           FROM weighed d WHERE d.before < 8388608
+          ORDER BY d.run_at, d.event, d.epoch"
+    )
 }
+
+/// Settles what is due as succeeded. The rows are locked by the same statement, so their places are theirs; one that moved while it was
+/// being locked is not found, and the count tells.
+const AHEAD: &str = ", ahead AS (
+           UPDATE oncehook.deliveries d
+              SET state = 'succeeded', attempt = 1, settled_at = (SELECT coalesce($1::bigint, oncehook.micros())), result = NULL,
+                  error = NULL, cause = NULL, blocked_at = NULL, parked_at = NULL
+             FROM weighed w WHERE d.ctid = w.place AND w.attempt = 0 AND w.before < 8388608
+           RETURNING 1
+         )";
 
 fn due_from(row: &Row, route: &Route) -> Result<Due, EngineError> {
     let mut event = handed(row, route, 3)?;
@@ -164,6 +201,8 @@ fn due_from(row: &Row, route: &Route) -> Result<Due, EngineError> {
         attempt: number(row.get(1)),
         attempt_limit: row.get::<_, Option<i32>>(2).map_or(route.retry.max_attempts, number),
         parked_at: row.get::<_, Option<i64>>(16).map(UnixMicros),
+        in_line: row.get(17),
+        line_locked: row.get(18),
         event,
     })
 }

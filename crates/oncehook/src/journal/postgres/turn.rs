@@ -3,7 +3,7 @@
 //!
 //! Does not: decide anything. The rules are in `ordering`; this carries out what they say about those that do not run.
 
-use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::collections::{BTreeMap, BTreeSet};
 
 use oncehook_verify::UnixMicros;
 
@@ -16,24 +16,16 @@ use crate::journal::Progress;
 use crate::ordering::{Candidate, Company, Place, Step, plan};
 use crate::route::Route;
 
-/// Bodies of this many bytes are read at once at most, and at least one.
-const BODIES: usize = 8 << 20;
-
 /// A delivery by event, epoch and attempts so far.
 pub(super) type One = (EventId, u32, u32);
 
 /// Due deliveries, sorted out.
+#[derive(Default)]
 pub(super) struct Turns {
     /// To be run, in this order, with the state that each leads to.
     pub(super) run: Vec<(Place, Option<String>)>,
-    /// To be run alone, in this order: what failed before, and whatever is behind it. Nothing was decided about these.
-    pub(super) alone: Vec<One>,
     /// What was settled without running.
     pub(super) passed: Progress,
-    /// Whether there may be more that is due.
-    pub(super) full: bool,
-    /// The transaction's time.
-    pub(super) now: UnixMicros,
 }
 
 /// Sorts out what is due: those whose turn it is not are blocked, those that came too late or too early are settled, and the
@@ -43,39 +35,28 @@ pub(super) async fn take(
     given: Option<i64>,
     route: &Route,
     company: Company,
-    (look, room): (usize, usize),
-    only: Option<One>,
+    room: usize,
+    due: &[Peeked],
+    now: UnixMicros,
 ) -> Result<Turns, EngineError> {
-    let (due, now) = lines::peek(session, given, route, look, only).await?;
-    let mut full = due.len() == look;
-    let (due, alone) =
-        if company == Company::OneTransaction && only.is_none() { apart(due) } else { (due, Vec::new()) };
-    lines::adopt(session, route, &due).await?;
+    lines::adopt(session, route, due).await?;
     let candidates: Vec<Candidate> = due.iter().map(|due| due.candidate.clone()).collect();
     let mut wanted: BTreeMap<&str, i64> = BTreeMap::new();
     for entity in candidates.iter().filter_map(|candidate| candidate.entity.as_deref()) {
         *wanted.entry(entity).or_default() += 1;
     }
-    let entities: BTreeSet<&str> = wanted.keys().copied().collect();
-    lines::lock(session, &route.name, &entities).await?;
+    let unlocked = due.iter().filter(|due| !due.locked);
+    let unlocked: BTreeSet<&str> = unlocked.filter_map(|due| due.candidate.entity.as_deref()).collect();
+    lines::lock(session, &route.name, &unlocked).await?;
     let known = lines::of(session, route, &wanted).await?;
     let plan = plan(&route.ordering, company, room, &candidates, &known);
     let blocked = plan.blocked.iter().filter_map(|index| candidates.get(*index)).map(|one| one.place);
     lines::block(session, given, route, blocked).await?;
-    let (mut run, mut bytes) = (Vec::new(), 0);
-    let mut passed = Vec::new();
+    let (mut run, mut passed) = (Vec::new(), Vec::new());
     for (index, step) in plan.steps {
         let Some(due) = due.get(index) else { continue };
-        if bytes >= BODIES {
-            // The steps after this one may count on it, so they wait too.
-            full = true;
-            break;
-        }
         match step {
-            Step::Run(state) => {
-                bytes += due.size;
-                run.push((due.candidate.place, state));
-            }
+            Step::Run(state) => run.push((due.candidate.place, state)),
             Step::Settle(verdict) => passed.push((due, verdict)),
             Step::Defer(reason) => {
                 passed.push((due, route.ordering.parking.after_deferral(&reason, due.parked_at, now)));
@@ -83,21 +64,7 @@ pub(super) async fn take(
         }
     }
     let passed = pass(session, given, route, &passed, now).await?;
-    Ok(Turns { run, alone, passed, full, now })
-}
-
-/// Parts those that failed before, and others of the same entities, from the rest.
-fn apart(due: Vec<Peeked>) -> (Vec<Peeked>, Vec<One>) {
-    let troubled: HashSet<String> =
-        due.iter().filter(|due| due.attempt > 0).filter_map(|due| due.candidate.entity.clone()).collect();
-    let (alone, company): (Vec<Peeked>, Vec<Peeked>) =
-        due.into_iter().partition(|due| match &due.candidate.entity {
-            Some(entity) => troubled.contains(entity),
-            None => due.attempt > 0,
-        });
-    let mut alone: Vec<(Place, u32)> = alone.iter().map(|due| (due.candidate.place, due.attempt)).collect();
-    alone.sort_unstable();
-    (company, alone.into_iter().map(|(place, attempt)| (place.event, place.epoch, attempt)).collect())
+    Ok(Turns { run, passed })
 }
 
 /// Settles deliveries that do not run.

@@ -19,7 +19,7 @@ use oncehook_verify::UnixMicros;
 use rusqlite::{Connection, Transaction, TransactionBehavior};
 use serde_json::Value;
 
-use super::lines;
+use super::lines::{self, Came, Waiting};
 use super::queue::{self, Due, Held};
 use super::turn::{self, Turns};
 use super::user_sql::{self, Ran};
@@ -48,9 +48,11 @@ pub(super) fn sql(
     now: UnixMicros,
     chance: &mut Chance,
 ) -> Result<Progress, rusqlite::Error> {
+    // The pages of the lines lie scattered: the more deliveries share a commit, the fewer pages are written for each.
+    let limit = if route.ordering.is_serial() { limit * 2 } else { limit };
     let (due, full) = queue::due(connection, route, now, limit)?;
     let mut job = Job {
-        parked: lines::anything_parked(connection)?,
+        waiting: lines::waiting(connection, &route.name)?,
         route,
         handler,
         now,
@@ -69,7 +71,7 @@ pub(super) fn sql(
         job.in_company(connection, &fresh)? + job.one_by_one(connection, failed_before)?
     };
     job.progress.more = full || left > 0;
-    job.progress.woken = job.parked;
+    job.progress.woken = job.waiting.parked;
     Ok(job.progress)
 }
 
@@ -81,8 +83,7 @@ struct Job<'j> {
     progress: Progress,
     /// When it should come to its end.
     until: Instant,
-    /// Whether anything waits for a prerequisite.
-    parked: bool,
+    waiting: Waiting,
 }
 
 /// What became of deliveries that ran together.
@@ -198,7 +199,8 @@ impl Job<'_> {
     ) -> Result<Turned, rusqlite::Error> {
         let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
         let company = Company::OneTransaction;
-        let Turns { run, passed } = turn::take(&transaction, self.route, company, most, due, self.now)?;
+        let Turns { run, passed } =
+            turn::take(&transaction, self.route, company, most, due, &mut self.waiting, self.now)?;
         let mut progress = Progress::default();
         passed.iter().for_each(|passed| progress.count(passed.due.event.id, &passed.verdict));
         let mut behind: HashMap<&str, usize> = HashMap::new();
@@ -284,8 +286,9 @@ impl Job<'_> {
         let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
         let delivery = if self.route.ordering.is_serial() {
             let company = Company::OneTransaction;
+            let (due, waiting) = (vec![delivery], &mut self.waiting);
             let Turns { mut run, passed } =
-                turn::take(&transaction, self.route, company, 1, vec![delivery], self.now)?;
+                turn::take(&transaction, self.route, company, 1, due, waiting, self.now)?;
             let Some(delivery) = run.pop() else {
                 // It is settled already, or not its turn.
                 passed.iter().for_each(|passed| progress.count(passed.due.event.id, &passed.verdict));
@@ -364,10 +367,11 @@ impl Job<'_> {
             }
         };
         progress.count(delivery.event.id, &verdict);
-        self.parked |= matches!(verdict, Verdict::Parked(..));
+        self.waiting.parked |= matches!(verdict, Verdict::Parked(..));
         if queue::settle(connection, &fence, Held::Lock, &verdict, &self.route.followups, self.now)? {
+            let Some(came) = Came::new(&delivery.event, &verdict) else { return Ok(()) };
             let ordering = self.route.ordering.is_serial().then_some(&self.route.ordering);
-            lines::after(connection, ordering, &fence.delivery, &verdict, self.parked, self.now)
+            lines::after(connection, ordering, &self.route.name, &came, self.waiting, self.now)
         } else {
             // We hold the write lock and are the only process: the row was read a moment ago. If it is not there now,
             // nothing here can be trusted, and the transaction is undone.
@@ -395,7 +399,7 @@ pub(super) fn leased(
 ) -> Result<Vec<Settled>, rusqlite::Error> {
     let mut settled = Vec::with_capacity(claims.len());
     let ordering = route.ordering.is_serial().then_some(&route.ordering);
-    let parked = lines::anything_parked(connection)?;
+    let waiting = lines::waiting(connection, &route.name)?;
     for claim in claims {
         let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
         let outcome = match &route.handler {
@@ -423,7 +427,9 @@ pub(super) fn leased(
                     settled.push(Settled::Lost);
                     continue;
                 }
-                lines::after(&transaction, ordering, &fence.delivery, &verdict, parked, now)?;
+                if let Some(came) = Came::new(&claim.event, &verdict) {
+                    lines::after(&transaction, ordering, &route.name, &came, waiting, now)?;
+                }
                 match transaction.commit() {
                     Ok(()) => {
                         settled.push(Settled::Done);
@@ -447,8 +453,8 @@ pub(super) fn leased(
         }
         let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
         let done = queue::settle(&transaction, &claim.fence, Held::Lease, &verdict, &[], now)?;
-        if done {
-            lines::after(&transaction, ordering, &claim.fence.delivery, &verdict, parked, now)?;
+        if done && let Some(came) = Came::new(&claim.event, &verdict) {
+            lines::after(&transaction, ordering, &route.name, &came, waiting, now)?;
         }
         transaction.commit()?;
         settled.push(if done { Settled::Done } else { Settled::Lost });

@@ -1,5 +1,6 @@
 //! The embedded journal for workers and operators: every change is a job for the one writer.
 
+use std::collections::HashMap;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
@@ -8,10 +9,11 @@ use oncehook_verify::UnixMicros;
 use rusqlite::{Connection, Transaction, TransactionBehavior};
 use tokio::sync::{oneshot, watch};
 
+use super::lines::{self, Waiting};
 use super::orders::{self, Refused};
 use super::queue::{self, Held};
 use super::writer::{Command, Desk};
-use super::{SqliteJournal, apply, forget, lines, turn};
+use super::{SqliteJournal, apply, forget, turn};
 use crate::delivery::{Claim, DeliveryId, Fence, RouteName, Settled, Settlement, Verdict};
 use crate::handler::Handler;
 use crate::journal::{
@@ -144,7 +146,8 @@ impl Deliveries for SqliteJournal {
             let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
             if serial {
                 lines.note(&route);
-                due = turn::take(&transaction, &route, Company::Lease, limit, due, now)?.run;
+                let mut waiting = lines::waiting(&transaction, &route.name)?;
+                due = turn::take(&transaction, &route, Company::Lease, limit, due, &mut waiting, now)?.run;
             }
             let mut claims = Vec::with_capacity(due.len());
             for delivery in due {
@@ -180,14 +183,19 @@ impl Deliveries for SqliteJournal {
         let (shared, lines) = (Arc::clone(&self.shared), Arc::clone(&self.lines));
         self.work(move |connection, now| {
             let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
-            let parked = lines::anything_parked(&transaction)?;
+            let mut waiting: HashMap<&RouteName, Waiting> = HashMap::new();
             let mut settled = Vec::with_capacity(settlements.len());
             for Settlement { fence, verdict, followups } in &settlements {
                 let done = queue::settle(&transaction, fence, Held::Lease, verdict, followups, now)?;
                 if done {
-                    let route = lines.get(&fence.delivery.route);
+                    let name = &fence.delivery.route;
+                    let waiting = match waiting.get(name) {
+                        Some(known) => *known,
+                        None => *waiting.entry(name).or_insert(lines::waiting(&transaction, name)?),
+                    };
+                    let route = lines.get(name);
                     let ordering = route.as_ref().map(|route| &route.ordering);
-                    lines::after(&transaction, ordering, &fence.delivery, verdict, parked, now)?;
+                    lines::after_lease(&transaction, ordering, &fence.delivery, verdict, waiting, now)?;
                 }
                 settled.push(if done { Settled::Done } else { Settled::Lost });
             }
@@ -195,7 +203,7 @@ impl Deliveries for SqliteJournal {
             // A lane knows by itself when its own deliveries are due again.
             let followed =
                 |one: &Settlement| matches!(one.verdict, Verdict::Succeeded(_)) && !one.followups.is_empty();
-            if parked || settlements.iter().any(followed) {
+            if waiting.values().any(|waiting| waiting.parked) || settlements.iter().any(followed) {
                 shared.changed();
             }
             Ok(settled)

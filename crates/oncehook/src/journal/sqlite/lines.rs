@@ -4,10 +4,10 @@
 use std::collections::{BTreeMap, HashMap};
 
 use oncehook_verify::UnixMicros;
-use rusqlite::{Connection, OptionalExtension, Row, params};
+use rusqlite::{Connection, OptionalExtension, params};
 
 use super::queue::Due;
-use crate::delivery::{DeliveryId, DeliveryState, Verdict};
+use crate::delivery::{DeliveryId, DeliveryState, HandedEvent, RouteName, Verdict};
 use crate::event::EventId;
 use crate::ordering::{Candidate, Line, Mark, NO_TIME, OnDead, Ordering, Place, Standing};
 use crate::route::Route;
@@ -54,53 +54,54 @@ pub(super) fn of(
     for entity in candidates.iter().filter_map(|candidate| candidate.entity.as_deref()) {
         *wanted.entry(entity).or_default() += 1;
     }
+    let places = candidates.iter().map(|candidate| candidate.place);
+    let places: HashMap<(i64, u32), Place> =
+        places.map(|place| ((place.event.sequence(), place.epoch), place)).collect();
+    let anything_runs = exists(connection, ANYTHING_RUNS, route.name.as_str())?;
     let mut lines = HashMap::with_capacity(wanted.len());
     for (entity, count) in wanted {
-        lines.insert(entity.to_owned(), line(connection, route, entity, count + 1)?);
+        let running = anything_runs && is_busy(connection, route, entity)?;
+        let standing = if route.ordering.remembers() {
+            standing(connection, &route.ordering.scope(route.name.as_str()), entity)?
+        } else {
+            Standing::default()
+        };
+        let front = if route.ordering.by_entity && !running {
+            front(connection, route, entity, count + 1, &places)?
+        } else {
+            Vec::new()
+        };
+        lines.insert(entity.to_owned(), Line { standing, running, front });
     }
     Ok(lines)
 }
 
-fn line(
-    connection: &Connection,
-    route: &Route,
-    entity: &str,
-    length: usize,
-) -> Result<Line, rusqlite::Error> {
-    let running = connection
+/// Whether a delivery of the entity is leased.
+fn is_busy(connection: &Connection, route: &Route, entity: &str) -> Result<bool, rusqlite::Error> {
+    connection
         .prepare_cached(
             "SELECT 1 FROM oncehook_deliveries INDEXED BY oncehook_deliveries_busy
               WHERE route = ?1 AND entity = ?2 AND state = 'running'",
         )?
-        .exists(params![route.name.as_str(), entity])?;
-    let standing = if route.ordering.remembers() {
-        standing(connection, &route.ordering.scope(route.name.as_str()), entity)?
-    } else {
-        Standing::default()
-    };
-    let front = if route.ordering.by_entity && !running {
-        front(connection, route, entity, length)?
-    } else {
-        Vec::new()
-    };
-    Ok(Line { standing, running, front })
+        .exists(params![route.name.as_str(), entity])
 }
 
-/// The first of a line.
+/// The first of a line. `places` are those of the candidates, by what the table knows of them; anybody else is told by a place that
+/// is none of theirs.
 fn front(
     connection: &Connection,
     route: &Route,
     entity: &str,
     length: usize,
+    places: &HashMap<(i64, u32), Place>,
 ) -> Result<Vec<(Place, DeliveryState)>, rusqlite::Error> {
     connection
         .prepare_cached(
-            "SELECT e.id, d.epoch, d.version, d.state
-               FROM oncehook_deliveries d INDEXED BY oncehook_deliveries_line
-               JOIN oncehook_events e ON e.seq = d.event
-              WHERE d.route = ?1 AND d.entity = ?2 AND d.state IN ('ready', 'retrying', 'running', 'dead')
-                AND (d.state <> 'dead' OR ?3)
-              ORDER BY d.version, d.event, d.epoch LIMIT ?4",
+            "SELECT event, epoch, version, state
+               FROM oncehook_deliveries INDEXED BY oncehook_deliveries_line
+              WHERE route = ?1 AND entity = ?2 AND state IN ('ready', 'retrying', 'running', 'dead')
+                AND (state <> 'dead' OR ?3)
+              ORDER BY version, event, epoch LIMIT ?4",
         )?
         .query_map(
             params![
@@ -110,15 +111,14 @@ fn front(
                 i64::try_from(length).unwrap_or(i64::MAX)
             ],
             |row| {
+                let (event, epoch) = (row.get(0)?, row.get(1)?);
+                let elsewhere = Place { version: row.get(2)?, event: EventId::from_bytes([0; 16]), epoch };
+                let place = places.get(&(event, epoch)).copied().unwrap_or(elsewhere);
                 let state = DeliveryState::parse(row.get_ref(3)?.as_str()?);
-                Ok((place(row)?, state.ok_or(rusqlite::Error::InvalidQuery)?))
+                Ok((place, state.ok_or(rusqlite::Error::InvalidQuery)?))
             },
         )?
         .collect()
-}
-
-fn place(row: &Row<'_>) -> Result<Place, rusqlite::Error> {
-    Ok(Place { event: EventId::from_bytes(row.get(0)?), epoch: row.get(1)?, version: row.get(2)? })
 }
 
 /// What is known of an entity.
@@ -155,17 +155,85 @@ pub(super) fn block(
     Ok(())
 }
 
-/// What follows for others of the same entity from what a delivery came to. `parked` says whether anything is.
+/// Whether anybody waits: on a route for his turn, or anywhere for a prerequisite. Usually nobody does, and then nobody is looked
+/// for.
+#[derive(Clone, Copy)]
+pub(super) struct Waiting {
+    pub(super) blocked: bool,
+    pub(super) parked: bool,
+}
+
+const ANYTHING_BLOCKED: &str = "SELECT 1 FROM oncehook_deliveries INDEXED BY oncehook_deliveries_blocked
+                                 WHERE route = ?1 AND blocked_at IS NOT NULL AND state IN ('ready', 'retrying') LIMIT 1";
+const ANYTHING_RUNS: &str = "SELECT 1 FROM oncehook_deliveries INDEXED BY oncehook_deliveries_busy
+                              WHERE route = ?1 AND entity IS NOT NULL AND state = 'running' LIMIT 1";
+
+fn exists(connection: &Connection, sql: &str, route: &str) -> Result<bool, rusqlite::Error> {
+    connection.prepare_cached(sql)?.exists([route])
+}
+
+/// Who waits, as far as deliveries of this route can end it.
+pub(super) fn waiting(connection: &Connection, route: &RouteName) -> Result<Waiting, rusqlite::Error> {
+    Ok(Waiting {
+        blocked: exists(connection, ANYTHING_BLOCKED, route.as_str())?,
+        parked: anything_parked(connection)?,
+    })
+}
+
+/// What a delivery of an entity came to.
+pub(super) struct Came<'v> {
+    pub(super) entity: &'v str,
+    pub(super) mark: Mark,
+    pub(super) kind: Option<&'v str>,
+    pub(super) verdict: &'v Verdict,
+}
+
+impl<'v> Came<'v> {
+    /// Nothing, if the event has no entity.
+    pub(super) fn new(event: &'v HandedEvent, verdict: &'v Verdict) -> Option<Self> {
+        let mark = Mark { version: event.version, at: event.occurred_at };
+        Some(Self { entity: event.entity.as_deref()?, mark, kind: event.kind.as_deref(), verdict })
+    }
+}
+
+/// What follows for others of the same entity from what a delivery came to.
 pub(super) fn after(
+    connection: &Connection,
+    ordering: Option<&Ordering>,
+    route: &RouteName,
+    came: &Came<'_>,
+    waiting: Waiting,
+    now: UnixMicros,
+) -> Result<(), rusqlite::Error> {
+    let Came { entity, mark, kind, verdict } = came;
+    let succeeded = matches!(verdict, Verdict::Succeeded(_));
+    if let Some(ordering) = ordering {
+        if succeeded && ordering.remembers() {
+            let scope = ordering.scope(route.as_str());
+            let mut known = standing(connection, &scope, entity)?;
+            ordering.advance(&mut known, *mark, *kind);
+            remember(connection, &scope, entity, &known)?;
+        }
+        if waiting.blocked {
+            let_go_on(connection, route.as_str(), entity, now)?;
+        }
+    }
+    if succeeded && waiting.parked {
+        wake_parked(connection, entity, now)?;
+    }
+    Ok(())
+}
+
+/// The same, where the event is not at hand.
+pub(super) fn after_lease(
     connection: &Connection,
     ordering: Option<&Ordering>,
     delivery: &DeliveryId,
     verdict: &Verdict,
-    parked: bool,
+    waiting: Waiting,
     now: UnixMicros,
 ) -> Result<(), rusqlite::Error> {
-    let succeeded = matches!(verdict, Verdict::Succeeded(_));
-    if ordering.is_none() && !(succeeded && parked) {
+    if ordering.is_none() && !waiting.parked {
         return Ok(());
     }
     let (entity, mark, kind) = connection
@@ -176,19 +244,8 @@ pub(super) fn after(
             Ok((row.get::<_, Option<String>>(0)?, mark, row.get::<_, Option<String>>(3)?))
         })?;
     let Some(entity) = entity else { return Ok(()) };
-    if let Some(ordering) = ordering {
-        if succeeded && ordering.remembers() {
-            let scope = ordering.scope(delivery.route.as_str());
-            let mut known = standing(connection, &scope, &entity)?;
-            ordering.advance(&mut known, mark, kind.as_deref());
-            remember(connection, &scope, &entity, &known)?;
-        }
-        let_go_on(connection, delivery.route.as_str(), &entity, now)?;
-    }
-    if succeeded && parked {
-        wake_parked(connection, &entity, now)?;
-    }
-    Ok(())
+    let came = Came { entity: &entity, mark, kind: kind.as_deref(), verdict };
+    after(connection, ordering, &delivery.route, &came, waiting, now)
 }
 
 fn remember(
@@ -301,13 +358,7 @@ pub(super) fn look_again(
 /// Whether everybody in the line waits for his turn, and nobody has it.
 fn is_stranded(connection: &Connection, route: &Route, entity: &str) -> Result<bool, rusqlite::Error> {
     let passes_dead = !route.ordering.by_entity || route.ordering.on_dead == OnDead::Continue;
-    let running = connection
-        .prepare_cached(
-            "SELECT 1 FROM oncehook_deliveries INDEXED BY oncehook_deliveries_busy
-              WHERE route = ?1 AND entity = ?2 AND state = 'running'",
-        )?
-        .exists(params![route.name.as_str(), entity])?;
-    if running {
+    if is_busy(connection, route, entity)? {
         return Ok(false);
     }
     let first_is_blocked = connection

@@ -328,12 +328,13 @@ pub(super) fn reclaim(
             Ok((Fence { delivery, attempt: row.get(2)? }, limit))
         })?
         .collect::<Result<_, _>>()?;
+    let waiting = lines::waiting(connection, &route.name)?;
     for (fence, limit) in &expired {
         let message = Failure::never_ended().message;
         let verdict = route.after_lost_lease(fence.attempt, *limit, now, chance.draw());
         settle(connection, fence, Held::Lease, &verdict, &[], now)?;
         let ordering = route.ordering.is_serial().then_some(&route.ordering);
-        lines::after(connection, ordering, &fence.delivery, &verdict, false, now)?;
+        lines::after_lease(connection, ordering, &fence.delivery, &verdict, waiting, now)?;
         end_attempt(connection, fence, "lost", Some(&message), now)?;
     }
     Ok(expired.len())

@@ -5,7 +5,7 @@
 use oncehook_verify::UnixMicros;
 use rusqlite::Connection;
 
-use super::lines;
+use super::lines::{self, Came, Waiting};
 use super::queue::{self, Due, Held};
 use crate::delivery::{Fence, Verdict};
 use crate::ordering::{Candidate, Company, Step, plan};
@@ -27,7 +27,7 @@ pub(super) struct Turns {
 }
 
 /// Sorts out what is due: those whose turn it is not are blocked, those that came too late or too early are settled, and the
-/// others are returned, at most `room` of them. Of one entity several may run one after the other if the company is one
+/// others are returned, at most `room` of them. `waiting` learns of those that are blocked. Of one entity several may run one after the other if the company is one
 /// transaction.
 pub(super) fn take(
     connection: &Connection,
@@ -35,12 +35,14 @@ pub(super) fn take(
     company: Company,
     room: usize,
     due: Vec<Due>,
+    waiting: &mut Waiting,
     now: UnixMicros,
 ) -> Result<Turns, rusqlite::Error> {
     lines::adopt(connection, route, &due)?;
     let candidates: Vec<Candidate> = due.iter().map(lines::candidate).collect();
     let lines = lines::of(connection, route, &candidates)?;
     let plan = plan(&route.ordering, company, room, &candidates, &lines);
+    waiting.blocked |= !plan.blocked.is_empty();
     for due in plan.blocked.iter().filter_map(|index| due.get(*index)) {
         lines::block(connection, route, due, now)?;
     }
@@ -57,7 +59,7 @@ pub(super) fn take(
             Step::Settle(verdict) => verdict,
             Step::Defer(reason) => route.ordering.parking.after_deferral(&reason, due.parked_at, now),
         };
-        pass(connection, route, &due, &verdict, now)?;
+        pass(connection, route, &due, &verdict, *waiting, now)?;
         turns.passed.push(Passed { due, verdict });
     }
     Ok(turns)
@@ -69,6 +71,7 @@ fn pass(
     route: &Route,
     due: &Due,
     verdict: &Verdict,
+    waiting: Waiting,
     now: UnixMicros,
 ) -> Result<(), rusqlite::Error> {
     let fence = Fence { delivery: due.id(route), attempt: due.attempt + 1 };
@@ -76,5 +79,6 @@ fn pass(
         // The row was read in this transaction. If it is not there now, nothing here can be trusted.
         return Err(rusqlite::Error::StatementChangedRows(0));
     }
-    lines::after(connection, Some(&route.ordering), &fence.delivery, verdict, false, now)
+    let Some(came) = Came::new(&due.event, verdict) else { return Ok(()) };
+    lines::after(connection, Some(&route.ordering), &route.name, &came, waiting, now)
 }
