@@ -40,6 +40,19 @@ pub struct Ordering {
     pub machine: Option<Arc<Machine>>,
     /// How long a prerequisite is waited for.
     pub parking: Parking,
+    /// Where what is known of entities is kept. [`Routes`](crate::route::Routes) sees to it.
+    pub memory: Memory,
+}
+
+/// Where newest versions and machine states are kept: in the database of the effect, with which they commit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Memory {
+    /// In the journal.
+    #[default]
+    Journal,
+    /// In the other database that the route's effects are in. The journal sees to it that one delivery of an entity runs at a time;
+    /// whether it runs is decided there (`handler::entities`).
+    Effect,
 }
 
 /// What a dead delivery means for those behind it in an ordered line.
@@ -102,9 +115,15 @@ impl Ordering {
         self.by_entity || self.newer_only || self.machine.is_some()
     }
 
-    /// Whether something of the entity must be remembered beyond its deliveries.
+    /// Whether the journal must remember something of the entity beyond its deliveries.
     #[must_use]
     pub fn remembers(&self) -> bool {
+        self.compares() && self.memory == Memory::Journal
+    }
+
+    /// Whether events are compared with what took effect before.
+    #[must_use]
+    pub fn compares(&self) -> bool {
         self.newer_only || self.machine.is_some()
     }
 
@@ -141,8 +160,9 @@ impl Ordering {
         }
     }
 
-    fn judge(&self, standing: &Standing, candidate: &Candidate) -> Step {
-        if self.newer_only && candidate.mark.is_older_than(&standing.newest) {
+    /// What to do with an event of an entity that stands so.
+    pub(crate) fn judge(&self, standing: &Standing, mark: Mark, kind: Option<&str>) -> Step {
+        if self.newer_only && mark.is_older_than(&standing.newest) {
             return Step::Settle(Verdict::Superseded(format!(
                 "a newer event took effect before: {}",
                 standing.newest
@@ -150,8 +170,9 @@ impl Ordering {
         }
         let Some(machine) = &self.machine else { return Step::Run(None) };
         let state = standing.state.as_deref().unwrap_or(machine.initial());
-        let kind = candidate.kind.as_deref().unwrap_or("an event without a type");
-        match (machine.fit(state, candidate.kind.as_deref()), machine.misfit()) {
+        let fit = machine.fit(state, kind);
+        let kind = kind.unwrap_or("an event without a type");
+        match (fit, machine.misfit()) {
             (Fit::Moves(to), _) => Step::Run(Some(to.to_owned())),
             (Fit::Early, Misfit::Park) => {
                 Step::Defer(format!("`{kind}` does not fit the state `{state}` yet"))
@@ -321,7 +342,10 @@ pub fn plan(
             if runs >= room {
                 continue;
             }
-            let step = ordering.judge(&standing, candidate);
+            let step = match ordering.memory {
+                Memory::Journal => ordering.judge(&standing, candidate.mark, candidate.kind.as_deref()),
+                Memory::Effect => Step::Run(None),
+            };
             match &step {
                 Step::Run(_) => {
                     runs += 1;

@@ -14,7 +14,7 @@ use crate::delivery::{Failure, Remedy, RouteName, Verdict};
 use crate::event::SourceName;
 use crate::glob::Glob;
 use crate::handler::{Fetch, Handler};
-use crate::ordering::Ordering;
+use crate::ordering::{Memory, Ordering};
 use crate::retry::RetryPolicy;
 
 /// One route.
@@ -174,7 +174,8 @@ pub struct Routes {
 }
 
 impl Routes {
-    /// Puts routes together. Follow-ups take source and types of the route they come after.
+    /// Puts routes together. Follow-ups take source and types of the route they come after; what is remembered of entities
+    /// is kept where the effects are.
     pub fn new(routes: Vec<Route>) -> Result<Self, RouteError> {
         let mut complete = routes;
         for index in 0..complete.len() {
@@ -200,6 +201,9 @@ impl Routes {
                 route.source = before.source.clone();
                 route.types.clone_from(&before.types);
                 at = before.after.as_ref();
+            }
+            if matches!(route.handler, Handler::Elsewhere(_)) {
+                route.ordering.memory = Memory::Effect;
             }
             let follows = |other: &&Route| other.after.as_ref() == Some(&route.name);
             route.followups = originals.iter().filter(follows).map(|other| other.name.clone()).collect();

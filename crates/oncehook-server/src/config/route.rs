@@ -23,7 +23,7 @@ use oncehook::handler::{
 use oncehook::journal::mysql::MysqlElsewhere;
 use oncehook::journal::postgres::PostgresElsewhere;
 use oncehook::machine::Machine;
-use oncehook::ordering::{OnDead, Ordering, Parking};
+use oncehook::ordering::{Memory, OnDead, Ordering, Parking};
 use oncehook::retry::RetryPolicy;
 use oncehook::route::{BreakerPolicy, Route, RouteError, Routes};
 use oncehook_verify::Secret;
@@ -86,26 +86,11 @@ pub(super) fn read_routes(
             used.push(machine.name().to_owned());
         }
         let placing = read_route(&mut table, ground, &mut declared, ordering);
-        if placing.as_ref().is_some_and(|placing| remembers_elsewhere(&placing.route)) {
-            table.problem(
-                table.span(),
-                "`newer_only` and `machine` are not part of this version yet for another `database`: what they compare with \
-                 would not commit with the effect",
-            );
-            complete = false;
-        }
         complete &= placing.is_some();
         placings.extend(placing);
         table.finish(LATER_KEYS);
     }
     put_together(file, placings, &declared).filter(|_| complete)
-}
-
-/// Versions and states stand in the journal. An effect in another database commits apart from them, so an attempt that
-/// everybody has forgotten could bring an older state back.
-fn remembers_elsewhere(route: &Route) -> bool {
-    let remembers = route.ordering.newer_only || route.ordering.machine.is_some();
-    remembers && matches!(route.handler, Handler::Elsewhere(_))
 }
 
 /// Puts routes together. What does not fit is noted and left out, until the rest fits.
@@ -288,6 +273,7 @@ fn read_ordering(table: &mut Table<'_, '_>, machines: &[Arc<Machine>]) -> Orderi
         newer_only: table.take_bool("newer_only").unwrap_or(false),
         machine: machine.map(Spanned::into_inner),
         parking: Parking { longest, ..usual },
+        memory: Memory::default(),
     }
 }
 
@@ -406,9 +392,6 @@ fn read_sql(mut table: Table<'_, '_>, known: Known, ground: &Ground<'_>) -> Opti
     let written = table.take_parsed("database", |url| read_database(url, ground));
     let database = written.as_ref().and_then(|database| database.get_ref().clone());
     let dialect = database.as_ref().map_or(ground.dialect, |(_, dialect)| *dialect);
-    if let Some(requires) = requires.as_ref().filter(|_| database.is_some()) {
-        table.problem(requires.span(), "`requires` is not part of this version yet for another database");
-    }
     let bind = read_bindings(&mut table, known);
     let handler = match (statement, bind) {
         (None, _) => {

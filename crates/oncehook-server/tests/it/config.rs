@@ -718,11 +718,14 @@ fn r13_r24_r29_r30_order_and_machines_are_read() {
     refused("initial = \"new\"\n", "", "needs `initial`");
     refused("to = \"done\"", "to = \"gone\"", "`gone` is not one of the states");
     refused("SELECT 1 FROM accounts", "DELETE FROM accounts", "`requires` is one SELECT");
-    refused(
-        "requires = \"SELECT 1 FROM accounts WHERE id = :id\"\n",
-        "database = \"postgres://shop@127.0.0.1:1/shop\"\n",
-        "not part of this version yet for another `database`",
-    );
+
+    // In another database it is the same, and what is remembered stands there.
+    let elsewhere =
+        PAYOUTS.replace("requires =", "database = \"postgres://shop@127.0.0.1:1/shop\"\nrequires =");
+    let config = Config::parse("x.toml", &placed(&elsewhere, directory.path())).unwrap();
+    let ordering = &config.routes.get(route.name.as_str()).unwrap().ordering;
+    assert_eq!(ordering.memory, oncehook::ordering::Memory::Effect);
+    assert!(ordering.newer_only && ordering.machine.is_some());
 }
 
 #[test]

@@ -94,7 +94,8 @@ impl<'s> Shop<'s> {
             ),
             all
         );
-        let guards = "SELECT route, void, count(*) FROM oncehook_guard.applied GROUP BY 1, 2 ORDER BY 1";
+        let guards =
+            "SELECT route, void, count(*) FROM oncehook_guard.oncehook_applied GROUP BY 1, 2 ORDER BY 1";
         assert_eq!(ask(guards), format!("hopeless|t|{all}\nnotes|f|{all}\norders|f|{all}"));
     }
 }
@@ -195,7 +196,7 @@ async fn r27_dead_in_another_database_then_retried_takes_effect_once() {
     let dead = delivery(&gateway, &event, "orders").await;
     assert_eq!((outcomes(&dead), &dead["cause"]), (vec!["failed", "failed"], &json!("handler")), "{dead}");
     assert!(dead["error"].as_str().unwrap().contains("payment"), "{dead}");
-    let void = "SELECT attempt, void FROM oncehook_guard.applied WHERE route = 'orders'";
+    let void = "SELECT attempt, void FROM oncehook_guard.oncehook_applied WHERE route = 'orders'";
     assert_eq!(shop.database.query(void), "2|t");
 
     shop.database.query("ALTER TABLE orders RENAME COLUMN pay TO payment");
@@ -233,7 +234,7 @@ async fn fault_41_what_is_skipped_can_take_no_effect_in_another_database() {
     }
     // The first one's attempt was lost, and has committed meanwhile.
     shop.database.query(&format!(
-        "INSERT INTO oncehook_guard.applied VALUES ('{}', 'orders', 0, 1, false, '{{\"id\": 77}}', 1, now())",
+        "INSERT INTO oncehook_guard.oncehook_applied VALUES ('{}', 'orders', 0, 1, false, '{{\"id\": 77}}', 1, now())",
         of("evt_0")
     ));
     let refused = skip("evt_0").await;
@@ -251,7 +252,7 @@ async fn fault_41_what_is_skipped_can_take_no_effect_in_another_database() {
     let skipped = skip("evt_1").await;
     assert_eq!(skipped.status, 200, "{skipped:?}");
     let void = format!(
-        "SELECT void FROM oncehook_guard.applied WHERE event = '{}' AND route = 'orders'",
+        "SELECT void FROM oncehook_guard.oncehook_applied WHERE event = '{}' AND route = 'orders'",
         of("evt_1")
     );
     assert_eq!(shop.database.query(&void), "t");
@@ -337,7 +338,7 @@ fn r14_another_database_is_named_in_the_configuration() {
         ("shop", "SELECT 1", "is a URL"),
         ("postgres://me:hunter2@host:port/shop", "SELECT 1", "database URL"),
         ("env:NOT_SET_ANYWHERE", "SELECT 1", "NOT_SET_ANYWHERE is not set"),
-        (shop, "DELETE FROM oncehook_guard.applied", "may not touch schema oncehook_guard"),
+        (shop, "DELETE FROM oncehook_guard.oncehook_applied", "may not touch schema oncehook_guard"),
     ] {
         let problems = parse("sqlite://a.db", database, statement).unwrap_err();
         let problems: Vec<String> = problems.list.iter().map(|problem| format!("{problem:?}")).collect();

@@ -13,6 +13,7 @@ use std::sync::{Arc, LazyLock, Mutex};
 use std::time::{Duration, Instant};
 
 use oncehook_testkit::gateway::{Gateway, now};
+use oncehook_testkit::mysql;
 use oncehook_testkit::postgres::Server;
 use oncehook_testkit::random::Random;
 use oncehook_testkit::sender::{Answer, Provider, ask};
@@ -115,15 +116,53 @@ async fn r20_r25_both_stories_with_shop_and_journal_in_one_postgres() {
     both_stories_on_postgres("$SHOP_DATABASE").await;
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn r20_r25_both_stories_with_the_shop_in_mariadb_and_the_journal_in_a_file() {
+    both_stories_on_mariadb("sqlite://journal.db").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn r20_r25_both_stories_with_shop_and_journal_in_one_mariadb() {
+    both_stories_on_mariadb("$SHOP_DATABASE").await;
+}
+
 async fn both_stories_on_postgres(journal: &str) {
-    let example = Example::copy("postgres");
     let database = Server::shared().database();
+    let places = [("postgres://localhost/shop", database.url()), (JOURNAL_IN_A_FILE, journal.to_owned())];
+    both_stories(&Example::copy("postgres"), &places).await;
+    let guards = database.query("SELECT count(*) FROM pg_namespace WHERE nspname = 'oncehook_guard'");
+    assert_eq!(guards, if journal.contains("sqlite") { "1" } else { "0" }, "one database needs no guards");
+}
+
+async fn both_stories_on_mariadb(journal: &str) {
+    let server = mysql::Server::shared();
+    let database = server.database();
+    let places = [
+        ("SHOP_PORT=3306", format!("SHOP_PORT={}", server.port())),
+        ("SHOP_NAME=shop", format!("SHOP_NAME={}", database.name())),
+        (JOURNAL_IN_A_FILE, journal.to_owned()),
+    ];
+    both_stories(&Example::copy("mariadb"), &places).await;
+    let guards = database.query("SHOW TABLES LIKE 'oncehook\\_applied'");
+    assert_eq!(
+        guards,
+        if journal.contains("sqlite") { "oncehook_applied" } else { "" },
+        "one database needs no guards"
+    );
+}
+
+const JOURNAL_IN_A_FILE: &str = "sqlite://journal.db";
+
+/// Both stories as a README tells them that begins with the places of shop and journal, which are others here.
+async fn both_stories(example: &Example, places: &[(&str, String)]) {
     let [place, prepare, start, send, count, start_fees, send_fees, look] =
         example.blocks("sh").try_into().unwrap();
     let [orders, fees] = example.blocks("text").try_into().unwrap();
-    let (shop, file) = ("postgres://localhost/shop", "sqlite://journal.db");
-    assert!(place.contains(shop) && place.contains(file), "{place}");
-    example.paste(&place.replace(shop, &database.url()).replace(file, journal));
+    let place = places.iter().fold(place, |place, (written, other)| {
+        assert!(place.contains(written), "{place}");
+        place.replace(written, other)
+    });
+    example.paste(&place);
     example.paste(&prepare);
     let gateway = example.start(&start);
     example.paste(&send);
@@ -144,8 +183,6 @@ async fn both_stories_on_postgres(journal: &str) {
     let event = gateway.event("evt_payout_1", "succeeded").await;
     assert_eq!(event["duplicates"], 1_000, "{event}");
     assert_eq!(example.paste(&look), fees);
-    let guards = database.query("SELECT count(*) FROM pg_namespace WHERE nspname = 'oncehook_guard'");
-    assert_eq!(guards, if journal.contains("sqlite") { "1" } else { "0" }, "one database needs no guards");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -21,6 +21,8 @@ mod elsewhere;
 #[cfg(test)]
 mod examples;
 #[cfg(test)]
+mod hanging_up;
+#[cfg(test)]
 mod hostile;
 #[cfg(test)]
 mod kit;

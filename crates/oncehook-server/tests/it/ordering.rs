@@ -442,3 +442,92 @@ async fn r30_payouts_in_every_order_take_one_fee_on_mysql() {
     let database = mysql::Server::shared().database();
     payouts("env:STEPS_DATABASE", &database.url(), directory.path(), |sql| database.query(sql)).await;
 }
+
+/// Payouts whose machine stands in another database than the journal, while the gateway is ended between the commit there and
+/// its own, again and again. All orders of the three events, with copies.
+async fn payouts_elsewhere(url: &str, query: impl Fn(&str) -> String) -> usize {
+    let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let example = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/payout-fees");
+    let config = std::fs::read_to_string(example.join("states.toml")).unwrap();
+    let config = config.replace("127.0.0.1:8080", "127.0.0.1:0").replace("127.0.0.1:8081", "127.0.0.1:0");
+    assert!(config.contains("[route.sql]\n"));
+    prepare(
+        directory.path(),
+        &config.replace("[route.sql]\n", "[route.sql]\ndatabase = \"env:STEPS_DATABASE\"\n"),
+    );
+    for statement in std::fs::read_to_string(example.join("states.sql")).unwrap().split(';') {
+        if !statement.trim().is_empty() {
+            query(statement);
+        }
+    }
+    let stripe = Provider::new("stripe", SECRET, "stripe");
+    let kinds = ["payout.created", "payout.updated", "payout.paid"];
+    let orders = [[0, 1, 2], [0, 2, 1], [1, 0, 2], [1, 2, 0], [2, 0, 1], [2, 1, 0]];
+    let request = |payout: &str, place: usize, again: &str| {
+        let object = json!({ "id": format!("po_{payout}"), "object": "payout", "amount": 250_000 });
+        let id = format!("evt_{payout}_{place}{again}");
+        let body = json!({ "id": id, "object": "event", "created": 1_700_000_000, "type": kinds[place],
+                           "account": "acct_kettles", "data": { "object": object } });
+        stripe.request(&HeaderMap::new(), body.to_string().as_bytes(), &id, now())
+    };
+    let mut random = Random::from_environment();
+    let points = ["between_commits", "guard_taken", "after_effect", "before_settle"];
+    let (kills, mut ended) = (12 * scale(), 0);
+    for kill in 0..kills {
+        let mut command = Command::new(BINARY);
+        let point = format!("{}:{}", points[kill % points.len()], 1 + random.below(3));
+        command.arg("serve").env("STEPS_DATABASE", url).env("ONCEHOOK_CRASH_POINT", point);
+        let mut gateway = Gateway::start_command(command, directory.path());
+        // Six payouts of this round, each in an order of its own, until it ends.
+        let until = tokio::time::Instant::now() + Duration::from_secs(5);
+        while tokio::time::Instant::now() < until {
+            let turn = random.below(18) as usize;
+            let (number, place) = (turn / 3, orders[turn / 3][turn % 3]);
+            if ask(gateway.ingress, &request(&format!("{kill}_{number}"), place, "")).await.is_err() {
+                ended += 1;
+                break;
+            }
+        }
+        gateway.kill();
+    }
+    assert_eq!(ended, kills, "it did not come to every place at which it was to end");
+    let gateway = start(directory.path(), &["serve"], url);
+    for payout in (0..kills).flat_map(|kill| (0..6).map(move |number| format!("{kill}_{number}"))) {
+        for place in orders[random.below(6) as usize] {
+            // Once more as it was, and as another event, which the machine finds late.
+            for again in ["", "b"] {
+                let answer = ask(gateway.ingress, &request(&payout, place, again)).await.unwrap();
+                assert_eq!(answer.status, 200);
+            }
+        }
+    }
+    assert_eq!(drained_within(&gateway, PATIENCE).await, 0, "deliveries were given up");
+    let all = (6 * kills).to_string();
+    assert_eq!(query("SELECT count(*) FROM payouts WHERE state = 'completed'"), all);
+    assert_eq!(query("SELECT count(*) FROM payouts"), all);
+    assert_eq!(query("SELECT count(*) FROM fees WHERE cents = 1250"), all);
+    assert_eq!(query("SELECT count(*) FROM fees"), all);
+    let balance = query("SELECT cents FROM balances WHERE account = 'acct_kettles'");
+    assert_eq!(balance, (100_000 - 6 * 1_250 * kills as i64).to_string());
+    let states: Vec<Value> =
+        gateway.events().await.into_iter().map(|event| event["status"].clone()).collect();
+    let count = |status: &str| states.iter().filter(|state| **state == status).count();
+    assert_eq!((count("succeeded"), count("superseded")), (18 * kills, 18 * kills), "{states:?}");
+    kills
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn r20_r30_killed_between_the_commits_a_machine_in_another_postgres_takes_one_fee() {
+    let database = postgres::Server::shared().database();
+    let kills = payouts_elsewhere(&database.url(), |sql| database.query(sql)).await;
+    let states = "SELECT scope, state, version, count(*) FROM oncehook_guard.oncehook_applied_entities GROUP BY 1, 2, 3";
+    assert_eq!(database.query(states), format!("machine:payout|completed|3|{}", 6 * kills));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn r20_r30_killed_between_the_commits_a_machine_in_another_mariadb_takes_one_fee() {
+    let database = mysql::Server::shared().database();
+    let kills = payouts_elsewhere(&database.url(), |sql| database.query(sql)).await;
+    let states = "SELECT scope, state, version, count(*) FROM oncehook_applied_entities GROUP BY 1, 2, 3";
+    assert_eq!(database.query(states), format!("machine:payout|completed|3|{}", 6 * kills));
+}

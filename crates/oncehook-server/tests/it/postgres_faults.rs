@@ -1,7 +1,6 @@
 //! The gateway on a PostgreSQL that misbehaves: sockets cut around a commit, a server that is silent, read-only, locked or
 //! away. What was acknowledged is there once, what is unknown is 503, and the gateway gets up by itself.
 
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use oncehook_testkit::chaos_proxy::{ChaosProxy, Cut, Direction, Trap};
@@ -9,9 +8,9 @@ use oncehook_testkit::gateway::Gateway;
 use oncehook_testkit::postgres::{Database, Server};
 use oncehook_testkit::promises::{Senders, assert_is_unavailable};
 use oncehook_testkit::random::Random;
-use oncehook_testkit::sender::{Wire, ask};
-use oncehook_testkit::size::size;
+use oncehook_testkit::sender::ask;
 
+use crate::hanging_up::requests_dropped_at_any_moment;
 use crate::postgres::{SHOP, check_once, serve_at, try_serve, until_ready};
 
 /// A shop on a server, a proxy in front of it.
@@ -132,75 +131,13 @@ async fn fault_12_r20_a_bad_network_loses_and_doubles_nothing() {
     assert!(heard.of(200) > 100 && heard.of(503) > 0, "{heard:?}");
 }
 
-/// Senders hang up at any moment: in the middle of a request, before the answer, while it comes. As many as
-/// `ONCEHOOK_HANGING_UP` says.
 #[tokio::test(flavor = "multi_thread")]
 async fn fault_13_requests_that_are_dropped_at_any_moment_are_stored_once_or_not_at_all() {
-    let mut random = Random::from_environment();
-    let count = size("ONCEHOOK_HANGING_UP", 1_000);
     let database = Server::shared().database();
     database.query(SHOP);
     let directory = tempfile::tempdir().unwrap();
     let gateway = serve_at(&database.url(), directory.path(), &[]);
-    let senders = Senders::new(600, 0);
-    let tasks: Vec<_> = (0..20)
-        .map(|task| {
-            let (senders, address) = (Arc::clone(&senders), gateway.ingress);
-            let mut random = Random::new(random.next());
-            tokio::spawn(async move {
-                let mut answered = 0;
-                for number in (task..count).step_by(20) {
-                    let key = format!("evt_{number}");
-                    let request = senders.request(&key);
-                    let mut wire = Wire::connect(address).await.unwrap();
-                    // Most are sent whole; what comes after that is what can go wrong.
-                    let sent = match random.below(4) {
-                        0 => random.below(request.len() as u64) as usize,
-                        _ => request.len(),
-                    };
-                    // From a microsecond to half a second: every stage has its share.
-                    let patience = Duration::from_micros(1 << random.below(20));
-                    let asking = async {
-                        wire.send(&request[..sent]).await?;
-                        wire.answer().await
-                    };
-                    match tokio::time::timeout(patience, asking).await {
-                        Ok(Ok(answer)) => {
-                            answered += u64::from(senders.promises.record(&key, &answer));
-                        }
-                        Ok(Err(_)) | Err(_) if random.below(2) == 0 => drop(wire.reset()),
-                        Ok(Err(_)) | Err(_) => drop(wire),
-                    }
-                }
-                answered
-            })
-        })
-        .collect();
-    let mut answered = 0;
-    for task in tasks {
-        answered += task.await.unwrap();
-    }
-    let stored = check_once(&database).await;
-    eprintln!("{count} requests: {answered} answered, {stored} stored");
-    assert_eq!(senders.promises.check(&gateway).await.stored, stored);
-    assert!(answered < count && stored > 0, "{answered} answered, {stored} stored");
-    // Nothing is left behind that would keep the others out.
-    let again: Vec<_> = (0..20)
-        .map(|task| {
-            let (senders, address) = (Arc::clone(&senders), gateway.ingress);
-            tokio::spawn(async move {
-                let mut wire = Wire::connect(address).await.unwrap();
-                for key in (task..count).step_by(20).map(|number| format!("evt_{number}")) {
-                    let answer = wire.ask(&senders.request(&key)).await.unwrap();
-                    assert!(senders.promises.record(&key, &answer), "{key}: {answer:?}");
-                }
-            })
-        })
-        .collect();
-    for task in again {
-        task.await.unwrap();
-    }
-    assert_eq!(check_once(&database).await as u64, count);
+    requests_dropped_at_any_moment(&gateway, async || check_once(&database).await).await;
     let idle = "SELECT count(*) FROM pg_stat_activity
                  WHERE datname = current_database() AND state LIKE 'idle in transaction%'";
     assert_eq!(database.query(idle), "0");

@@ -9,6 +9,10 @@
 //! written before a delivery is given up, so that an attempt that everybody has forgotten cannot commit afterwards. A later
 //! attempt (an operator's retry) has a higher number, and takes the void guard's place.
 //!
+//! Beside the guards stands what is known of entities, where a route compares events with it: the newest that took effect, the
+//! state of a machine. An attempt that does not run because of that leaves its guard void, so that none before it can run
+//! at a time when it fits again.
+//!
 //! Does not: know an engine. What a database must be able to do is [`Guarded`]; PostgreSQL does it in
 //! `journal::postgres::guard`.
 
@@ -19,6 +23,8 @@ use std::time::Duration;
 
 use super::SqlHandler;
 use crate::delivery::{Claim, DeliveryId, Failure, Fence, RouteName};
+use crate::ordering::Ordering;
+use crate::route::Route;
 
 /// An answer that is on its way.
 pub type Answer<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
@@ -33,13 +39,44 @@ pub struct Elsewhere {
     pub keep: Duration,
 }
 
+/// By which rules a route compares events with what took effect before, and the name under which that is remembered.
+#[derive(Debug, Clone)]
+pub struct Comparison {
+    /// The route or machine that the entities are known to.
+    pub scope: String,
+    /// The rules.
+    pub rules: Ordering,
+}
+
+impl Comparison {
+    /// That of a route, if it compares anything.
+    #[must_use]
+    pub fn of(route: &Route) -> Option<Self> {
+        let rules = route.ordering.clone();
+        rules.compares().then(|| Self { scope: rules.scope(route.name.as_str()), rules })
+    }
+}
+
+/// What is to be done for claims.
+#[derive(Clone, Copy)]
+pub struct Task<'t> {
+    /// What to run.
+    pub statements: &'t SqlHandler,
+    /// The mark of the journal that the claims are of: several may use one database.
+    pub journal: i64,
+    /// What decides whether they run.
+    pub comparison: Option<&'t Comparison>,
+}
+
 /// What an attempt in another database came to.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Applied {
     /// It took effect, now or at an earlier attempt; the result is JSON, if the statements returned one.
     Done(Option<String>),
-    /// The statements failed. Nothing of it stays.
+    /// The statements failed, or it does not fit what took effect before. Nothing of it stays.
     Failed(Failure),
+    /// It came too late, for this reason. Nothing was run.
+    Superseded(String),
     /// This attempt may not take effect any more: its delivery was given up. Nothing was run.
     Void,
     /// Another transaction was in the way. Nothing stays, and it is nobody's failure.
@@ -78,15 +115,11 @@ pub trait Guarded: Send + Sync + 'static {
     fn shown(&self) -> &str;
 
     /// Runs the statements for each claim that has no guard yet, and writes its guard in the same transaction. One outcome
-    /// per claim, in order; a failing one undoes only itself. `journal` is the mark of the journal that the claims are of.
+    /// per claim, in order; a failing one undoes only itself. Where events are compared with what took effect before, the rows of
+    /// their entities are locked there, and change in the same transaction too.
     ///
     /// Dropped half-way, what was not committed is undone; what was is found by the next attempt.
-    fn apply<'a>(
-        &'a self,
-        statements: &'a SqlHandler,
-        journal: i64,
-        claims: &'a [Claim],
-    ) -> Answer<'a, Vec<Applied>>;
+    fn apply<'a>(&'a self, task: Task<'a>, claims: &'a [Claim]) -> Answer<'a, Vec<Applied>>;
 
     /// Sees to it that none of these attempts, nor any before them, can take effect from now on. One answer per fence, in
     /// order. An error means that nothing is known.

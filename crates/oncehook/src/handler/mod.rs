@@ -8,6 +8,8 @@
 //! Handlers say what an attempt came to. When it is tried again, and that it is recorded, is not their matter.
 
 pub mod elsewhere;
+#[cfg(any(feature = "postgres", feature = "mysql"))]
+pub(crate) mod entities;
 pub mod function;
 pub mod http;
 pub mod sql;

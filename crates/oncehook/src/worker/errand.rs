@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use crate::clock::Clock;
 use crate::delivery::{Cause, Claim, Failure, Fence, Remedy, Settled};
-use crate::handler::elsewhere::{Applied, Voided};
+use crate::handler::elsewhere::{Applied, Comparison, Task, Voided};
 use crate::handler::{Elsewhere, Fetch, HttpHandler};
 use crate::journal::Deliveries;
 use crate::route::Route;
@@ -30,6 +30,8 @@ pub(super) enum Came {
     Took(Option<String>),
     /// It failed.
     Failed(Failure),
+    /// It did not run, and will not: it came too late.
+    Superseded(String),
     /// It ran inside the journal, which has settled it, or found that it was not the latest attempt any more.
     Settled(Settled),
     /// It is given back, and not held against the delivery.
@@ -52,10 +54,28 @@ pub(super) struct Errand {
 pub(super) enum What {
     /// A request.
     Http(Arc<HttpHandler>),
-    /// Statements in another database, for a journal of that mark.
-    Elsewhere(Arc<Elsewhere>, i64),
+    /// Statements in another database.
+    Elsewhere(Arc<Away>),
     /// What runs inside the journal, in the transaction that settles it.
     Inside(Arc<dyn Deliveries>, Arc<Route>),
+}
+
+/// A route's statements in another database.
+pub(super) struct Away {
+    pub(super) elsewhere: Arc<Elsewhere>,
+    /// The mark of the journal.
+    pub(super) mark: i64,
+    /// What decides whether they run.
+    pub(super) comparison: Option<Comparison>,
+}
+
+impl Away {
+    async fn apply(&self, claims: &[Claim]) -> Vec<Applied> {
+        let Self { elsewhere, mark, comparison } = self;
+        let task =
+            Task { statements: &elsewhere.statements, journal: *mark, comparison: comparison.as_ref() };
+        elsewhere.database.apply(task, claims).await
+    }
 }
 
 impl Errand {
@@ -114,7 +134,7 @@ impl What {
                 }
                 came
             }
-            Self::Elsewhere(elsewhere, mark) => run_elsewhere(elsewhere, *mark, claims).await,
+            Self::Elsewhere(away) => run_elsewhere(away, claims).await,
             Self::Inside(deliveries, route) => {
                 match deliveries.call(Arc::clone(route), claims.to_vec()).await {
                     Ok(settled) => settled.into_iter().map(Came::Settled).collect(),
@@ -136,8 +156,8 @@ impl What {
                 Ok(current) => claim.event.current = Some(current),
                 Err(failure) => {
                     let mut came = vec![Came::Failed(failure)];
-                    if let Self::Elsewhere(elsewhere, mark) = self {
-                        void_the_dead(elsewhere, *mark, &[claim], &mut came).await;
+                    if let Self::Elsewhere(away) = self {
+                        void_the_dead(away, &[claim], &mut came).await;
                     }
                     return came;
                 }
@@ -147,13 +167,13 @@ impl What {
     }
 }
 
-async fn run_elsewhere(elsewhere: &Elsewhere, mark: i64, claims: &[Claim]) -> Vec<Came> {
+async fn run_elsewhere(away: &Away, claims: &[Claim]) -> Vec<Came> {
     // An attempt beyond the limit exists because the last one was lost. It only asks what came of that.
     let beyond = |claim: &Claim| claim.fence.attempt > claim.attempt_limit;
     let within: Vec<Claim> = claims.iter().filter(|claim| !beyond(claim)).cloned().collect();
     let applied = match within.is_empty() {
         true => Vec::new(),
-        false => elsewhere.database.apply(&elsewhere.statements, mark, &within).await,
+        false => away.apply(&within).await,
     };
     let mut applied = applied.into_iter();
     let mut first_of_outage = true;
@@ -166,6 +186,7 @@ async fn run_elsewhere(elsewhere: &Elsewhere, mark: i64, claims: &[Claim]) -> Ve
         came.push(match applied.next().unwrap_or(Applied::Collided) {
             Applied::Done(result) => Came::Took(result),
             Applied::Failed(failure) => Came::Failed(failure),
+            Applied::Superseded(reason) => Came::Superseded(reason),
             Applied::Void => {
                 let told = "the delivery was given up by a later attempt while this one ran";
                 Came::Failed(Failure::retry(Cause::Ours, told))
@@ -182,14 +203,16 @@ async fn run_elsewhere(elsewhere: &Elsewhere, mark: i64, claims: &[Claim]) -> Ve
             }
         });
     }
-    void_the_dead(elsewhere, mark, claims, &mut came).await;
+    void_the_dead(away, claims, &mut came).await;
     came
 }
 
-/// What would be dead is made void first. If that cannot be written it is given back; if it took effect, it is not dead.
-async fn void_the_dead(elsewhere: &Elsewhere, mark: i64, claims: &[Claim], came: &mut [Came]) {
-    let last = |claim: &Claim, failure: &Failure| {
-        failure.remedy == Remedy::GiveUp || claim.fence.attempt >= claim.attempt_limit
+/// What would be dead is made void first. If that cannot be written it is given back; if it took effect, it is not dead. What has to
+/// wait counts as such: it may have waited long enough.
+async fn void_the_dead(away: &Away, claims: &[Claim], came: &mut [Came]) {
+    let last = |claim: &Claim, failure: &Failure| match failure.remedy {
+        Remedy::GiveUp | Remedy::Defer => true,
+        Remedy::Retry(_) => claim.fence.attempt >= claim.attempt_limit,
     };
     let dying: Vec<(usize, Fence)> = claims
         .iter()
@@ -204,7 +227,7 @@ async fn void_the_dead(elsewhere: &Elsewhere, mark: i64, claims: &[Claim], came:
         return;
     }
     let fences: Vec<Fence> = dying.iter().map(|(_, fence)| fence.clone()).collect();
-    let voided = elsewhere.database.void(mark, &fences).await;
+    let voided = away.elsewhere.database.void(away.mark, &fences).await;
     crate::crash::point("after_void");
     let voided = voided.unwrap_or_else(|reason| {
         tracing::warn!(reason, "deliveries cannot be given up while their database cannot be reached");

@@ -7,12 +7,12 @@ use std::sync::Arc;
 
 use tokio::sync::watch;
 
-use super::errand::{Errand, What};
+use super::errand::{Away, Errand, What};
 use super::lane::rest;
 use super::{AFTER_TROUBLE, Pace, Shared, outside};
 use crate::delivery::DeliveryId;
 use crate::handler::Elsewhere;
-use crate::handler::elsewhere::Round;
+use crate::handler::elsewhere::{Comparison, Round};
 use crate::journal::WorkError;
 use crate::route::Route;
 
@@ -40,7 +40,8 @@ pub(super) async fn run(
             }
         }
     };
-    let errand = Errand::new(&route, What::Elsewhere(Arc::clone(&elsewhere), mark));
+    let away = Away { elsewhere: Arc::clone(&elsewhere), mark, comparison: Comparison::of(&route) };
+    let errand = Errand::new(&route, What::Elsewhere(Arc::new(away)));
     let errands = outside::run(Arc::clone(&shared), Arc::clone(&route), errand, end.clone());
     if mark == NO_MARK {
         return errands.await;

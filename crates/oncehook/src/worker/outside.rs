@@ -165,6 +165,10 @@ impl Lane {
                 self.breaker.succeeded();
                 Verdict::Succeeded(result)
             }
+            Came::Superseded(reason) => {
+                self.breaker.succeeded();
+                Verdict::Superseded(reason)
+            }
             Came::Settled(settled) => {
                 // The provider has told what was asked.
                 self.breaker.succeeded();

@@ -8,15 +8,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use oncehook::clock::Clock;
-use oncehook::delivery::{Claim, DeliveryId, Fence, RouteName, Settled, Settlement, Verdict};
+use oncehook::delivery::{Claim, DeliveryId, Fence, Remedy, RouteName, Settled, Settlement, Verdict};
 use oncehook::event::{NewEvent, SourceName};
-use oncehook::handler::elsewhere::{Applied, Round, Voided};
+use oncehook::handler::elsewhere::{Applied, Comparison, Round, Task, Voided};
 use oncehook::handler::{Dialect, Elsewhere, Expression, Guarded, Handler, SqlHandler};
 use oncehook::journal::mysql::MysqlElsewhere;
 use oncehook::journal::postgres::PostgresElsewhere;
 use oncehook::journal::sqlite::{SqliteJournal, SqliteOptions};
 use oncehook::journal::{Deliveries, Delivery, EventQuery, JournalReader, Order, Retention, Verb, Who};
+use oncehook::machine::{Machine, Misfit, Transition};
 use oncehook::observe::Metrics;
+use oncehook::ordering::Ordering;
 use oncehook::retry::RetryPolicy;
 use oncehook::route::{BreakerPolicy, Route, Routes};
 use oncehook::worker::Worker;
@@ -53,6 +55,9 @@ on_both!(
     r28_a_database_that_is_down_makes_no_dead_letters,
     fault_105_guards_that_were_changed_are_an_error_and_nothing_is_lost,
     r33_guards_are_forgotten_when_they_are_old_and_their_deliveries_settled,
+    r29_a_zombie_in_another_database_brings_nothing_older_back,
+    r30_what_was_superseded_in_another_database_does_not_run_when_its_state_comes_back,
+    fault_105_a_lost_memory_of_entities_is_an_error,
 );
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -115,7 +120,9 @@ impl Database {
     /// Runs statements in which GUARDS stands for the table of the guards.
     fn query(&self, sql: &str) -> String {
         match self {
-            Self::Postgres(database) => database.query(&sql.replace("GUARDS", "oncehook_guard.applied")),
+            Self::Postgres(database) => {
+                database.query(&sql.replace("GUARDS", "oncehook_guard.oncehook_applied"))
+            }
             Self::Mysql(database) => database.query(&sql.replace("GUARDS", "oncehook_applied")),
         }
     }
@@ -305,6 +312,10 @@ async fn fault_50_a_poison_event_in_another_database_costs_only_itself(engine: E
     assert_eq!(shop.count("SELECT count(*) FROM GUARDS WHERE void"), 3);
 }
 
+fn task(statements: &SqlHandler) -> Task<'_> {
+    Task { statements, journal: 7, comparison: None }
+}
+
 /// Two who hold attempts of the same delivery, as after a freeze, and a journal to settle them.
 struct Duel {
     shop: Shop,
@@ -319,6 +330,11 @@ impl Duel {
         let route = Arc::clone(routes.get("orders").unwrap());
         let Handler::Elsewhere(statements) = route.handler.clone() else { panic!() };
         Self { shop, route, statements }
+    }
+
+    /// What is done for claims of the journal with mark 7.
+    fn task(&self) -> Task<'_> {
+        task(&self.statements.statements)
     }
 
     async fn claim(&self) -> Claim {
@@ -337,7 +353,7 @@ impl Duel {
 
     async fn apply(&self, claim: &Claim) -> Applied {
         let claims = std::slice::from_ref(claim);
-        let mut applied = self.statements.database.apply(&self.statements.statements, 7, claims).await;
+        let mut applied = self.statements.database.apply(self.task(), claims).await;
         assert_eq!(applied.len(), 1);
         applied.pop().unwrap()
     }
@@ -366,7 +382,7 @@ async fn r20_a_crash_between_the_commits_is_resolved_by_the_guard_and_the_result
     let fresh = duel.shop.database.open();
     let second = duel.claim().await;
     let claims = std::slice::from_ref(&second);
-    assert_eq!(fresh.apply(&duel.statements.statements, 7, claims).await, [Applied::Done(result.clone())]);
+    assert_eq!(fresh.apply(duel.task(), claims).await, [Applied::Done(result.clone())]);
     assert_eq!(duel.settle(&second, Verdict::Succeeded(result.clone())).await, Settled::Done);
     let worker = duel.shop.work(&Routes::new(vec![duel.shop.orders(), duel.shop.mails()]).unwrap());
     duel.shop.drained().await;
@@ -427,7 +443,7 @@ async fn fault_41_a_zombie_in_the_middle_of_its_transaction_is_waited_for(engine
         "INSERT INTO GUARDS VALUES ({event}, '{route}', {epoch}, 1, false, '{{\"id\":0}}', 7, {now})"
     );
     // Makes the table.
-    duel.statements.database.apply(&duel.statements.statements, 7, &[]).await;
+    duel.statements.database.apply(duel.task(), &[]).await;
     let held = |seconds: u32| format!("BEGIN; {guard}; SELECT {sleep}({seconds}); COMMIT");
     let holder = |seconds: u32| {
         let (database, sql) = (duel.shop.database.clone(), held(seconds));
@@ -537,7 +553,11 @@ async fn fault_105_guards_that_were_changed_are_an_error_and_nothing_is_lost(eng
     // What is done to the table, how it is undone, and what one that starts says about it. The last one is found by those
     // that start only.
     let postgres = [
-        ("ALTER TABLE GUARDS RENAME TO gone", "ALTER TABLE oncehook_guard.gone RENAME TO applied", ""),
+        (
+            "ALTER TABLE GUARDS RENAME TO gone",
+            "ALTER TABLE oncehook_guard.gone RENAME TO oncehook_applied",
+            "",
+        ),
         (
             "ALTER TABLE GUARDS DROP CONSTRAINT applied_once",
             "ALTER TABLE GUARDS ADD CONSTRAINT applied_once PRIMARY KEY (event, route, epoch)",
@@ -589,18 +609,18 @@ async fn fault_105_guards_that_were_changed_are_an_error_and_nothing_is_lost(eng
         };
         if told.is_empty() {
             // Whoever starts would make a new table; the running one knows that there was one.
-            unreached(&running.apply(&handler.statements, 7, &claims).await, unknown_table);
-            unreached(&running.apply(&handler.statements, 7, &claims).await, "is gone");
+            unreached(&running.apply(task(&handler.statements), &claims).await, unknown_table);
+            unreached(&running.apply(task(&handler.statements), &claims).await, "is gone");
         } else {
-            unreached(&starting.apply(&handler.statements, 7, &claims).await, told);
+            unreached(&starting.apply(task(&handler.statements), &claims).await, told);
             if place < 3 {
-                unreached(&running.apply(&handler.statements, 7, &claims).await, "");
+                unreached(&running.apply(task(&handler.statements), &claims).await, "");
             }
         }
         assert_eq!(shop.count("SELECT count(*) FROM orders"), 5, "{change}");
         shop.database.query(back);
         assert!(
-            matches!(running.apply(&handler.statements, 7, &claims).await[..], [Applied::Done(_)]),
+            matches!(running.apply(task(&handler.statements), &claims).await[..], [Applied::Done(_)]),
             "{change}"
         );
         assert_eq!(shop.count("SELECT count(*) FROM orders"), 6, "{change}");
@@ -612,13 +632,7 @@ async fn r33_guards_are_forgotten_when_they_are_old_and_their_deliveries_settled
     let (shop, database) = (&duel.shop, &duel.statements.database);
     append(&*shop.journal, (0..6).map(payment)).await;
     let claims = shop.journal.claim(Arc::clone(&duel.route), 10, LEASE).await.unwrap();
-    assert!(
-        database
-            .apply(&duel.statements.statements, 7, &claims)
-            .await
-            .iter()
-            .all(|one| matches!(one, Applied::Done(_)))
-    );
+    assert!(database.apply(duel.task(), &claims).await.iter().all(|one| matches!(one, Applied::Done(_))));
     for claim in &claims[..3] {
         assert_eq!(duel.settle(claim, Verdict::Succeeded(None)).await, Settled::Done);
     }
@@ -648,4 +662,174 @@ async fn r33_guards_are_forgotten_when_they_are_old_and_their_deliveries_settled
     let zombie = Claim { fence: Fence { attempt: 1, ..claims[4].fence.clone() }, ..claims[4].clone() };
     assert!(matches!(duel.apply(&zombie).await, Applied::Done(Some(_))));
     assert_eq!(shop.count("SELECT count(*) FROM orders"), 6);
+}
+
+/// The claim of an event about an entity, on the first attempt.
+async fn about(duel: &Duel, number: usize, kind: &str, version: Option<i64>) -> Claim {
+    append(&*duel.shop.journal, [payment(number)]).await;
+    let mut claim = duel.claim().await;
+    claim.event.entity = Some("door".to_owned());
+    claim.event.kind = Some(kind.to_owned());
+    claim.event.version = version;
+    claim.event.occurred_at = None;
+    claim
+}
+
+/// The same claim on another attempt.
+fn attempt(claim: &Claim, attempt: u32) -> Claim {
+    Claim { fence: Fence { attempt, ..claim.fence.clone() }, ..claim.clone() }
+}
+
+async fn compare(duel: &Duel, comparison: &Comparison, claim: &Claim) -> Applied {
+    let task = Task { comparison: Some(comparison), ..duel.task() };
+    let database = &duel.statements.database;
+    database.apply(task, std::slice::from_ref(claim)).await.pop().unwrap()
+}
+
+fn newer_only() -> Comparison {
+    let rules = Ordering { newer_only: true, ..Ordering::default() };
+    Comparison { scope: "orders".to_owned(), rules }
+}
+
+async fn r29_a_zombie_in_another_database_brings_nothing_older_back(engine: Engine) {
+    let duel = Duel::new(engine);
+    let newer_only = newer_only();
+    let frozen = about(&duel, 1, "set", Some(1)).await;
+    let newer = about(&duel, 2, "set", Some(2)).await;
+    assert!(matches!(compare(&duel, &newer_only, &newer).await, Applied::Done(_)));
+    // The zombie wakes, and so does whoever came after it.
+    for number in [1, 2] {
+        let late = compare(&duel, &newer_only, &attempt(&frozen, number)).await;
+        assert!(matches!(&late, Applied::Superseded(why) if why.contains("version 2")), "{late:?}");
+    }
+    // Another entity, another route and another gateway know nothing of it.
+    let mut other = about(&duel, 3, "set", Some(1)).await;
+    other.event.entity = Some("window".to_owned());
+    assert!(matches!(compare(&duel, &newer_only, &other).await, Applied::Done(_)));
+    let other = about(&duel, 4, "set", Some(1)).await;
+    let scope = Comparison { scope: "others".to_owned(), ..newer_only.clone() };
+    assert!(matches!(compare(&duel, &scope, &other).await, Applied::Done(_)));
+    let other = about(&duel, 5, "set", Some(1)).await;
+    let task = Task { comparison: Some(&newer_only), journal: 8, ..duel.task() };
+    let applied = duel.statements.database.apply(task, &[other]).await;
+    assert!(matches!(applied[..], [Applied::Done(_)]), "{applied:?}");
+    assert_eq!(duel.shop.database.query("SELECT amount FROM orders ORDER BY id"), "2\n3\n4\n5");
+}
+
+/// A door that is opened and shut: what does not fit now fits again later.
+async fn r30_what_was_superseded_in_another_database_does_not_run_when_its_state_comes_back(engine: Engine) {
+    let way = |on: &str, from: &str, to: &str| Transition {
+        on: on.to_owned(),
+        from: vec![from.to_owned()],
+        to: to.to_owned(),
+    };
+    let ways = vec![way("open", "shut", "opened"), way("shut", "opened", "shut")];
+    let states = vec!["shut".to_owned(), "opened".to_owned()];
+    let machine = |misfit| Machine::new("door", states.clone(), "shut", ways.clone(), misfit).unwrap();
+    for misfit in [Misfit::Supersede, Misfit::Park, Misfit::Dead] {
+        let duel = Duel::new(engine);
+        let rules = Ordering { machine: Some(Arc::new(machine(misfit))), ..Ordering::default() };
+        let door = Comparison { scope: "machine:door".to_owned(), rules };
+        let first = about(&duel, 1, "open", None).await;
+        let second = about(&duel, 2, "open", None).await;
+        let shuts = about(&duel, 3, "shut", None).await;
+        assert!(matches!(compare(&duel, &door, &first).await, Applied::Done(_)));
+        // The second attempt is told; the first one hangs.
+        let told = compare(&duel, &door, &attempt(&second, 2)).await;
+        match (misfit, &told) {
+            (Misfit::Supersede, Applied::Superseded(_)) => {}
+            (Misfit::Park, Applied::Failed(failure)) => assert_eq!(failure.remedy, Remedy::Defer),
+            (Misfit::Dead, Applied::Failed(failure)) => assert_eq!(failure.remedy, Remedy::GiveUp),
+            _ => panic!("{misfit:?}: {told:?}"),
+        }
+        assert!(matches!(compare(&duel, &door, &shuts).await, Applied::Done(_)));
+        // Now it would fit. But of what was told, nothing is true if the first attempt takes effect now.
+        assert_eq!(compare(&duel, &door, &second).await, Applied::Void, "{misfit:?}");
+        assert_eq!(duel.shop.count("SELECT count(*) FROM orders"), 2);
+        // A later attempt may: a parked one is looked at again, a dead one retried.
+        assert!(matches!(compare(&duel, &door, &attempt(&second, 3)).await, Applied::Done(_)));
+        assert_eq!(duel.shop.count("SELECT count(*) FROM orders"), 3);
+    }
+}
+
+async fn fault_105_a_lost_memory_of_entities_is_an_error(engine: Engine) {
+    let duel = Duel::new(engine);
+    let database = &duel.shop.database;
+    let newer_only = newer_only();
+    let newer = about(&duel, 2, "set", Some(2)).await;
+    assert!(matches!(compare(&duel, &newer_only, &newer).await, Applied::Done(_)));
+    let older = about(&duel, 1, "set", Some(1)).await;
+    let (lose, find) = match engine {
+        Engine::Postgres => (
+            "ALTER TABLE oncehook_guard.oncehook_applied_entities RENAME TO gone",
+            "ALTER TABLE oncehook_guard.gone RENAME TO oncehook_applied_entities",
+        ),
+        Engine::Mysql => (
+            "RENAME TABLE oncehook_applied_entities TO gone",
+            "RENAME TABLE gone TO oncehook_applied_entities",
+        ),
+    };
+    database.query(lose);
+    for _ in 0..2 {
+        let lost = compare(&duel, &newer_only, &older).await;
+        assert!(
+            matches!(&lost, Applied::Unreached(why) if why.contains("oncehook_applied_entities")),
+            "{lost:?}"
+        );
+    }
+    database.query(find);
+    assert!(matches!(compare(&duel, &newer_only, &older).await, Applied::Superseded(_)));
+    // Without its key it would remember twice, or nothing.
+    database.query(match engine {
+        Engine::Postgres => {
+            "ALTER TABLE oncehook_guard.oncehook_applied_entities DROP CONSTRAINT applied_entities_once"
+        }
+        Engine::Mysql => "ALTER TABLE oncehook_applied_entities DROP PRIMARY KEY",
+    });
+    for database in [Arc::clone(&duel.statements.database), database.open()] {
+        let task = Task { comparison: Some(&newer_only), ..duel.task() };
+        let refused = database.apply(task, &[attempt(&older, 2)]).await;
+        assert!(matches!(&refused[..], [Applied::Unreached(_)]), "{refused:?}");
+    }
+    assert_eq!(duel.shop.count("SELECT count(*) FROM orders"), 1);
+}
+
+/// The table had another name once, and what it knows decides.
+#[tokio::test(flavor = "multi_thread")]
+async fn r20_guards_under_their_former_name_are_taken_over() {
+    let duel = Duel::new(Engine::Postgres);
+    let database = &duel.shop.database;
+    append(&*duel.shop.journal, [payment(7)]).await;
+    let first = duel.claim().await;
+    let applied = duel.apply(&first).await;
+    assert!(matches!(applied, Applied::Done(Some(_))), "{applied:?}");
+    database.query("ALTER TABLE GUARDS RENAME TO applied");
+    // Whoever starts and whoever runs; several at once.
+    let starting = database.open();
+    let claims = std::slice::from_ref(&first);
+    let (one, other) = tokio::join!(starting.apply(duel.task(), claims), async {
+        let lost = duel.statements.database.apply(duel.task(), claims).await;
+        // It may have met the moment before the table had its name; then it looks again.
+        match lost[..] {
+            [Applied::Unreached(_)] => duel.statements.database.apply(duel.task(), claims).await,
+            _ => lost,
+        }
+    });
+    assert_eq!((&one[..], &other[..]), (&[applied.clone()][..], &[applied.clone()][..]));
+    assert_eq!(duel.shop.count("SELECT count(*) FROM orders"), 1);
+    assert_eq!(duel.shop.count("SELECT count(*) FROM GUARDS"), 1);
+    // A gateway of the earlier version makes no empty table: it finds what is not a table.
+    assert_eq!(
+        database.query("SELECT relkind FROM pg_class WHERE oid = 'oncehook_guard.applied'::regclass"),
+        "v"
+    );
+
+    // Two that know different things: neither is believed.
+    database.query("DROP VIEW oncehook_guard.applied; CREATE TABLE oncehook_guard.applied (LIKE GUARDS)");
+    let refused = database.open().apply(duel.task(), claims).await;
+    assert!(
+        matches!(&refused[..], [Applied::Unreached(reason)] if reason.contains("earlier version")),
+        "{refused:?}"
+    );
+    assert_eq!(duel.shop.count("SELECT count(*) FROM orders"), 1);
 }

@@ -5,6 +5,8 @@ mod effects;
 #[cfg(test)]
 mod elsewhere;
 #[cfg(test)]
+mod fetch;
+#[cfg(test)]
 mod http;
 #[cfg(test)]
 mod intake;

@@ -8,10 +8,10 @@ use std::time::Duration;
 use oncehook::clock::Clock;
 use oncehook::delivery::{Cause, Claim, Failure, HandedEvent, RouteName, Settled, Settlement, Verdict};
 use oncehook::event::{NewEvent, SourceName};
-use oncehook::handler::{Dialect, Expression, Handler, OnPostgres, SqlHandler};
+use oncehook::handler::{Dialect, Elsewhere, Expression, Guarded, Handler, OnPostgres, SqlHandler};
 use oncehook::journal::memory::MemoryJournal;
-use oncehook::journal::mysql::{MysqlJournal, MysqlOptions};
-use oncehook::journal::postgres::{PostgresJournal, PostgresOptions};
+use oncehook::journal::mysql::{MysqlElsewhere, MysqlJournal, MysqlOptions};
+use oncehook::journal::postgres::{PostgresElsewhere, PostgresJournal, PostgresOptions};
 use oncehook::journal::sqlite::{SqliteJournal, SqliteOptions};
 use oncehook::journal::{Deliveries, Journal, JournalReader, Order, Retention, Verb, Who};
 use oncehook::machine::{Machine, Misfit, Transition};
@@ -44,7 +44,20 @@ fn machine() -> Arc<Machine> {
     Arc::new(Machine::new("steps", states, "new", ways.collect(), Misfit::Park).unwrap())
 }
 
-fn sql(route: &str, requires: Option<&str>, ordering: Ordering, dialect: Dialect) -> Route {
+/// Where statements run, and how its engine writes parameters.
+struct Place<'p>(Dialect, &'p dyn Fn(SqlHandler) -> Handler);
+
+fn in_the_journal(statements: SqlHandler) -> Handler {
+    Handler::Sql(Arc::new(statements))
+}
+
+fn sql(
+    route: &str,
+    requires: Option<&str>,
+    ordering: Ordering,
+    Place(dialect, handler_of): &Place<'_>,
+) -> Route {
+    let dialect = *dialect;
     let bind = ["entity", "step"].map(|name| {
         let from = if name == "entity" { "$entity" } else { "/step" };
         (name.to_owned(), Expression::parse(from).unwrap())
@@ -56,20 +69,24 @@ fn sql(route: &str, requires: Option<&str>, ordering: Ordering, dialect: Dialect
         None => SqlHandler::new(&statement, &bind, dialect),
     };
     let source = SourceName::new("shop").unwrap();
-    let route = Route::new(name(route), source, Handler::Sql(Arc::new(handler.unwrap())));
+    let route = Route::new(name(route), source, handler_of(handler.unwrap()));
     Route { ordering, ..route }
 }
 
 /// Four ways of keeping the order, side by side on the same events.
 fn routes(dialect: Dialect) -> Routes {
+    routes_at(&Place(dialect, &in_the_journal))
+}
+
+fn routes_at(place: &Place<'_>) -> Routes {
     let parking = Parking { every: Duration::from_secs(1), ..Parking::default() };
     let after = "SELECT 1 FROM (SELECT 1 AS one) o WHERE :step = 1 OR EXISTS
                  (SELECT 1 FROM effects WHERE route = 'parked' AND entity = :entity AND step = :step - 1)";
     Routes::new(vec![
-        sql("machine", None, Ordering { machine: Some(machine()), parking, ..Ordering::default() }, dialect),
-        sql("parked", Some(after), Ordering { parking, ..Ordering::default() }, dialect),
-        sql("newer", None, Ordering { newer_only: true, ..Ordering::default() }, dialect),
-        sql("ordered", None, Ordering { by_entity: true, ..Ordering::default() }, dialect),
+        sql("machine", None, Ordering { machine: Some(machine()), parking, ..Ordering::default() }, place),
+        sql("parked", Some(after), Ordering { parking, ..Ordering::default() }, place),
+        sql("newer", None, Ordering { newer_only: true, ..Ordering::default() }, place),
+        sql("ordered", None, Ordering { by_entity: true, ..Ordering::default() }, place),
     ])
     .unwrap()
 }
@@ -261,6 +278,55 @@ async fn r13_r24_r29_r30_all_permutations_on_mysql_end_as_in_order() {
     for node in nodes {
         node.close().await;
     }
+}
+
+/// Effects, versions and states in another database, the journal in a file.
+async fn all_permutations_elsewhere(dialect: Dialect, database: Arc<dyn Guarded>, seed: u64) {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("journal.db");
+    let journal = Arc::new(SqliteJournal::open(&SqliteOptions::new(&path)).unwrap());
+    let elsewhere = |statements: SqlHandler| {
+        let keep = Duration::from_secs(36_500 * 86_400);
+        Handler::Elsewhere(Arc::new(Elsewhere { statements, database: Arc::clone(&database), keep }))
+    };
+    let routes = routes_at(&Place(dialect, &elsewhere));
+    work_through(&[Arc::clone(&journal)], &routes, everything(&mut Random::new(seed))).await;
+    journal.close().await;
+    let file = rusqlite::Connection::open(&path).unwrap();
+    let kept: u32 = file.query_row("SELECT count(*) FROM oncehook_entities", [], |row| row.get(0)).unwrap();
+    assert_eq!(kept, 0, "the journal remembers what is to be remembered elsewhere");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn r24_r29_r30_all_permutations_in_another_postgres_end_as_in_order() {
+    let database = Server::shared().database();
+    database.query("CREATE TABLE effects (id bigserial PRIMARY KEY, route text, entity text, step integer)");
+    let elsewhere = Arc::new(PostgresElsewhere::new(&database.url()).unwrap());
+    all_permutations_elsewhere(Dialect::Postgres, elsewhere, 17).await;
+    let listed = database
+        .query("SELECT string_agg(route || ' ' || entity || ' ' || step, ',' ORDER BY id) FROM effects");
+    judge(&read(&listed));
+    let ended = "SELECT count(*) FROM oncehook_guard.oncehook_applied_entities
+                  WHERE scope = 'machine:steps' AND state = 's5' AND version = 5";
+    assert_eq!(database.query(ended), "120");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn r24_r29_r30_all_permutations_in_another_mariadb_end_as_in_order() {
+    let database = mysql::Server::shared().database();
+    database.query(
+        "CREATE TABLE effects (id BIGINT AUTO_INCREMENT PRIMARY KEY, route VARCHAR(16), entity VARCHAR(16), step INT,
+                               KEY (route, entity, step))",
+    );
+    let elsewhere = Arc::new(MysqlElsewhere::new(&database.url()).unwrap());
+    all_permutations_elsewhere(Dialect::Mysql, elsewhere, 19).await;
+    judge(&read(&database.query(
+        "SET SESSION group_concat_max_len = 1000000;
+         SELECT GROUP_CONCAT(CONCAT(route, ' ', entity, ' ', step) ORDER BY id SEPARATOR ',') FROM effects",
+    )));
+    let ended = "SELECT COUNT(*) FROM oncehook_applied_entities
+                  WHERE scope = 'machine:steps' AND state = 's5' AND version = 5";
+    assert_eq!(database.query(ended), "120");
 }
 
 /// What has become of an event in a random history.

@@ -22,10 +22,12 @@ use serde_json::json;
 use super::OpenError;
 use super::connection::{Connector, EngineError, Insert, Pool, Purpose, Session};
 use super::row::{event, hex, id, is_true, list, maybe_text, small, text};
+use super::standing;
 use super::user_sql::{self, Prepared, Trouble};
-use crate::delivery::{Claim, DeliveryId, Failure, Fence, RouteName};
+use crate::delivery::{Claim, DeliveryId, Failure, Fence, HandedEvent, RouteName};
 use crate::handler::SqlHandler;
-use crate::handler::elsewhere::{Answer, Applied, Guarded, Round, Voided};
+use crate::handler::elsewhere::{Answer, Applied, Guarded, Round, Task, Voided};
+use crate::handler::entities::{self, Turn};
 
 /// Connections to one such database, for all routes.
 const CONNECTIONS: usize = 8;
@@ -66,21 +68,27 @@ const EXPECTED: [&str; 10] = [
 
 const SHAPE: &str = "
 SELECT CONCAT('table ', ENGINE) FROM information_schema.TABLES
- WHERE TABLE_SCHEMA = DATABASE() AND TABLE_NAME = 'oncehook_applied'
+ WHERE TABLE_SCHEMA = DATABASE() AND TABLE_NAME = ?
 UNION ALL
 SELECT CONCAT('column ', COLUMN_NAME, ' ', DATA_TYPE, IF(IS_NULLABLE = 'YES', '', ' not null'),
               IF(COLUMN_NAME = 'route', CONCAT(' collate ', COLLATION_NAME), ''))
-  FROM information_schema.COLUMNS WHERE TABLE_SCHEMA = DATABASE() AND TABLE_NAME = 'oncehook_applied'
+  FROM information_schema.COLUMNS WHERE TABLE_SCHEMA = DATABASE() AND TABLE_NAME = ?
 UNION ALL
 SELECT CONCAT('key ', INDEX_NAME, ' ', GROUP_CONCAT(COLUMN_NAME, COALESCE(SUB_PART, '') ORDER BY SEQ_IN_INDEX))
   FROM information_schema.STATISTICS
- WHERE TABLE_SCHEMA = DATABASE() AND TABLE_NAME = 'oncehook_applied' AND NON_UNIQUE = 0 GROUP BY INDEX_NAME
+ WHERE TABLE_SCHEMA = DATABASE() AND TABLE_NAME = ? AND NON_UNIQUE = 0 GROUP BY INDEX_NAME
 UNION ALL
 SELECT CONCAT('trigger ', TRIGGER_NAME) FROM information_schema.TRIGGERS
- WHERE EVENT_OBJECT_SCHEMA = DATABASE() AND EVENT_OBJECT_TABLE = 'oncehook_applied'";
+ WHERE EVENT_OBJECT_SCHEMA = DATABASE() AND EVENT_OBJECT_TABLE = ?";
 
-const GONE: &str = "oncehook_applied is gone, and with it the memory of what was applied; put it back, or restart the gateway \
-                    to begin with an empty one";
+const NAME: &str = "oncehook_applied";
+
+fn gone(table: &str) -> EngineError {
+    EngineError::other(format!(
+        "{table} is gone, and with it the memory of what was applied; put it back, or restart the gateway to begin with an \
+         empty one"
+    ))
+}
 
 /// A list of deliveries, as the table that it becomes.
 const DELIVERIES: &str = "JSON_TABLE(?, '$[*]' COLUMNS (event VARCHAR(32) PATH '$[0]', route VARCHAR(64) PATH '$[1]',
@@ -110,21 +118,29 @@ impl MysqlElsewhere {
         if self.sound.load(Ordering::Acquire) {
             return Ok(());
         }
-        let mut found = shape(session).await?;
-        if found.is_empty() {
-            if self.seen.load(Ordering::Acquire) {
-                return Err(EngineError::other(GONE));
+        let tables =
+            [(NAME, TABLE, &EXPECTED[..]), (standing::NAME, standing::TABLE, &standing::EXPECTED[..])];
+        let mut shapes = Vec::with_capacity(tables.len());
+        for (name, table, expected) in tables {
+            let mut found = shape(session, name).await?;
+            if found.is_empty() {
+                if self.seen.load(Ordering::Acquire) {
+                    return Err(gone(name));
+                }
+                session.run(table).await?;
+                tracing::info!(database = self.shown, "made a table for the guards of effects: {name}");
+                found = shape(session, name).await?;
             }
-            session.run(TABLE).await?;
-            tracing::info!(database = self.shown, "made the guards of effects (table oncehook_applied)");
-            found = shape(session).await?;
+            shapes.push((name, expected, found));
         }
         self.seen.store(true, Ordering::Release);
-        if let Some(line) = EXPECTED.iter().find(|line| !found.iter().any(|found| found == *line)) {
-            return Err(EngineError::other(format!("oncehook_applied: this is missing, or changed: {line}")));
-        }
-        if let Some(line) = found.iter().find(|found| !EXPECTED.contains(&found.as_str())) {
-            return Err(EngineError::other(format!("oncehook_applied: this is not ours: {line}")));
+        for (name, expected, found) in shapes {
+            if let Some(line) = expected.iter().find(|line| !found.iter().any(|found| found == *line)) {
+                return Err(EngineError::other(format!("{name}: this is missing, or changed: {line}")));
+            }
+            if let Some(line) = found.iter().find(|found| !expected.contains(&found.as_str())) {
+                return Err(EngineError::other(format!("{name}: this is not ours: {line}")));
+            }
         }
         self.sound.store(true, Ordering::Release);
         Ok(())
@@ -138,15 +154,14 @@ impl MysqlElsewhere {
 
     async fn apply_all(
         &self,
-        statements: &SqlHandler,
-        journal: i64,
+        task: Task<'_>,
         claims: &[Claim],
         outcomes: &mut [Option<Applied>],
     ) -> Result<(), EngineError> {
         let mut session = self.pool.take().await?;
         self.prepare(&mut session).await?;
         // The guards are asked even if the statements cannot be prepared.
-        let prepared = match user_sql::prepare(&mut session, statements).await {
+        let prepared = match user_sql::prepare(&mut session, task.statements).await {
             Ok(prepared) => Ok(prepared),
             Err(Trouble::Failed(failure)) => Err(failure),
             Err(Trouble::Collision) => {
@@ -156,7 +171,7 @@ impl MysqlElsewhere {
         };
         // Looking at the tables has begun a transaction.
         session.run("ROLLBACK").await?;
-        let mut batch = Batch { session: &mut session, statements, journal, prepared };
+        let mut batch = Batch { session: &mut session, task, prepared };
         let fresh: Vec<usize> = places(claims, |claim| claim.fence.attempt == 1);
         let tried: Vec<usize> = places(claims, |claim| claim.fence.attempt > 1);
         let alone = match batch.together(claims, &fresh, outcomes).await? {
@@ -219,15 +234,10 @@ impl Guarded for MysqlElsewhere {
         &self.shown
     }
 
-    fn apply<'a>(
-        &'a self,
-        statements: &'a SqlHandler,
-        journal: i64,
-        claims: &'a [Claim],
-    ) -> Answer<'a, Vec<Applied>> {
+    fn apply<'a>(&'a self, task: Task<'a>, claims: &'a [Claim]) -> Answer<'a, Vec<Applied>> {
         Box::pin(async move {
             let mut outcomes: Vec<Option<Applied>> = claims.iter().map(|_| None).collect();
-            let unreached = match self.apply_all(statements, journal, claims, &mut outcomes).await {
+            let unreached = match self.apply_all(task, claims, &mut outcomes).await {
                 Ok(()) => Applied::Collided,
                 Err(error) if error.is_collision() => Applied::Collided,
                 // What came to its end before stays.
@@ -264,8 +274,8 @@ impl Guarded for MysqlElsewhere {
 }
 
 /// What the catalogue says; nothing if there is no such table.
-async fn shape(session: &mut Session) -> Result<Vec<String>, EngineError> {
-    let rows = session.rows(SHAPE, Vec::new()).await?;
+async fn shape(session: &mut Session, table: &str) -> Result<Vec<String>, EngineError> {
+    let rows = session.rows(SHAPE, vec![table.into(); 4]).await?;
     let lines = rows.iter().map(|row| text(row, 0)).collect();
     session.run("ROLLBACK").await?;
     lines
@@ -285,8 +295,7 @@ enum Together {
 /// Attempts of one route on one connection.
 struct Batch<'b> {
     session: &'b mut Session,
-    statements: &'b SqlHandler,
-    journal: i64,
+    task: Task<'b>,
     /// The user's statements, or why they cannot even be prepared.
     prepared: Result<Prepared, Failure>,
 }
@@ -339,17 +348,35 @@ impl Batch<'_> {
         }
     }
 
-    /// Guards, statements, results, commit. On an error the transaction must be undone: after a deadlock it is gone, after
-    /// other errors only the last statement is.
+    /// Guards, entities, statements, results, commit. On an error the transaction must be undone: after a deadlock it is gone,
+    /// after other errors only the last statement is.
     async fn transaction(&mut self, claims: &[&Claim]) -> Result<Vec<Applied>, Trouble> {
-        let found = take(self.session, self.journal, claims).await.map_err(guard_trouble)?;
-        let mut bound = Vec::with_capacity(claims.len());
-        if found.iter().any(Option::is_none) {
-            for (claim, _) in claims.iter().zip(&found).filter(|(_, known)| known.is_none()) {
-                let values = self.statements.values(&claim.event).map_err(Trouble::Failed)?;
-                bound.push(user_sql::bind(self.statements, &values));
+        let Task { statements, journal, comparison } = self.task;
+        let mut found = take(self.session, journal, claims).await.map_err(guard_trouble)?;
+        let mut standings = match comparison {
+            Some(comparison) => {
+                let taken = claims.iter().zip(&found).filter(|(_, known)| known.is_none());
+                let names = entities::names(taken.map(|(claim, _)| &claim.event));
+                Some(standing::lock(self.session, journal, comparison, &names).await.map_err(guard_trouble)?)
             }
+            None => None,
+        };
+        let (mut bound, mut passed) = (Vec::with_capacity(claims.len()), Vec::new());
+        for (claim, known) in claims.iter().zip(&mut found).filter(|(_, known)| known.is_none()) {
+            let turn = standings.as_mut().map_or(Turn::Run(None), |known| known.judge(&claim.event));
+            let state = match turn {
+                Turn::Run(state) => state,
+                Turn::Pass(outcome) => {
+                    passed.push(&claim.fence.delivery);
+                    *known = Some(outcome);
+                    continue;
+                }
+            };
+            let event = HandedEvent { state, ..claim.event.clone() };
+            let values = statements.values(&event).map_err(Trouble::Failed)?;
+            bound.push(user_sql::bind(statements, &values));
         }
+        give_up(self.session, &passed).await.map_err(guard_trouble)?;
         crate::crash::point("guard_taken");
         let mut ran = Vec::new();
         if !bound.is_empty() {
@@ -372,6 +399,9 @@ impl Batch<'_> {
         }
         crate::crash::point("after_effect");
         keep_results(self.session, results).await.map_err(guard_trouble)?;
+        if let (Some(comparison), Some(standings)) = (comparison, &standings) {
+            standing::keep(self.session, journal, comparison, standings).await.map_err(guard_trouble)?;
+        }
         // A commit that was not answered is not known to have failed.
         self.session.run("COMMIT").await.map_err(Trouble::Engine)?;
         crate::crash::point("between_commits");
@@ -494,6 +524,22 @@ async fn take(
         session.change(&sql, vec![asked, journal.into()]).await?;
     }
     Ok(told)
+}
+
+/// Guards that were taken, and whose deliveries do not run after all, are void: no attempt before this one may run at a time
+/// when it would fit.
+async fn give_up(session: &mut Session, deliveries: &[&DeliveryId]) -> Result<(), EngineError> {
+    if deliveries.is_empty() {
+        return Ok(());
+    }
+    let asked = list(deliveries.iter().map(|one| json!([hex(one.event), one.route.as_str(), one.epoch, 0])));
+    let sql = format!(
+        "UPDATE {DELIVERIES} STRAIGHT_JOIN oncehook_applied a
+             ON a.event = UNHEX(t.event) AND a.route = t.route AND a.epoch = t.epoch
+            SET a.void = 1"
+    );
+    session.change(&sql, vec![asked]).await?;
+    Ok(())
 }
 
 /// Results are kept in the guards, for whoever settles after a crash.

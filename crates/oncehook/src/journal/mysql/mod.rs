@@ -35,6 +35,7 @@ mod rehearse;
 mod row;
 mod schema;
 mod self_test;
+mod standing;
 mod turn;
 mod user_sql;
 mod wake;

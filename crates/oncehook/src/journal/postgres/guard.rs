@@ -1,8 +1,8 @@
 //! A PostgreSQL database that is not the journal's, and in which effects happen once: see [`Guarded`].
 //!
 //! The guards stand in a schema of their own, `oncehook_guard`, so that a journal may live in the same database. It is made
-//! at the first use. Every statement about guards names its conflict target, so a table or a key that somebody has changed
-//! is an error and not silence.
+//! at the first use; guards of an earlier version, under the table's former name, are taken over. Every statement about
+//! guards names its conflict target, so a table or a key that somebody has changed is an error and not silence.
 //!
 //! Promises: a guard and the effect it stands for commit together; the guard is asked before the statements run, so
 //! whatever those would make of a second run (a unique key, a missing table) does not matter. Whatever goes wrong with the
@@ -23,10 +23,12 @@ use super::OpenError;
 use super::connection::{Connector, EngineError, Pool, Purpose, Session};
 use super::queries::{event_id, uuid};
 use super::queue::{int, number, route_name};
+use super::standing;
 use super::user_sql::{self, Trouble};
-use crate::delivery::{Claim, DeliveryId, Failure, Fence};
+use crate::delivery::{Claim, DeliveryId, Failure, Fence, HandedEvent};
 use crate::handler::SqlHandler;
-use crate::handler::elsewhere::{Answer, Applied, Guarded, Round, Voided};
+use crate::handler::elsewhere::{Answer, Applied, Guarded, Round, Task, Voided};
+use crate::handler::entities::{self, Turn};
 
 /// Connections to one such database, for all routes.
 const CONNECTIONS: usize = 8;
@@ -40,7 +42,7 @@ const USER_SETTINGS: &str = "SET LOCAL lock_timeout TO DEFAULT; SET LOCAL plan_c
 
 /// The guards. `attempt` is the one that wrote the row; `journal` says whose delivery it is, because several gateways may use
 /// the database.
-const TABLE: &str = r#"CREATE TABLE oncehook_guard.applied (
+const TABLE: &str = r#"CREATE TABLE oncehook_guard.oncehook_applied (
   event   uuid NOT NULL,
   route   text COLLATE "C" NOT NULL,
   epoch   integer NOT NULL,
@@ -52,17 +54,53 @@ const TABLE: &str = r#"CREATE TABLE oncehook_guard.applied (
   CONSTRAINT applied_once PRIMARY KEY (event, route, epoch)
 ) WITH (fillfactor = 90)"#;
 
-const GONE: &str = "oncehook_guard.applied is gone, and with it the memory of what was applied; put it back, or restart the gateway \
-                    to begin with an empty one";
+const NAME: &str = "oncehook_guard.oncehook_applied";
+
+fn gone(table: &str) -> EngineError {
+    EngineError::other(format!(
+        "{table} is gone, and with it the memory of what was applied; put it back, or restart the gateway to begin with an \
+         empty one"
+    ))
+}
+
+const BOTH: &str = "there are guards in oncehook_guard.oncehook_applied and, of an earlier version, in oncehook_guard.applied; both know \
+                    what was applied: end all gateways of that version, bring the rows together, and drop the second";
 
 /// These read the catalogue's tables: `to_regclass` and its like may answer from before a lock was granted.
 const SCHEMA_EXISTS: &str =
     "SELECT EXISTS (SELECT FROM pg_catalog.pg_namespace WHERE nspname = 'oncehook_guard')";
-const TABLE_EXISTS: &str = "SELECT EXISTS (SELECT FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
-                  WHERE n.nspname = 'oncehook_guard' AND c.relname = 'applied')";
+const TABLES_EXIST: &str = "SELECT coalesce(bool_or(c.relname = 'oncehook_applied'), false), coalesce(bool_or(c.relname = 'applied'), false),
+       coalesce(bool_or(c.relname = 'oncehook_applied_entities'), false)
+  FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+ WHERE n.nspname = 'oncehook_guard' AND c.relkind IN ('r', 'p')";
+
+/// The table was called `applied` once. A gateway of that time that still runs finds the view and stops at its shape; without
+/// it, it would make an empty table, and know nothing of what was applied.
+const TAKE_OVER: &str = "ALTER TABLE oncehook_guard.applied RENAME TO oncehook_applied;
+CREATE VIEW oncehook_guard.applied AS SELECT * FROM oncehook_guard.oncehook_applied";
 
 async fn exists(session: &Session, sql: &str) -> Result<bool, EngineError> {
     Ok(session.row(sql, &[]).await?.is_some_and(|row| row.get(0)))
+}
+
+/// Which of our tables there are.
+#[derive(Default)]
+struct Tables {
+    guards: bool,
+    /// Under their former name.
+    former: bool,
+    entities: bool,
+}
+
+impl Tables {
+    async fn find(session: &Session) -> Result<Self, EngineError> {
+        let row = session.row(TABLES_EXIST, &[]).await?;
+        Ok(row.map_or_else(Self::default, |row| Self {
+            guards: row.get(0),
+            former: row.get(1),
+            entities: row.get(2),
+        }))
+    }
 }
 
 /// What the catalogue says about it. A trigger, a rule or a table that is not logged would show here too.
@@ -81,13 +119,13 @@ const EXPECTED: [&str; 10] = [
 
 const SHAPE: &str = r#"
 SELECT 'table ' || c.relkind::text || CASE c.relpersistence WHEN 'p' THEN ' logged' ELSE ' not logged' END COLLATE "C" AS line
-  FROM pg_catalog.pg_class c WHERE c.oid = 'oncehook_guard.applied'::regclass
+  FROM pg_catalog.pg_class c WHERE c.oid = $1::text::regclass
 UNION ALL
 SELECT 'column ' || a.attname || ' ' || format_type(a.atttypid, a.atttypmod)
        || CASE WHEN a.attnotnull THEN ' not null' ELSE '' END
        || CASE WHEN o.collname IS NULL OR o.collname = 'default' THEN '' ELSE ' collate ' || o.collname END
   FROM pg_catalog.pg_attribute a LEFT JOIN pg_catalog.pg_collation o ON o.oid = a.attcollation
- WHERE a.attrelid = 'oncehook_guard.applied'::regclass AND a.attnum > 0 AND NOT a.attisdropped
+ WHERE a.attrelid = $1::text::regclass AND a.attnum > 0 AND NOT a.attisdropped
 UNION ALL
 SELECT 'key ' || i.relname || ' ('
        || (SELECT string_agg(a.attname, ',' ORDER BY k.place)
@@ -95,13 +133,25 @@ SELECT 'key ' || i.relname || ' ('
              JOIN pg_catalog.pg_attribute a ON a.attrelid = x.indrelid AND a.attnum = k.attribute)
        || ')' || CASE WHEN x.indisvalid AND x.indisready AND x.indimmediate AND x.indpred IS NULL THEN '' ELSE ' useless' END
   FROM pg_catalog.pg_index x JOIN pg_catalog.pg_class i ON i.oid = x.indexrelid
- WHERE x.indrelid = 'oncehook_guard.applied'::regclass AND x.indisunique
+ WHERE x.indrelid = $1::text::regclass AND x.indisunique
 UNION ALL
 SELECT 'trigger ' || g.tgname FROM pg_catalog.pg_trigger g
- WHERE g.tgrelid = 'oncehook_guard.applied'::regclass AND NOT g.tgisinternal
+ WHERE g.tgrelid = $1::text::regclass AND NOT g.tgisinternal
 UNION ALL
-SELECT 'rule ' || r.rulename FROM pg_catalog.pg_rewrite r WHERE r.ev_class = 'oncehook_guard.applied'::regclass
+SELECT 'rule ' || r.rulename FROM pg_catalog.pg_rewrite r WHERE r.ev_class = $1::text::regclass
  ORDER BY 1"#;
+
+async fn check_shape(session: &Session, table: &str, expected: &[&str]) -> Result<(), EngineError> {
+    let rows = session.rows(SHAPE, &[&table]).await?;
+    let found: Vec<&str> = rows.iter().map(|row| row.get(0)).collect();
+    if let Some(line) = expected.iter().find(|line| !found.contains(line)) {
+        return Err(EngineError::other(format!("{table}: this is missing, or changed: {line}")));
+    }
+    match found.iter().find(|line| !expected.contains(line)) {
+        Some(line) => Err(EngineError::other(format!("{table}: this is not ours: {line}"))),
+        None => Ok(()),
+    }
+}
 
 /// A database of the user's on PostgreSQL.
 pub struct PostgresElsewhere {
@@ -128,40 +178,43 @@ impl PostgresElsewhere {
         if self.sound.load(Ordering::Acquire) {
             return Ok(());
         }
-        if !exists(session, TABLE_EXISTS).await? {
-            if self.seen.load(Ordering::Acquire) {
-                return Err(EngineError::other(GONE));
-            }
-            self.make(session).await?;
+        let seen = self.seen.load(Ordering::Acquire);
+        match Tables::find(session).await? {
+            Tables { guards: true, former: true, .. } => return Err(EngineError::other(BOTH)),
+            Tables { guards: true, entities: true, .. } => {}
+            Tables { guards: false, former: false, .. } if seen => return Err(gone(NAME)),
+            Tables { entities: false, .. } if seen => return Err(gone(standing::NAME)),
+            Tables { .. } => self.make(session).await?,
         }
         self.seen.store(true, Ordering::Release);
-        let rows = session.rows(SHAPE, &[]).await?;
-        let found: Vec<&str> = rows.iter().map(|row| row.get(0)).collect();
-        let wrong = |these: &[&str], those: &[&str]| {
-            these.iter().find(|line| !those.contains(line)).map(ToString::to_string)
-        };
-        if let Some(line) = wrong(&EXPECTED, &found) {
-            return Err(EngineError::other(format!(
-                "oncehook_guard.applied: this is missing, or changed: {line}"
-            )));
-        }
-        if let Some(line) = wrong(&found, &EXPECTED) {
-            return Err(EngineError::other(format!("oncehook_guard.applied: this is not ours: {line}")));
-        }
+        check_shape(session, NAME, &EXPECTED).await?;
+        check_shape(session, standing::NAME, &standing::EXPECTED).await?;
         self.sound.store(true, Ordering::Release);
         Ok(())
     }
 
-    /// Those who come at once do it once. A role that may not create schemas can use one that exists.
+    /// Makes the guards, or takes over those of an earlier version. Those who come at once do it once. A role that may not
+    /// create schemas can use one that exists.
     async fn make(&self, session: &Session) -> Result<(), EngineError> {
         let lock = i64::from_be_bytes(*b"oncguard");
         session.run(&format!("BEGIN; SELECT pg_advisory_xact_lock({lock})")).await?;
-        if !exists(session, TABLE_EXISTS).await? {
-            if !exists(session, SCHEMA_EXISTS).await? {
-                session.run("CREATE SCHEMA oncehook_guard").await?;
+        let tables = Tables::find(session).await?;
+        match tables {
+            Tables { guards: true, .. } => {}
+            Tables { former: true, .. } => {
+                session.run(TAKE_OVER).await?;
+                tracing::info!(database = self.shown, "the guards of effects have a new name: {NAME}");
             }
-            session.run(TABLE).await?;
-            tracing::info!(database = self.shown, "made the guards of effects (schema oncehook_guard)");
+            Tables { .. } => {
+                if !exists(session, SCHEMA_EXISTS).await? {
+                    session.run("CREATE SCHEMA oncehook_guard").await?;
+                }
+                session.run(TABLE).await?;
+                tracing::info!(database = self.shown, "made the guards of effects: {NAME}");
+            }
+        }
+        if !tables.entities {
+            session.run(standing::TABLE).await?;
         }
         session.run("COMMIT").await
     }
@@ -174,15 +227,14 @@ impl PostgresElsewhere {
 
     async fn apply_all(
         &self,
-        statements: &SqlHandler,
-        journal: i64,
+        task: Task<'_>,
         claims: &[Claim],
         outcomes: &mut [Option<Applied>],
     ) -> Result<(), EngineError> {
         let session = self.pool.take().await?;
         self.prepare(&session).await?;
         // Outside of a transaction: an error here must not end one. The guards are asked all the same.
-        let prepared = match user_sql::prepare(&session, statements).await {
+        let prepared = match user_sql::prepare(&session, task.statements).await {
             Ok(prepared) => Ok(prepared),
             Err(Trouble::Failed(failure) | Trouble::Deferred(failure)) => Err(failure),
             Err(Trouble::Collision) => {
@@ -190,7 +242,7 @@ impl PostgresElsewhere {
             }
             Err(Trouble::Engine(error)) => return Err(error),
         };
-        let batch = Batch { session: &session, statements, journal, prepared };
+        let batch = Batch { session: &session, task, prepared };
         let fresh: Vec<usize> = places(claims, |claim| claim.fence.attempt == 1);
         let tried: Vec<usize> = places(claims, |claim| claim.fence.attempt > 1);
         let alone = match batch.together(claims, &fresh, outcomes).await? {
@@ -236,7 +288,7 @@ impl PostgresElsewhere {
     async fn forget_all(&self, deliveries: &[DeliveryId]) -> Result<(), EngineError> {
         let session = self.pool.take().await?;
         let keys = Keys::of(deliveries);
-        let sql = "DELETE FROM oncehook_guard.applied a
+        let sql = "DELETE FROM oncehook_guard.oncehook_applied a
           USING unnest($1::uuid[], $2::text[], $3::integer[]) AS t(event, route, epoch)
           WHERE a.event = t.event AND a.route = t.route AND a.epoch = t.epoch";
         session.change(sql, &[&keys.events, &keys.routes, &keys.epochs]).await?;
@@ -250,15 +302,10 @@ impl Guarded for PostgresElsewhere {
         &self.shown
     }
 
-    fn apply<'a>(
-        &'a self,
-        statements: &'a SqlHandler,
-        journal: i64,
-        claims: &'a [Claim],
-    ) -> Answer<'a, Vec<Applied>> {
+    fn apply<'a>(&'a self, task: Task<'a>, claims: &'a [Claim]) -> Answer<'a, Vec<Applied>> {
         Box::pin(async move {
             let mut outcomes: Vec<Option<Applied>> = claims.iter().map(|_| None).collect();
-            let unreached = match self.apply_all(statements, journal, claims, &mut outcomes).await {
+            let unreached = match self.apply_all(task, claims, &mut outcomes).await {
                 Ok(()) => Applied::Collided,
                 Err(error) if error.is_collision() => Applied::Collided,
                 // What came to its end before stays.
@@ -308,8 +355,7 @@ enum Together {
 /// Attempts of one route on one connection.
 struct Batch<'b> {
     session: &'b Session,
-    statements: &'b SqlHandler,
-    journal: i64,
+    task: Task<'b>,
     /// The user's statements, or why they cannot even be prepared.
     prepared: Result<Vec<Statement>, Failure>,
 }
@@ -373,7 +419,7 @@ impl Batch<'_> {
     /// Statements that cannot be prepared do not run, but what happened at an earlier attempt is known all the same.
     async fn guard_only(&self, claim: &Claim, failure: &Failure) -> Result<Vec<Applied>, Trouble> {
         self.session.run(&format!("BEGIN; {GUARD_SETTINGS}")).await.map_err(Trouble::Engine)?;
-        let found = take(self.session, self.journal, &[claim]).await.map_err(guard_trouble)?;
+        let found = take(self.session, self.task.journal, &[claim]).await.map_err(guard_trouble)?;
         match found.into_iter().next().flatten() {
             Some(known) => {
                 self.session.run("COMMIT").await.map_err(Trouble::Engine)?;
@@ -383,20 +429,38 @@ impl Batch<'_> {
         }
     }
 
-    /// Guards, statements, results, commit. On an error the transaction is still open, unless the commit itself failed.
+    /// Guards, entities, statements, results, commit. On an error the transaction is still open, unless the commit itself failed.
     async fn transaction(&self, prepared: &[Statement], claims: &[&Claim]) -> Result<Vec<Applied>, Trouble> {
+        let Task { statements, journal, comparison } = self.task;
         self.session.run(&format!("BEGIN; {GUARD_SETTINGS}")).await.map_err(Trouble::Engine)?;
-        let found = take(self.session, self.journal, claims).await.map_err(guard_trouble)?;
-        let mut bound = Vec::with_capacity(claims.len());
-        for (claim, known) in claims.iter().zip(&found) {
-            if known.is_none() {
-                let values = self.statements.values(&claim.event).map_err(Trouble::Failed)?;
-                bound.push(user_sql::bind(self.statements, prepared, &values).map_err(Trouble::Failed)?);
+        let mut found = take(self.session, journal, claims).await.map_err(guard_trouble)?;
+        let mut standings = match comparison {
+            Some(comparison) => {
+                let taken = claims.iter().zip(&found).filter(|(_, known)| known.is_none());
+                let names = entities::names(taken.map(|(claim, _)| &claim.event));
+                Some(standing::lock(self.session, journal, comparison, &names).await.map_err(guard_trouble)?)
             }
+            None => None,
+        };
+        let (mut bound, mut passed) = (Vec::with_capacity(claims.len()), Vec::new());
+        for (claim, known) in claims.iter().zip(&mut found).filter(|(_, known)| known.is_none()) {
+            let turn = standings.as_mut().map_or(Turn::Run(None), |known| known.judge(&claim.event));
+            let state = match turn {
+                Turn::Run(state) => state,
+                Turn::Pass(outcome) => {
+                    passed.push(&claim.fence.delivery);
+                    *known = Some(outcome);
+                    continue;
+                }
+            };
+            let event = HandedEvent { state, ..claim.event.clone() };
+            let values = statements.values(&event).map_err(Trouble::Failed)?;
+            bound.push(user_sql::bind(statements, prepared, &values).map_err(Trouble::Failed)?);
         }
+        give_up(self.session, &passed).await.map_err(guard_trouble)?;
         crate::crash::point("guard_taken");
         self.session.run(USER_SETTINGS).await.map_err(Trouble::Engine)?;
-        let mut ran = user_sql::run(self.session, self.statements, prepared, &bound).await.into_iter();
+        let mut ran = user_sql::run(self.session, statements, prepared, &bound).await.into_iter();
         let mut outcomes = Vec::with_capacity(claims.len());
         let mut results: Vec<(&Fence, String)> = Vec::new();
         for (claim, known) in claims.iter().zip(found) {
@@ -410,7 +474,11 @@ impl Batch<'_> {
             outcomes.push(Applied::Done(result));
         }
         crate::crash::point("after_effect");
+        self.session.run("SET LOCAL plan_cache_mode = force_custom_plan").await.map_err(Trouble::Engine)?;
         keep_results(self.session, &results).await.map_err(guard_trouble)?;
+        if let (Some(comparison), Some(standings)) = (comparison, &standings) {
+            standing::keep(self.session, journal, comparison, standings).await.map_err(guard_trouble)?;
+        }
         // A commit that the server refused (a deferred constraint) is the statements' failure; one that was not answered is
         // not known to have failed.
         self.session.run("COMMIT").await.map_err(user_sql::trouble)?;
@@ -456,7 +524,7 @@ async fn take(
     let attempts: Vec<i32> = claims.iter().map(|claim| int(claim.fence.attempt)).collect();
     let taken = session
         .rows(
-            "INSERT INTO oncehook_guard.applied AS a (event, route, epoch, attempt, void, journal, at)
+            "INSERT INTO oncehook_guard.oncehook_applied AS a (event, route, epoch, attempt, void, journal, at)
              SELECT t.event, t.route, t.epoch, t.attempt, false, $5, now()
                FROM unnest($1::uuid[], $2::text[], $3::integer[], $4::integer[]) AS t(event, route, epoch, attempt)
               ORDER BY t.event, t.route, t.epoch
@@ -500,7 +568,7 @@ async fn look<'d>(
         .rows(
             "SELECT a.event, a.route, a.epoch, a.void, a.result
                FROM unnest($1::uuid[], $2::text[], $3::integer[]) AS t(event, route, epoch)
-               JOIN oncehook_guard.applied a ON a.event = t.event AND a.route = t.route AND a.epoch = t.epoch",
+               JOIN oncehook_guard.oncehook_applied a ON a.event = t.event AND a.route = t.route AND a.epoch = t.epoch",
             &[&keys.events, &keys.routes, &keys.epochs],
         )
         .await?;
@@ -511,6 +579,20 @@ fn delivery(row: &tokio_postgres::Row) -> Result<DeliveryId, EngineError> {
     Ok(DeliveryId { event: event_id(row.get(0)), route: route_name(row.get(1))?, epoch: number(row.get(2)) })
 }
 
+/// Guards that were taken, and whose deliveries do not run after all, are void: no attempt before this one may run at a time
+/// when it would fit.
+async fn give_up(session: &Session, deliveries: &[&DeliveryId]) -> Result<(), EngineError> {
+    if deliveries.is_empty() {
+        return Ok(());
+    }
+    let keys = Keys::of(deliveries.iter().copied());
+    let sql = "UPDATE oncehook_guard.oncehook_applied a SET void = true
+                 FROM unnest($1::uuid[], $2::text[], $3::integer[]) AS t(event, route, epoch)
+                WHERE a.event = t.event AND a.route = t.route AND a.epoch = t.epoch";
+    session.change(sql, &[&keys.events, &keys.routes, &keys.epochs]).await?;
+    Ok(())
+}
+
 /// Results are kept in the guards, for whoever settles after a crash.
 async fn keep_results(session: &Session, results: &[(&Fence, String)]) -> Result<(), EngineError> {
     if results.is_empty() {
@@ -518,10 +600,9 @@ async fn keep_results(session: &Session, results: &[(&Fence, String)]) -> Result
     }
     let keys = Keys::of(results.iter().map(|(fence, _)| &fence.delivery));
     let texts: Vec<&str> = results.iter().map(|(_, result)| result.as_str()).collect();
-    session.run("SET LOCAL plan_cache_mode = force_custom_plan").await?;
     let kept = session
         .change(
-            "UPDATE oncehook_guard.applied a SET result = t.result
+            "UPDATE oncehook_guard.oncehook_applied a SET result = t.result
                FROM unnest($1::uuid[], $2::text[], $3::integer[], $4::text[]) AS t(event, route, epoch, result)
               WHERE a.event = t.event AND a.route = t.route AND a.epoch = t.epoch",
             &[&keys.events, &keys.routes, &keys.epochs, &texts],
@@ -539,7 +620,7 @@ async fn void(session: &Session, journal: i64, fences: &[Fence]) -> Result<Vec<V
     let attempts: Vec<i32> = fences.iter().map(|fence| int(fence.attempt)).collect();
     session
         .rows(
-            "INSERT INTO oncehook_guard.applied AS a (event, route, epoch, attempt, void, journal, at)
+            "INSERT INTO oncehook_guard.oncehook_applied AS a (event, route, epoch, attempt, void, journal, at)
              SELECT t.event, t.route, t.epoch, t.attempt, true, $5, now()
                FROM unnest($1::uuid[], $2::text[], $3::integer[], $4::integer[]) AS t(event, route, epoch, attempt)
               ORDER BY t.event, t.route, t.epoch
@@ -567,7 +648,7 @@ async fn aged(session: &Session, round: &Round) -> Result<Vec<DeliveryId>, Engin
     let limit = i64::try_from(round.limit).unwrap_or(i64::MAX);
     let rows = session
         .rows(
-            "SELECT event, route, epoch FROM oncehook_guard.applied
+            "SELECT event, route, epoch FROM oncehook_guard.oncehook_applied
               WHERE (event, route, epoch) > ($1::uuid, $2::text, $3::integer)
                 AND event < (lpad(to_hex((1000 * extract(epoch FROM now()))::bigint - 1000 * $4::bigint), 12, '0')
                              || repeat('0', 20))::uuid

@@ -36,6 +36,7 @@ mod rehearse;
 mod schema;
 mod search;
 mod self_test;
+mod standing;
 mod tls;
 mod turn;
 mod user_sql;

@@ -426,7 +426,7 @@ mod tests {
             "DELETE FROM OnceHook.events",
             "WITH a AS (SELECT 1) UPDATE \"oncehook\".deliveries SET state = 'ready'",
             "LOCK TABLE orders",
-            "DELETE FROM oncehook_guard.applied",
+            "DELETE FROM oncehook_guard.oncehook_applied",
             "COPY orders TO PROGRAM 'true'",
             "",
         ] {
