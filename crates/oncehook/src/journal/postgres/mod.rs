@@ -306,6 +306,7 @@ impl PostgresJournal {
                 connector: Arc::clone(&connector),
                 shared: Arc::clone(&shared),
                 session: Some(session),
+                wary: 0,
             };
             tokio::spawn(lane.run(commands));
             queues.push(queue);

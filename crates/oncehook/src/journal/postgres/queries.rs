@@ -29,11 +29,79 @@ pub(super) struct Candidate<'e> {
     pub(super) event: &'e NewEvent,
 }
 
+/// A batch as the columns of its statement.
+struct Batch<'e> {
+    ids: Vec<Uuid>,
+    sources: Vec<&'e str>,
+    keys: Vec<&'e [u8]>,
+    signed: Vec<bool>,
+    types: Vec<Option<&'e str>>,
+    entities: Vec<Option<&'e str>>,
+    occurred: Vec<Option<i64>>,
+    received: Vec<i64>,
+    expires: Vec<i64>,
+    integrity: Vec<&'e str>,
+    digests: Vec<&'e [u8]>,
+    headers: Vec<&'e [u8]>,
+    bodies: Vec<&'e [u8]>,
+    versions: Vec<Option<i64>>,
+    /// Of each delivery.
+    routed: Vec<Uuid>,
+    routes: Vec<&'e str>,
+    in_line: Vec<Option<&'e str>>,
+    places: Vec<Option<i64>>,
+}
+
+impl<'e> Batch<'e> {
+    /// Sorted by key: two batches that share keys wait for each other in the same order instead of for ever.
+    fn of(candidates: &mut [Candidate<'e>]) -> Self {
+        candidates.sort_unstable_by(|a, b| {
+            (a.event.source.as_str(), a.event.key.as_bytes())
+                .cmp(&(b.event.source.as_str(), b.event.key.as_bytes()))
+        });
+        let events = || candidates.iter().map(|candidate| candidate.event);
+        let mut batch = Self {
+            ids: candidates.iter().map(|candidate| uuid(candidate.id)).collect(),
+            sources: events().map(|event| event.source.as_str()).collect(),
+            keys: events().map(|event| event.key.as_bytes()).collect(),
+            signed: events().map(|event| event.key_signed).collect(),
+            types: events().map(|event| event.kind.as_deref()).collect(),
+            entities: events().map(|event| event.entity.as_deref()).collect(),
+            occurred: events().map(|event| event.occurred_at.map(|at| at.0)).collect(),
+            received: events().map(|event| event.received_at.0).collect(),
+            expires: events().map(|event| event.expires_at.0).collect(),
+            integrity: events().map(|event| event.integrity.as_str()).collect(),
+            digests: events().map(|event| event.digest.as_slice()).collect(),
+            headers: events().map(|event| event.headers.as_ref()).collect(),
+            bodies: events().map(|event| event.body.as_ref()).collect(),
+            versions: events().map(|event| event.version).collect(),
+            routed: Vec::new(),
+            routes: Vec::new(),
+            in_line: Vec::new(),
+            places: Vec::new(),
+        };
+        // Held events have no deliveries until they are released.
+        for Candidate { id, event } in candidates.iter().filter(|one| one.event.quarantine.is_none()) {
+            for route in &event.routes {
+                batch.routed.push(uuid(*id));
+                batch.routes.push(route.as_str());
+                batch.in_line.push(event.entity.as_deref().filter(|_| event.by_entity));
+                batch.places.push(event.version.filter(|_| event.by_entity));
+            }
+        }
+        batch
+    }
+}
+
+/// Whether an event is held, or has a key that nobody signed.
+fn is_odd(event: &NewEvent) -> bool {
+    !event.key_signed || event.quarantine.is_some()
+}
+
 /// Stores the candidates whose keys are new, all in one statement that is its own transaction, and returns their ids. The
 /// candidates have different keys. `late`: some may be older than [`LATE_MICROS`](super::search::LATE_MICROS).
 ///
 /// - The unique key decides; its columns are named, so without a valid unique index on exactly these this is an error.
-/// - Sorted by key: two batches that share keys wait for each other in the same order instead of for ever.
 /// - The row of a concurrent winner is not visible to this statement; [`first_ids`] asks afterwards.
 pub(super) async fn append(
     session: &Session,
@@ -42,60 +110,91 @@ pub(super) async fn append(
     late: bool,
     candidates: &mut [Candidate<'_>],
 ) -> Result<HashSet<EventId>, EngineError> {
-    candidates.sort_unstable_by(|a, b| {
-        (a.event.source.as_str(), a.event.key.as_bytes())
-            .cmp(&(b.event.source.as_str(), b.event.key.as_bytes()))
-    });
-    let column = |of: fn(&NewEvent) -> &[u8]| -> Vec<&[u8]> {
-        candidates.iter().map(|candidate| of(candidate.event)).collect()
-    };
-    let ids: Vec<Uuid> = candidates.iter().map(|candidate| uuid(candidate.id)).collect();
+    let batch = Batch::of(candidates);
     let events = || candidates.iter().map(|candidate| candidate.event);
-    let sources: Vec<&str> = events().map(|event| event.source.as_str()).collect();
-    let keys = column(|event| event.key.as_bytes());
-    let signed: Vec<bool> = events().map(|event| event.key_signed).collect();
-    let types: Vec<Option<&str>> = events().map(|event| event.kind.as_deref()).collect();
-    let entities: Vec<Option<&str>> = events().map(|event| event.entity.as_deref()).collect();
-    let occurred: Vec<Option<i64>> = events().map(|event| event.occurred_at.map(|at| at.0)).collect();
-    let received: Vec<i64> = events().map(|event| event.received_at.0).collect();
-    let expires: Vec<i64> = events().map(|event| event.expires_at.0).collect();
-    let integrity: Vec<&str> = events().map(|event| event.integrity.as_str()).collect();
-    let digests = column(|event| &event.digest);
-    let headers = column(|event| &event.headers);
-    let bodies = column(|event| &event.body);
     let held: Vec<Option<&str>> =
         events().map(|event| event.quarantine.map(|reason| reason.as_str())).collect();
-    // Held events have no deliveries until they are released.
-    let wanted = candidates.iter().filter(|candidate| candidate.event.quarantine.is_none());
-    let deliveries = wanted.flat_map(|candidate| {
-        let event = candidate.event;
-        let entity = event.entity.as_deref().filter(|_| event.by_entity);
-        let version = event.version.filter(|_| event.by_entity);
-        event.routes.iter().map(move |route| (uuid(candidate.id), route.as_str(), entity, version))
-    });
-    let (mut routed, mut routes, mut in_line, mut places) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-    for (event, route, entity, version) in deliveries {
-        routed.push(event);
-        routes.push(route);
-        in_line.push(entity);
-        places.push(version);
-    }
-    let versions: Vec<Option<i64>> = events().map(|event| event.version).collect();
-    let odd = events().any(|event| !event.key_signed || event.quarantine.is_some());
-    let sql =
-        [APPEND, if odd { APPEND_ODD } else { "" }, if late { APPEND_LATE } else { "" }, APPENDED].concat();
+    let odd = if events().any(is_odd) { APPEND_ODD } else { "" };
+    let sql = [APPEND, odd, if late { APPEND_LATE } else { "" }, APPENDED].concat();
+    let Batch { ids, sources, keys, signed, types, entities, occurred, received, expires, integrity, .. } =
+        &batch;
+    let Batch { digests, headers, bodies, routed, routes, in_line, places, versions, .. } = &batch;
     let won = session
         .rows(
             &sql,
             &[
-                &given, &shard, &ids, &sources, &keys, &signed, &types, &entities, &occurred, &received,
-                &expires, &integrity, &digests, &headers, &bodies, &held, &routed, &routes, &in_line,
-                &places, &versions,
+                &given, &shard, ids, sources, keys, signed, types, entities, occurred, received, expires,
+                integrity, digests, headers, bodies, &held, routed, routes, in_line, places, versions,
             ],
         )
         .await?;
     Ok(won.iter().map(|row| event_id(row.get(0))).collect())
 }
+
+/// Stores candidates of which all are taken to be new, and returns whether they were: if one was not, nothing is stored. That
+/// costs the server a quarter less than [`append`]. Not for held events, unsigned keys or late ones.
+///
+/// The unique key decides here, too. The first key is inserted with its columns named, so that without a valid unique index on exactly
+/// these this is an error; the others are refused by that index.
+pub(super) async fn append_new(
+    session: &Session,
+    given: Option<i64>,
+    shard: i16,
+    candidates: &mut [Candidate<'_>],
+) -> Result<bool, EngineError> {
+    let batch = Batch::of(candidates);
+    let Batch { ids, sources, keys, signed, types, entities, occurred, received, expires, integrity, .. } =
+        &batch;
+    let Batch { digests, headers, bodies, routed, routes, in_line, places, versions, .. } = &batch;
+    let stored = session
+        .rows(
+            APPEND_NEW,
+            &[
+                &given, &shard, ids, sources, keys, signed, types, entities, occurred, received, expires,
+                integrity, digests, headers, bodies, versions, routed, routes, in_line, places,
+            ],
+        )
+        .await;
+    match stored {
+        Ok(first) => Ok(!first.is_empty()),
+        Err(error) if error.constraint.as_deref() == Some("keys_once") => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+/// Whether [`append_new`] can store these.
+pub(super) fn are_plain(candidates: &[Candidate<'_>]) -> bool {
+    candidates.len() > 1 && !candidates.iter().any(|candidate| is_odd(candidate.event))
+}
+
+const APPEND_NEW: &str = "
+WITH first AS (
+  INSERT INTO oncehook.keys (event, source, key, digest, first_seen, expires_at)
+  SELECT * FROM unnest($3::uuid[], $4::text[], $5::bytea[], $13::bytea[], $10::bigint[], $11::bigint[]) LIMIT 1
+  ON CONFLICT (source, key) DO NOTHING
+  RETURNING event
+), others AS (
+  INSERT INTO oncehook.keys (event, source, key, digest, first_seen, expires_at)
+  SELECT * FROM unnest($3::uuid[], $4::text[], $5::bytea[], $13::bytea[], $10::bigint[], $11::bigint[])
+   WHERE EXISTS (SELECT 1 FROM first) OFFSET 1
+), stored AS (
+  INSERT INTO oncehook.events (id, source, key, key_signed, type, entity, occurred_at, received_at, integrity, digest,
+                               headers, body, version)
+  SELECT * FROM unnest($3::uuid[], $4::text[], $5::bytea[], $6::boolean[], $7::text[], $8::text[], $9::bigint[], $10::bigint[],
+                       $12::text[], $13::bytea[], $14::bytea[], $15::bytea[], $16::bigint[])
+   WHERE EXISTS (SELECT 1 FROM first)
+), delivered AS (
+  INSERT INTO oncehook.deliveries (event, route, state, run_at, entity, version)
+  SELECT r.event, r.route, 'ready', (SELECT coalesce($1::bigint, oncehook.micros())), r.entity, r.version
+    FROM unnest($17::uuid[], $18::text[], $19::text[], $20::bigint[]) AS r(event, route, entity, version)
+   WHERE EXISTS (SELECT 1 FROM first)
+), counted AS (
+  INSERT INTO oncehook.totals AS t (source, shard, events)
+  SELECT source, $2, count(*) FROM unnest($4::text[]) AS s(source) WHERE EXISTS (SELECT 1 FROM first)
+   GROUP BY source ORDER BY source
+  ON CONFLICT (source, shard) DO UPDATE SET events = t.events + excluded.events
+)
+SELECT event FROM first";
 
 /// What every new event needs.
 const APPEND: &str = "

@@ -326,7 +326,7 @@ impl Journal for SqliteJournal {
             self.shared.queued_bytes.fetch_sub(bytes, Ordering::Relaxed);
             return Err(AppendError::Full);
         }
-        self.queue.try_send(Command::Append(work)).map_err(|error| {
+        self.queue.try_send(Command::Append(Box::new(work))).map_err(|error| {
             self.shared.queued_bytes.fetch_sub(bytes, Ordering::Relaxed);
             match error {
                 TrySendError::Full(_) => AppendError::Full,

@@ -33,9 +33,9 @@ use crate::journal::{AppendError, Appended, Layer, Receipt, SelfTestError, Sourc
 use crate::planted::{self, Bug};
 
 /// What the thread can be told.
-#[expect(clippy::large_enum_variant, reason = "nearly every command is an append, and it is moved once")]
 pub(super) enum Command {
-    Append(Work),
+    /// In a box: the queue has thousands of places, and each is as large as the largest command.
+    Append(Box<Work>),
     Job(Job),
     SelfTest(oneshot::Sender<Result<(), SelfTestError>>),
     Close(oneshot::Sender<()>),
@@ -168,7 +168,7 @@ impl Writer {
             match commands.recv_timeout(TICK) {
                 Ok(Command::Append(work)) => {
                     let interruption =
-                        gather(work, commands, &self.shared.queued_bytes, &mut batch, &mut jobs);
+                        gather(*work, commands, &self.shared.queued_bytes, &mut batch, &mut jobs);
                     self.store(&mut batch);
                     jobs.drain(..).for_each(|job| self.work(job));
                     match interruption {
@@ -430,7 +430,7 @@ impl Writer {
             match command {
                 Command::Append(work) => {
                     let mut jobs = Vec::new();
-                    gather(work, commands, &self.shared.queued_bytes, &mut batch, &mut jobs);
+                    gather(*work, commands, &self.shared.queued_bytes, &mut batch, &mut jobs);
                     self.store(&mut batch);
                     jobs.into_iter().for_each(|job| self.work(job));
                 }
@@ -465,7 +465,7 @@ fn gather(
             Ok(Command::Append(work)) => {
                 events += work.events.len();
                 bytes += work.bytes();
-                batch.push(work);
+                batch.push(*work);
             }
             Ok(Command::Job(job)) => jobs.push(job),
             Ok(other) => interruption = Some(other),
