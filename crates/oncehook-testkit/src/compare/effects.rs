@@ -84,14 +84,15 @@ async fn send(plan: &Plan, running: &Running, count: usize) -> usize {
 
 async fn all_applied(running: &Running, count: usize) -> anyhow::Result<()> {
     let begun = Instant::now();
-    // Asking costs the machine something too, so it is not asked often.
-    while running.orders().await? < count {
-        anyhow::ensure!(
-            begun.elapsed() < PATIENCE,
-            "only {} of {count} took effect",
-            running.orders().await?
-        );
-        tokio::time::sleep(Duration::from_millis(50)).await;
+    let first = running.orders().await?;
+    let mut applied = first;
+    while applied < count {
+        anyhow::ensure!(begun.elapsed() < PATIENCE, "only {applied} of {count} took effect");
+        // Asking is work for the database, too: it is asked again when most of the rest should be there.
+        let pace = (applied - first) as f64 / begun.elapsed().as_secs_f64();
+        let rest = if pace > 0.0 { 0.8 * (count - applied) as f64 / pace } else { 0.1 };
+        tokio::time::sleep(Duration::from_secs_f64(rest.clamp(0.02, 0.5))).await;
+        applied = running.orders().await?;
     }
     Ok(())
 }

@@ -121,8 +121,10 @@ async fn fault_105_r44_a_running_journal_on_postgres_notices_a_changed_ledger() 
     let database = Server::shared().database();
     let journal = open(&database.url()).await.unwrap();
     let first = append(&journal, [event("evt_1", "{}")]).await[0];
-    // Silent for plain inserts; the append names what it relies on.
+    // Silent for plain inserts; the append names what it relies on, whether one event comes or several that may all be new.
     database.query("ALTER TABLE oncehook.keys DROP CONSTRAINT keys_once");
+    let several = [event("evt_0", "{}"), event("evt_1", "{}")];
+    assert!(matches!(try_append(&journal, several).await, Err(AppendError::Unavailable(_))));
     assert!(matches!(try_append(&journal, [event("evt_1", "{}")]).await, Err(AppendError::Unavailable(_))));
     assert!(journal.self_test().await.is_err());
     assert!(journal.state().failing.is_some());
@@ -254,6 +256,28 @@ async fn one_bad_row_does_not_fail_its_batch() {
     assert_eq!(database.query("SELECT count(*) FROM oncehook.events"), "392");
     assert_eq!(journal.state().failing, None);
     journal.close().await;
+}
+
+/// A batch is taken to be new, and is not: whatever of it is new is stored once, whatever is known is a duplicate, wherever it
+/// stands in the batch.
+#[tokio::test(flavor = "multi_thread")]
+async fn r12_a_batch_with_known_keys_among_new_ones_is_told_apart() {
+    let database = Server::shared().database();
+    for known in ["evt_a", "evt_b", "evt_c"] {
+        // A new journal guesses; one that has been wrong does not for a while.
+        let journal = open(&database.url()).await.unwrap();
+        let before = append(&journal, [event(known, "{}")]).await[0];
+        let batch = ["evt_a", "evt_b", "evt_c"].map(|key| event(key, "{}"));
+        for (receipt, key) in append(&journal, batch).await.iter().zip(["evt_a", "evt_b", "evt_c"]) {
+            let expected = if key == known { Verdict::Duplicate } else { Verdict::New };
+            assert_eq!(receipt.verdict, expected, "{key} after {known}");
+            assert!(key != known || receipt.id == before.id);
+        }
+        assert_eq!(database.query("SELECT count(*), count(DISTINCT key) FROM oncehook.events"), "3|3");
+        assert_eq!(database.query("SELECT sum(events) FROM oncehook.totals"), "3");
+        journal.close().await;
+        database.query("TRUNCATE oncehook.events, oncehook.keys, oncehook.deliveries, oncehook.totals");
+    }
 }
 
 /// The database goes away in the middle of everything and comes back.
