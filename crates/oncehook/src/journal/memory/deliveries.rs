@@ -1,24 +1,24 @@
 //! Deliveries in the reference journal: claims, attempts, orders and forgetting, each as plainly as it can be said.
 //!
 //! Promises: what it answers is what every backend must answer.
-//! Does not: run `sql` and `function` handlers; there is no database whose transaction they could be part of.
+
+mod orders;
+mod served;
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
 use oncehook_verify::UnixMicros;
-use tokio::sync::watch;
 
-use super::{MemoryJournal, State, Stored};
+use super::{State, Stored};
 use crate::delivery::{
     Cause, Claim, DeliveryId, DeliveryState, Failure, Fence, HandedEvent, RouteName, Settled, Settlement,
     Verdict,
 };
 use crate::event::EventId;
 use crate::journal::{
-    Attempt, AuditEntry, Backlog, BoxFuture, Deliveries, Delivery, Flag, Forgotten, Order, OrderError,
-    Ordered, Pausable, Pause, Progress, Retention, Verb, Who, WorkError,
+    Attempt, AuditEntry, Backlog, Delivery, Forgotten, Order, OrderError, Ordered, Pause, Retention, Who,
 };
 use crate::ordering::{Candidate, Company, Line, Mark, NO_TIME, OnDead, PEEK, Place, Step, plan};
 use crate::planted::{self, Bug};
@@ -221,117 +221,6 @@ impl Stored {
             version: event.version,
             state: None,
             current: None,
-        }
-    }
-
-    fn retry(&mut self, order: &Order, now: UnixMicros) -> BTreeSet<RouteName> {
-        let mut changed = BTreeSet::new();
-        for ((route, _), record) in &mut self.deliveries {
-            let failed =
-                matches!(record.state, DeliveryState::Dead | DeliveryState::Retrying | DeliveryState::Parked);
-            if failed && order.is_for(route) {
-                let tried = record.attempt > 0;
-                record.wait(if tried { DeliveryState::Retrying } else { DeliveryState::Ready }, now);
-                record.parked_at = None;
-                record.limit = Some(record.attempt.saturating_add(order.attempts));
-                changed.insert(route.clone());
-            }
-        }
-        changed
-    }
-
-    /// First deliveries for routes that never had one.
-    fn offer(&mut self, order: &Order, now: UnixMicros) -> BTreeSet<RouteName> {
-        let mut made = BTreeSet::new();
-        for route in order.wanting.iter().filter(|route| order.is_for(route)) {
-            if !self.deliveries.keys().any(|(known, _)| known == route) {
-                self.deliver(route.clone(), 0, now);
-                made.insert(route.clone());
-            }
-        }
-        made
-    }
-
-    fn force(
-        &mut self,
-        order: &Order,
-        epoch: u32,
-        now: UnixMicros,
-    ) -> Result<BTreeSet<RouteName>, OrderError> {
-        if !order.who.has_reason() {
-            return Err(OrderError::Unfit("a forced replay needs a reason".to_owned()));
-        }
-        let next = self.latest_epoch().saturating_add(1);
-        if epoch != next {
-            return Err(OrderError::Epoch { next });
-        }
-        let routes: BTreeSet<RouteName> = match &order.route {
-            Some(route) => BTreeSet::from([route.clone()]),
-            None => order.wanting.iter().cloned().collect(),
-        };
-        if routes.is_empty() {
-            return Err(OrderError::Unfit("nothing to replay: no route wants the event".to_owned()));
-        }
-        for route in &routes {
-            self.deliver(route.clone(), epoch, now);
-        }
-        Ok(routes)
-    }
-
-    fn skip(&mut self, order: &Order, now: UnixMicros) -> Result<BTreeSet<RouteName>, OrderError> {
-        let given_up = |state: DeliveryState| state.is_pending() || state == DeliveryState::Dead;
-        let chosen = self
-            .deliveries
-            .iter_mut()
-            .filter(|((route, _), record)| order.is_for(route) && given_up(record.state));
-        let chosen: Vec<_> = chosen.collect();
-        // One whose lease has run out is nobody's any more.
-        let held = |record: &Record| record.lease.as_ref().is_some_and(|lease| lease.until > now);
-        if chosen.iter().any(|(_, record)| held(record)) {
-            return Err(OrderError::Unfit(
-                "a delivery is running: try again when its attempt is over".to_owned(),
-            ));
-        }
-        if chosen.is_empty() {
-            return Err(OrderError::Unfit("nothing to skip: no delivery is pending or dead".to_owned()));
-        }
-        let mut skipped = BTreeSet::new();
-        for ((route, _), record) in chosen {
-            if record.lease.is_some() {
-                record.end_attempt("lost", None, now);
-            }
-            record.finish(DeliveryState::Skipped, now);
-            skipped.insert(route.clone());
-        }
-        Ok(skipped)
-    }
-
-    /// Branches by verb; what each means is told at [`Verb`].
-    fn order(&mut self, order: &Order, now: UnixMicros) -> Result<BTreeSet<RouteName>, OrderError> {
-        let unfit = |why: &str| Err(OrderError::Unfit(why.to_owned()));
-        match order.verb {
-            Verb::Retry | Verb::Replay | Verb::ForceReplay { .. } if self.is_held() => {
-                unfit("the event is held: release it first")
-            }
-            Verb::Retry => {
-                let changed = self.retry(order, now);
-                if changed.is_empty() {
-                    return unfit("nothing to retry: no delivery is dead or waits for another attempt");
-                }
-                Ok(changed)
-            }
-            Verb::Replay => {
-                let mut changed = self.retry(order, now);
-                changed.extend(self.offer(order, now));
-                Ok(changed)
-            }
-            Verb::ForceReplay { epoch } => self.force(order, epoch, now),
-            Verb::Skip => self.skip(order, now),
-            Verb::Release if !self.is_held() => unfit("the event is not held"),
-            Verb::Release => {
-                self.flags.retain(|flag| *flag != Flag::Quarantined);
-                Ok(self.offer(order, now))
-            }
         }
     }
 
@@ -722,139 +611,4 @@ impl State {
 /// A time and a while after it.
 fn later(at: UnixMicros, wait: Duration) -> UnixMicros {
     UnixMicros(at.0.saturating_add(i64::try_from(wait.as_micros()).unwrap_or(i64::MAX)))
-}
-
-impl MemoryJournal {
-    fn change<'a, T: 'a>(
-        &'a self,
-        change: impl FnOnce(&mut State, UnixMicros) -> T + Send + 'a,
-    ) -> BoxFuture<'a, Result<T, WorkError>> {
-        Box::pin(async move {
-            let mut state = self.lock();
-            if !state.open {
-                return Err(WorkError::Unavailable("it is closed".to_owned()));
-            }
-            Ok(change(&mut state, self.clock.steady()))
-        })
-    }
-
-    fn look<'a, T: 'a>(
-        &'a self,
-        look: impl FnOnce(&State) -> T + Send + 'a,
-    ) -> BoxFuture<'a, Result<T, WorkError>> {
-        Box::pin(async move { Ok(look(&self.lock())) })
-    }
-}
-
-impl Deliveries for MemoryJournal {
-    fn changes(&self) -> watch::Receiver<u64> {
-        self.changes.subscribe()
-    }
-
-    fn apply(&self, route: Arc<Route>, _limit: usize) -> BoxFuture<'_, Result<Progress, WorkError>> {
-        Box::pin(async move { Err(unsupported(&route)) })
-    }
-
-    fn claim(
-        &self,
-        route: Arc<Route>,
-        limit: usize,
-        lease: Duration,
-    ) -> BoxFuture<'_, Result<Vec<Claim>, WorkError>> {
-        self.change(move |state, now| state.claim(&route, limit, lease, now))
-    }
-
-    fn call(&self, route: Arc<Route>, _claims: Vec<Claim>) -> BoxFuture<'_, Result<Vec<Settled>, WorkError>> {
-        Box::pin(async move { Err(unsupported(&route)) })
-    }
-
-    fn settle(&self, settlements: Vec<Settlement>) -> BoxFuture<'_, Result<Vec<Settled>, WorkError>> {
-        self.change(move |state, now| {
-            self.wake();
-            settlements.into_iter().map(|settlement| state.settle(settlement, now)).collect()
-        })
-    }
-
-    fn renew(&self, fences: Vec<Fence>, lease: Duration) -> BoxFuture<'_, Result<(), WorkError>> {
-        self.change(move |state, now| {
-            for fence in fences {
-                if let Some(lasting) = state.running(&fence).and_then(|record| record.lease.as_mut()) {
-                    lasting.until = later(now, lease);
-                }
-            }
-        })
-    }
-
-    fn give_back(&self, fences: Vec<Fence>) -> BoxFuture<'_, Result<(), WorkError>> {
-        self.change(move |state, now| {
-            self.wake();
-            fences.iter().for_each(|fence| state.give_back(fence, now));
-        })
-    }
-
-    fn reclaim(&self, route: Arc<Route>) -> BoxFuture<'_, Result<usize, WorkError>> {
-        self.change(move |state, now| {
-            let reclaimed = state.reclaim(&route, now, &mut Chance::random());
-            if reclaimed > 0 {
-                self.wake();
-            }
-            reclaimed
-        })
-    }
-
-    fn next_due(&self, route: RouteName) -> BoxFuture<'_, Result<Option<UnixMicros>, WorkError>> {
-        self.look(move |state| {
-            let waiting = state.records().filter(|(_, name, _, record)| **name == route && record.has_turn());
-            waiting.map(|(_, _, _, record)| record.run_at).min()
-        })
-    }
-
-    fn backlog(&self) -> BoxFuture<'_, Result<Vec<Backlog>, WorkError>> {
-        self.look(State::backlog)
-    }
-
-    fn unsettled(&self, deliveries: Vec<DeliveryId>) -> BoxFuture<'_, Result<Vec<DeliveryId>, WorkError>> {
-        self.look(move |state| {
-            let open = |id: &DeliveryId| {
-                state.records().any(|(event, route, epoch, record)| {
-                    (event, route, epoch) == (id.event, &id.route, id.epoch)
-                        && (record.state.is_pending() || record.state == DeliveryState::Dead)
-                })
-            };
-            deliveries.into_iter().filter(open).collect()
-        })
-    }
-
-    fn order(&self, order: Order) -> BoxFuture<'_, Result<Ordered, OrderError>> {
-        Box::pin(async move {
-            self.change(|state, now| {
-                self.wake();
-                state.order(&order, now)
-            })
-            .await?
-        })
-    }
-
-    fn set_paused(&self, pause: Pause, who: Who) -> BoxFuture<'_, Result<(), WorkError>> {
-        self.change(move |state, now| {
-            self.wake();
-            state.set_paused(pause, who, now);
-        })
-    }
-
-    fn paused(&self) -> BoxFuture<'_, Result<Vec<Pausable>, WorkError>> {
-        self.look(|state| state.pauses.clone())
-    }
-
-    fn forget(&self, retention: Retention) -> BoxFuture<'_, Result<Forgotten, WorkError>> {
-        self.change(move |state, now| state.forget(&retention, now))
-    }
-}
-
-fn unsupported(route: &Route) -> WorkError {
-    WorkError::Unsupported(format!(
-        "route `{}`: a {} handler needs a journal with a database",
-        route.name,
-        route.handler.kind()
-    ))
 }

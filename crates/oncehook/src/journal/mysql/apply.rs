@@ -14,7 +14,8 @@ use oncehook_verify::UnixMicros;
 
 use super::connection::{EngineError, Session};
 use super::lines::{self, Came};
-use super::queue::{self, Due, Ended, Held, Locked};
+use super::queue::{self, Due, Locked};
+use super::settle::{self, Ended, Held};
 use super::turn::{self, One, Turns};
 use super::user_sql::{self, Bound, Prepared, Trouble};
 use crate::delivery::{Claim, Failure, Fence, Settled, Verdict};
@@ -140,7 +141,7 @@ impl Leased<'_> {
         }
         let ended = [Ended { fence: &self.claim.fence, verdict: &verdict, followups: &self.route.followups }];
         let (done, woken) =
-            queue::settle_along_the_line(session, self.given, self.from, &ended, self.lines).await?;
+            settle::settle_along_the_line(session, self.given, self.from, &ended, self.lines).await?;
         if done.is_empty() {
             session.run("ROLLBACK").await?;
             return Ok((Settled::Lost, false));
@@ -354,7 +355,7 @@ impl<D: FnMut() -> f64 + Send> Batch<'_, D> {
         let followups = &self.route.followups;
         let ended: Vec<_> =
             settlements.iter().map(|(fence, verdict)| Ended { fence, verdict, followups }).collect();
-        queue::settle(self.session, now.0, now, Held::Lock, &ended).await?;
+        settle::settle(self.session, now.0, now, Held::Lock, &ended).await?;
         let came: Vec<Came<'_>> = handed
             .iter()
             .zip(&settlements)

@@ -10,7 +10,8 @@ use tokio::sync::watch;
 
 use super::connection::{EngineError, Tries};
 use super::orders::{self, Refused};
-use super::queue::{self, Ended};
+use super::queue;
+use super::settle::{self, Ended};
 use super::{MysqlJournal, aliases, apply, forget, lines};
 use crate::delivery::{Claim, DeliveryId, Fence, RouteName, Settled, Settlement, Verdict};
 use crate::handler::{Handler, SqlHandler};
@@ -187,7 +188,7 @@ impl Deliveries for MysqlJournal {
             let in_line = first.iter().any(|one| self.lines.get(&one.fence.delivery.route).is_some());
             let lines = &self.lines;
             let (mut done, woken) =
-                work!(self, |session| queue::settle_leased(&mut session, given, from, &ended, lines))?;
+                work!(self, |session| settle::settle_leased(&mut session, given, from, &ended, lines))?;
             // A lane knows by itself when its own deliveries are due again.
             let followed =
                 |one: &Settlement| matches!(one.verdict, Verdict::Succeeded(_)) && !one.followups.is_empty();

@@ -35,6 +35,7 @@ mod rehearse;
 mod row;
 mod schema;
 mod self_test;
+mod settle;
 mod standing;
 mod turn;
 mod user_sql;

@@ -9,7 +9,8 @@ use oncehook_verify::UnixMicros;
 
 use super::connection::{EngineError, Session};
 use super::lines::{self, Came, Peeked};
-use super::queue::{self, BODIES_AT_ONCE, Ended, Held};
+use super::queue::BODIES_AT_ONCE;
+use super::settle::{self, Ended, Held};
 use crate::delivery::{DeliveryId, Fence, Verdict};
 use crate::event::EventId;
 use crate::journal::Progress;
@@ -119,7 +120,7 @@ async fn pass(
         .zip(passed)
         .map(|(fence, (_, verdict))| Ended { fence, verdict, followups: &[] })
         .collect();
-    queue::settle(session, now, UnixMicros(now), Held::Lock, &ended).await?;
+    settle::settle(session, now, UnixMicros(now), Held::Lock, &ended).await?;
     let came: Vec<Came<'_>> = passed
         .iter()
         .filter_map(|(due, verdict)| {
