@@ -52,6 +52,6 @@ fn main() -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let report = runtime.block_on(compare::run(&plan))?;
     report.save(&out)?;
-    println!("{}", report.to_markdown());
+    print!("{}", report.to_markdown());
     Ok(())
 }

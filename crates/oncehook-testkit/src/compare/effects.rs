@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use super::load::Load;
 use super::report::{Effects, Report, median};
 use super::stack::{Engine, Running, Stack, effect};
-use super::{Plan, bare, throughput};
+use super::{Plan, bare, family, throughput};
 use crate::receiver::{Receiver, Reply};
 use crate::workload::{Pace, run};
 
@@ -31,6 +31,7 @@ pub(super) async fn measure(plan: &Plan, stacks: &[Stack], report: &mut Report) 
         };
         let (mut drained, mut sustained, mut posted, mut bares) =
             (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        let stolen = family::stolen();
         for _ in 0..plan.rounds {
             let routes = engine.map(sql_route).unwrap_or_default();
             drained.push(drain(plan, &stack.start(plan, &routes)?, count).await?);
@@ -42,6 +43,10 @@ pub(super) async fn measure(plan: &Plan, stacks: &[Stack], report: &mut Report) 
         }
         let effects = Effects {
             stack: *stack,
+            drained_rounds: drained.clone(),
+            sustained_rounds: sustained.clone(),
+            bare_rounds: bares.clone(),
+            stolen: family::stolen_since(stolen),
             drained: median(drained),
             sustained: median(sustained),
             posted: (!posted.is_empty()).then(|| median(posted)),

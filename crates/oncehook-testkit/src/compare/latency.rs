@@ -45,7 +45,8 @@ pub(super) async fn measure(plan: &Plan, stacks: &[Stack], report: &mut Report) 
     for _ in 0..plan.rounds {
         spikes.push(spike(plan).await?);
     }
-    report.spike = Some(median_by(spikes, |spike| spike.p99));
+    let rounds = spikes.iter().map(Spike::judged).collect();
+    report.spike = Some(Spike { rounds, ..median_by(spikes, Spike::judged) });
     if plan.memory_seconds > 0 {
         report.memory = Some(throughput::memory(plan).await?);
     }
@@ -97,6 +98,7 @@ async fn spike(plan: &Plan) -> anyhow::Result<Spike> {
         rate: RATE * SPIKE,
         seconds: SPIKE_TIME.as_secs_f64(),
         p99: sent.millis(0.99),
+        rounds: Vec::new(),
         max: sent.millis(1.0),
         refused: refused(&calm) + refused(&sent),
         stolen: family::stolen_since(stolen),

@@ -11,8 +11,10 @@ mod bare;
 mod effects;
 pub mod family;
 mod goals;
+pub mod growth;
 mod latency;
 pub mod load;
+mod obstacles;
 mod plot;
 mod report;
 mod stack;
@@ -21,7 +23,7 @@ mod throughput;
 use std::path::PathBuf;
 use std::time::Instant;
 
-pub use report::Report;
+pub use report::{Machine, Report};
 pub use stack::Stack;
 
 /// How much is measured.

@@ -8,7 +8,9 @@ use serde::{Deserialize, Serialize};
 
 use super::Plan;
 use super::goals::{self, Goal};
+use super::growth::Growth;
 use super::load::Load;
+use super::obstacles::Obstacles;
 use super::stack::Stack;
 use super::throughput::SIZES;
 
@@ -19,9 +21,13 @@ pub(super) struct Accepts {
     pub(super) load: Load,
     pub(super) size: usize,
     pub(super) rate: f64,
+    /// The rate of every round.
+    pub(super) rounds: Vec<f64>,
     pub(super) p50: f64,
     pub(super) p99: f64,
     pub(super) cpu_micros: f64,
+    /// What a request cost the load generator.
+    pub(super) generator_micros: f64,
     pub(super) written: f64,
     pub(super) memory: f64,
     pub(super) gateway_memory: f64,
@@ -47,9 +53,18 @@ pub(super) struct Spike {
     pub(super) rate: f64,
     pub(super) seconds: f64,
     pub(super) p99: f64,
+    /// What every round is judged by.
+    pub(super) rounds: Vec<f64>,
     pub(super) max: f64,
     pub(super) refused: u64,
     pub(super) stolen: f64,
+}
+
+impl Spike {
+    /// The p99 if nothing was refused.
+    pub(super) fn judged(&self) -> f64 {
+        if self.refused == 0 { self.p99 } else { f64::INFINITY }
+    }
 }
 
 /// Effects a second.
@@ -60,26 +75,48 @@ pub(super) struct Effects {
     pub(super) sustained: f64,
     pub(super) posted: Option<f64>,
     pub(super) bare: Option<f64>,
-}
-
-/// What the growth benchmark found at ten million, the worse of append and claim; written by `make bench-growth`.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct Growth {
-    /// Keys that grow with time.
-    pub ordered: f64,
-    /// Scattered keys.
-    pub random: f64,
+    /// Every round's figures.
+    pub(super) drained_rounds: Vec<f64>,
+    pub(super) sustained_rounds: Vec<f64>,
+    pub(super) bare_rounds: Vec<f64>,
+    pub(super) stolen: f64,
 }
 
 /// Where and when.
-#[derive(Debug, Clone, Serialize)]
-pub(super) struct Machine {
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+pub struct Machine {
     pub(super) processor: String,
     pub(super) cores: usize,
     pub(super) kernel: String,
     pub(super) commit: String,
-    pub(super) seconds: u64,
-    pub(super) stolen: f64,
+    /// How long all of it took.
+    pub seconds: u64,
+    /// The share of processor time that the hypervisor gave to others.
+    pub stolen: f64,
+}
+
+impl Machine {
+    /// This one, and the commit that is checked out in a directory.
+    #[must_use]
+    pub fn here(repository: &Path) -> Self {
+        let said = |program: &str, arguments: &[&str]| {
+            let ran = Command::new(program).args(arguments).current_dir(repository).output();
+            ran.map_or_else(
+                |_| "unknown".to_owned(),
+                |ran| String::from_utf8_lossy(&ran.stdout).trim().to_owned(),
+            )
+        };
+        let cpus = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+        let processor = cpus.lines().find_map(|line| line.strip_prefix("model name")?.split_once(": "));
+        Self {
+            processor: processor.map_or_else(|| "unknown".to_owned(), |(_, name)| name.to_owned()),
+            cores: std::thread::available_parallelism().map_or(0, usize::from),
+            kernel: said("uname", &["-sr"]),
+            commit: said("git", &["describe", "--always", "--dirty"]),
+            seconds: 0,
+            stolen: 0.0,
+        }
+    }
 }
 
 /// A run.
@@ -96,34 +133,17 @@ pub struct Report {
     /// Idle, and the most under load, in bytes.
     pub(super) memory: Option<(f64, f64)>,
     pub(super) effects: Vec<Effects>,
-    pub(super) growth: Option<Growth>,
+    #[serde(skip)]
+    pub(super) growth: Growth,
     pub(super) goals: Vec<Goal>,
+    #[serde(skip)]
+    pub(super) obstacles: Obstacles,
 }
-
-/// Where the growth benchmark leaves its figures.
-pub(super) const GROWTH: &str = "bench/growth.json";
 
 impl Report {
     pub(super) fn new(plan: &Plan) -> Self {
-        let said = |program: &str, arguments: &[&str]| {
-            let ran = Command::new(program).args(arguments).current_dir(&plan.repository).output();
-            ran.map_or_else(
-                |_| "unknown".to_owned(),
-                |ran| String::from_utf8_lossy(&ran.stdout).trim().to_owned(),
-            )
-        };
-        let cpus = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-        let processor = cpus.lines().find_map(|line| line.strip_prefix("model name")?.split_once(": "));
-        let growth = std::fs::read(plan.repository.join(GROWTH)).ok();
         Self {
-            machine: Machine {
-                processor: processor.map_or_else(|| "unknown".to_owned(), |(_, name)| name.to_owned()),
-                cores: std::thread::available_parallelism().map_or(0, usize::from),
-                kernel: said("uname", &["-sr"]),
-                commit: said("git", &["describe", "--always", "--dirty"]),
-                seconds: 0,
-                stolen: 0.0,
-            },
+            machine: Machine::here(&plan.repository),
             rounds: plan.rounds,
             connections: plan.connections,
             accepts: Vec::new(),
@@ -132,8 +152,9 @@ impl Report {
             spike: None,
             memory: None,
             effects: Vec::new(),
-            growth: growth.and_then(|json| serde_json::from_slice(&json).ok()),
+            growth: Growth::read(&plan.repository.join("bench")),
             goals: Vec::new(),
+            obstacles: Obstacles::read(&plan.repository),
         }
     }
 
@@ -208,8 +229,17 @@ impl Report {
         }
         writeln!(
             text,
-            "\nCPU, bytes and memory are of the whole deployment: gateway, database, Redis, workers.\n"
-        )
+            "\nCPU, bytes and memory are of the whole deployment: gateway, database, Redis, workers."
+        )?;
+        if let Some(ceiling) = self.accepts.iter().find(|row| row.stack == Stack::Ceiling && row.size == size)
+        {
+            writeln!(
+                text,
+                "A request costs the ceiling {:.1} µs of CPU, and the load generator {:.1} µs beside it on the same cores.",
+                ceiling.cpu_micros, ceiling.generator_micros
+            )?;
+        }
+        writeln!(text)
     }
 
     fn write_latency(&self, text: &mut String) -> std::fmt::Result {
@@ -271,9 +301,9 @@ impl Report {
         )?;
         writeln!(
             text,
-            "| stack | from a backlog/s | of bare | accepting and applying/s | posted over HTTP/s | bare statements/s |"
+            "| stack | from a backlog/s | of bare | accepting and applying/s | posted over HTTP/s | bare statements/s | stolen % |"
         )?;
-        writeln!(text, "| --- | ---: | ---: | ---: | ---: | ---: |")?;
+        writeln!(text, "| --- | ---: | ---: | ---: | ---: | ---: | ---: |")?;
         for row in &self.effects {
             let number =
                 |value: Option<f64>| value.map_or_else(|| "–".to_owned(), |value| format!("{value:.0}"));
@@ -281,33 +311,45 @@ impl Report {
                 row.bare.map_or_else(|| "–".to_owned(), |bare| format!("{:.2}", row.drained / bare));
             writeln!(
                 text,
-                "| {} | {:.0} | {of_bare} | {:.0} | {} | {} |",
+                "| {} | {:.0} | {of_bare} | {:.0} | {} | {} | {:.1} |",
                 row.stack.name(),
                 row.drained,
                 row.sustained,
                 number(row.posted),
-                number(row.bare)
+                number(row.bare),
+                row.stolen * 100.0
             )?;
         }
         writeln!(text)
     }
 
     fn write_goals(&self, text: &mut String) -> std::fmt::Result {
-        writeln!(text, "## Goals\n\n| measure | reached | must | moonshot |\n| --- | ---: | ---: | ---: |")?;
+        writeln!(
+            text,
+            "## Goals\n\n| measure | must | measured | every round | | moonshot |\n| --- | ---: | ---: | --- | --- | ---: |"
+        )?;
         for goal in &self.goals {
             let sign = if goal.less_is_better { "≤" } else { "≥" };
             let reached =
                 goal.reached.map_or_else(|| "not measured".to_owned(), |reached| format!("{reached:.2}"));
-            let verdict = match (goal.met(), goal.moon()) {
-                (_, true) => " (moonshot)",
-                (true, false) => "",
-                (false, false) => " **(missed)**",
-            };
+            let rounds: Vec<String> = goal.rounds.iter().map(|round| format!("{round:.2}")).collect();
             writeln!(
                 text,
-                "| {} | {reached}{verdict} | {sign} {} | {sign} {} |",
-                goal.measure, goal.must, goal.moonshot
+                "| {} | {sign} {} | {reached} | {} | {} | {sign} {} |",
+                goal.measure,
+                goal.must,
+                rounds.join(", "),
+                goal.verdict(),
+                goal.moonshot
             )?;
+        }
+        let missed: Vec<&Goal> = self.goals.iter().filter(|goal| !goal.met()).collect();
+        if !missed.is_empty() {
+            writeln!(text, "\nWhat is in the way, as docs/PERFORMANCE.md has it:\n")?;
+        }
+        for goal in missed {
+            let way = self.obstacles.of(goal.measure).unwrap_or("nothing is written down yet.");
+            writeln!(text, "- {}: {way}", goal.measure)?;
         }
         writeln!(text, "\n{}", self.verdict())
     }

@@ -42,8 +42,10 @@ pub(super) async fn measure(plan: &Plan, stacks: &[Stack], report: &mut Report) 
                 measured.push(accepts);
             }
         }
-        let medians = cells.into_iter().map(|(_, _, measured)| median_by(measured, |accepts| accepts.rate));
-        report.accepts.extend(medians);
+        for (_, _, measured) in cells {
+            let rounds = measured.iter().map(|accepts| accepts.rate).collect();
+            report.accepts.push(Accepts { rounds, ..median_by(measured, |accepts| accepts.rate) });
+        }
     }
     Ok(())
 }
@@ -71,10 +73,11 @@ async fn one(plan: &Plan, stack: Stack, load: Load, size: usize) -> anyhow::Resu
         let wait = Duration::from_secs(60);
         run(running.address(), plan.connections, Arc::clone(&requests), false, Pace::Closed, wait).await;
     }
-    let (before, stolen) = (family::used(), family::stolen());
+    let (before, stolen, generator) = (family::used(), family::stolen(), family::generator_micros());
     let wait = Duration::from_secs(plan.seconds);
     let sent = run(running.address(), plan.connections, requests, again, Pace::Closed, wait).await;
     let used = family::used().since(before);
+    let generator = family::generator_micros() - generator;
     let answered: u64 = sent.statuses.values().sum();
     let per_request = 1.0 / answered.max(1) as f64;
     Ok(Accepts {
@@ -82,6 +85,8 @@ async fn one(plan: &Plan, stack: Stack, load: Load, size: usize) -> anyhow::Resu
         load,
         size,
         rate: sent.rate(),
+        rounds: Vec::new(),
+        generator_micros: generator * per_request,
         p50: sent.millis(0.5),
         p99: sent.millis(0.99),
         cpu_micros: used.cpu_micros * per_request,

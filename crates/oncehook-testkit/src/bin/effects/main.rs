@@ -7,8 +7,9 @@
 //! - **sustained**: events are accepted and take effect at the same time.
 //! - **http**: a backlog is posted to a receiver in this process that answers at once, 64 requests at a time.
 //! - **poison**: a backlog of 10,000 with one event that always fails, against one without.
-//! - **growth**: append, drain and every filter of the list with `--stored` events (a million), against a store without them,
-//!   runs interleaved; `--write FILE` keeps the figures for `make bench`.
+//! - **growth** (only when it is asked for): accepts, effects, every filter of the list, start-up, a backlog and forgetting, in a
+//!   history that grows to `--stored` sizes (1, 5 and 10 million, parted by commas), against none; `--backlog` sizes, `--run`
+//!   events in a run. Writes `growth.json`, `GROWTH.md` and pictures to `--out` (`bench`).
 //! - **janitor**: the time an append takes while 100,000 events are forgotten, against the time without (embedded only).
 //!
 //! All in one process, without HTTP: what is measured is the journal and the worker. Prints ratios; times say little on a
@@ -24,6 +25,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use bytes::Bytes;
+use growth::history::{self, History, ordered, scattered};
 use oncehook::clock::Clock;
 use oncehook::delivery::RouteName;
 use oncehook::event::{NewEvent, SourceName};
@@ -40,6 +42,9 @@ use store::{Cost, Engine, INSERT, Store};
 /// Deliveries that the worker takes at once.
 const BATCH: usize = 256;
 
+/// Scattered keys of a history have smaller numbers.
+const NEW: usize = 1 << 40;
+
 /// Connections that share a batch on a server.
 const LANES: usize = 2;
 
@@ -49,13 +54,23 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 #[tokio::main]
 async fn main() -> anyhow::Result<()> {
     let mut arguments = std::env::args().skip(1);
-    let (mut events, mut stored, mut rounds, mut parts) = (100_000, 1_000_000, 3, Vec::new());
-    let (mut engine, mut write) = (Engine::Sqlite, None);
+    let (mut events, mut rounds, mut parts) = (100_000, None, Vec::new());
+    let mut engine = Engine::Sqlite;
+    let mut plan = growth::Plan {
+        sizes: vec![1_000_000, 5_000_000, 10_000_000],
+        backlogs: vec![10_000, 100_000, 1_000_000],
+        rounds: 5,
+        run: 30_000,
+        out: "bench".into(),
+    };
     while let Some(argument) = arguments.next() {
         match argument.as_str() {
             "--events" => events = arguments.next().context("--events N")?.parse()?,
-            "--stored" => stored = arguments.next().context("--stored N")?.parse()?,
-            "--rounds" => rounds = arguments.next().context("--rounds N")?.parse()?,
+            "--stored" => plan.sizes = sizes(&arguments.next().context("--stored N,N")?)?,
+            "--backlog" => plan.backlogs = sizes(&arguments.next().context("--backlog N,N")?)?,
+            "--run" => plan.run = arguments.next().context("--run N")?.parse()?,
+            "--out" => plan.out = arguments.next().context("--out DIRECTORY")?.into(),
+            "--rounds" => rounds = Some(arguments.next().context("--rounds N")?.parse()?),
             "--journal" => {
                 engine = match arguments.next().as_deref() {
                     Some("sqlite") => Engine::Sqlite,
@@ -63,10 +78,15 @@ async fn main() -> anyhow::Result<()> {
                     _ => anyhow::bail!("--journal sqlite|postgres"),
                 }
             }
-            "--write" => write = Some(arguments.next().context("--write FILE")?),
-            part => parts.push(part.to_owned()),
+            part if !part.starts_with('-') => parts.push(part.to_owned()),
+            other => anyhow::bail!("unknown argument {other}"),
         }
     }
+    if parts.iter().any(|part| part == "growth") {
+        plan.rounds = rounds.unwrap_or(plan.rounds);
+        return growth::run(engine, &plan).await;
+    }
+    let rounds = rounds.unwrap_or(3);
     let wanted = |part: &str| parts.is_empty() || parts.iter().any(|one| one == part);
     if wanted("effects") {
         effects(engine, events, rounds).await?;
@@ -77,16 +97,21 @@ async fn main() -> anyhow::Result<()> {
     if wanted("poison") {
         poison(engine, rounds).await?;
     }
-    if wanted("growth") {
-        let growth = growth::run(engine, stored, rounds.max(5)).await?;
-        if let Some(path) = write {
-            std::fs::write(path, serde_json::to_vec_pretty(&growth)?)?;
-        }
-    }
     if wanted("janitor") && engine == Engine::Sqlite {
         janitor().await?;
     }
     Ok(())
+}
+
+/// Several sizes, parted by commas, in their order.
+fn sizes(text: &str) -> anyhow::Result<Vec<usize>> {
+    let mut sizes: Vec<usize> = text
+        .split(',')
+        .filter(|size| !size.is_empty())
+        .map(|size| size.parse().with_context(|| format!("{size} is not a number")))
+        .collect::<anyhow::Result<_>>()?;
+    sizes.sort_unstable();
+    Ok(sizes)
 }
 
 /// A journal in a store of its own.
@@ -95,6 +120,8 @@ struct Bench {
     journal: Arc<dyn WholeJournal>,
     clock: Clock,
     made: usize,
+    /// The bytes of a body, roughly.
+    size: usize,
 }
 
 impl Bench {
@@ -105,14 +132,18 @@ impl Bench {
     async fn open(store: Store) -> anyhow::Result<Self> {
         let clock = Clock::system();
         let journal = store.open(&clock).await?;
-        Ok(Self { store, journal, clock, made: 0 })
+        Ok(Self { store, journal, clock, made: 0, size: 1_000 })
+    }
+
+    fn with_size(self, size: usize) -> Self {
+        Self { size, ..self }
     }
 
     /// Accepts events as the front door does: many at a time, each on its own.
     async fn append(&mut self, count: usize, random: bool, poison_at: Option<usize>) -> anyhow::Result<()> {
         let mut waiting = std::collections::VecDeque::new();
         for number in self.made..self.made + count {
-            let event = event(number, random, poison_at == Some(number), self.clock.now());
+            let event = event(number, random, poison_at == Some(number), self.size, self.clock.now());
             waiting.push_back(self.journal.submit([event].into_iter().collect())?);
             if waiting.len() >= BATCH
                 && let Some(ticket) = waiting.pop_front()
@@ -160,15 +191,20 @@ fn routes(engine: Engine) -> Routes {
     Routes::new(vec![Route::new(name, source, Handler::Sql(Arc::new(handler)))]).expect("routes")
 }
 
-/// An event of about 1 KB. Ordered keys grow with time, as most providers' do.
-fn event(number: usize, random: bool, poison: bool, now: UnixMicros) -> NewEvent {
-    let scattered = (number as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15);
-    let key = if random { format!("evt_{scattered:016x}") } else { format!("evt_{number:016x}") };
+/// A body of about so many bytes.
+fn body(key: &str, number: usize, poison: bool, size: usize) -> String {
     let id = if poison { "null".to_owned() } else { format!("\"pi_{number:012}\"") };
-    let body = format!(
-        r#"{{"id":"{key}","type":"payment_intent.succeeded","data":{{"object":{{"id":{id},"amount":{number},"padding":"{}"}}}}}}"#,
-        "x".repeat(880)
+    let head = format!(
+        r#"{{"id":"{key}","type":"payment_intent.succeeded","data":{{"object":{{"id":{id},"amount":{number},"padding":""#
     );
+    let padding = size.saturating_sub(head.len() + 4);
+    format!("{head}{}\"}}}}}}", "x".repeat(padding))
+}
+
+/// An event. Ordered keys grow with time, as most providers' do.
+fn event(number: usize, random: bool, poison: bool, size: usize, now: UnixMicros) -> NewEvent {
+    let key = if random { scattered(NEW + number) } else { ordered(number) };
+    let body = body(&key, number, poison, size);
     NewEvent {
         id: None,
         source: SourceName::new("shop").expect("a name"),
@@ -337,7 +373,7 @@ async fn paced(bench: &mut Bench, seconds: u64) -> anyhow::Result<f64> {
     while Instant::now() < until {
         tick.tick().await;
         for _ in 0..2 {
-            let event = event(bench.made, false, false, bench.clock.now());
+            let event = event(bench.made, false, false, bench.size, bench.clock.now());
             bench.made += 1;
             let started = Instant::now();
             let ticket = bench.journal.submit([event].into_iter().collect())?;
@@ -358,10 +394,9 @@ async fn janitor() -> anyhow::Result<()> {
     let mut bench = Bench::new(Engine::Sqlite).await?;
     bench.journal.close().await;
     let old = UnixMicros(bench.clock.now().0 - 40 * 86_400 * 1_000_000);
-    growth::load(
-        &bench.store,
-        &growth::History { count: 100_000, random: false, until: old, over: Duration::ZERO },
-    )?;
+    let count = 100_000;
+    let past = History { count, until: old, over: Duration::ZERO, waiting: false, size: bench.size };
+    history::load(&bench.store, &past, 0, count)?;
     bench = Bench::open(bench.store).await?;
     let before = paced(&mut bench, 10).await?;
     let month = Duration::from_secs(30 * 86_400);

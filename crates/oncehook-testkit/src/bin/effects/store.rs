@@ -2,8 +2,10 @@
 //!
 //! Promises: every store is new and has the user's table `orders`; [`Store::cost`] counts all processor time of a server, of
 //! backends that have ended too.
-//! Does not: remove what it made before the program ends (a directory goes with its store, a server with the process).
+//! Does not: remove a server's databases before the program ends (a directory goes with its store, a server with the process).
+//! What a program that was killed has left behind goes when the next one makes a store.
 
+use std::path::Path;
 use std::sync::Arc;
 
 use oncehook::clock::Clock;
@@ -25,6 +27,14 @@ pub enum Engine {
 }
 
 impl Engine {
+    /// As reports name it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Sqlite => "SQLite",
+            Self::Postgres => "PostgreSQL",
+        }
+    }
+
     pub fn dialect(self) -> Dialect {
         match self {
             Self::Sqlite => Dialect::Sqlite,
@@ -36,7 +46,9 @@ impl Engine {
     fn table(self) -> &'static str {
         match self {
             Self::Sqlite => {
-                "CREATE TABLE orders
+                // Pages as a gateway makes them, which it would if the user's table were not there first.
+                "PRAGMA page_size = 8192;
+                 CREATE TABLE orders
                    (id INTEGER PRIMARY KEY, payment TEXT NOT NULL UNIQUE, amount INTEGER NOT NULL, event_key TEXT NOT NULL)"
             }
             Self::Postgres => {
@@ -45,6 +57,22 @@ impl Engine {
             }
         }
     }
+}
+
+/// How the names of our directories begin; the id of their process follows.
+const PREFIX: &str = "effects-";
+
+/// Removes directories of processes that are gone.
+fn sweep(target: &Path) -> anyhow::Result<()> {
+    for entry in std::fs::read_dir(target)? {
+        let entry = entry?;
+        let name = entry.file_name();
+        let owner = name.to_str().and_then(|name| name.strip_prefix(PREFIX)?.split('-').next());
+        if owner.is_some_and(|pid| pid.parse::<u32>().is_ok() && !Path::new("/proc").join(pid).exists()) {
+            std::fs::remove_dir_all(entry.path())?;
+        }
+    }
+    Ok(())
 }
 
 /// A new place for a journal.
@@ -59,7 +87,9 @@ impl Store {
             Engine::Sqlite => {
                 let target = std::env::current_dir()?.join("target");
                 std::fs::create_dir_all(&target)?;
-                Self::Sqlite(tempfile::tempdir_in(target)?)
+                sweep(&target)?;
+                let name = format!("{PREFIX}{}-", std::process::id());
+                Self::Sqlite(tempfile::Builder::new().prefix(&name).tempdir_in(target)?)
             }
             Engine::Postgres => Self::Postgres(Server::shared().database()),
         };
@@ -87,6 +117,14 @@ impl Store {
                 Arc::new(PostgresJournal::open(&options).await?)
             }
         })
+    }
+
+    /// What a gateway's configuration calls the journal.
+    pub fn url(&self) -> String {
+        match self {
+            Self::Sqlite(directory) => format!("sqlite://{}", directory.path().join("bench.db").display()),
+            Self::Postgres(database) => database.url(),
+        }
     }
 
     /// The file of an embedded journal.

@@ -253,7 +253,9 @@ const APPEND_LATE: &str = ", late AS (
     FROM input i
    CROSS JOIN LATERAL (VALUES (hashtextextended('s' || i.source, 0)), (hashtextextended('t' || i.type, 0)),
                               (hashtextextended('e' || i.entity, 0)),
-                              (CASE WHEN i.id <> ALL ($17::uuid[]) THEN hashtextextended('u', 0) END)) AS m(value)
+                              (CASE WHEN i.id <> ALL ($17::uuid[]) THEN hashtextextended('u', 0) END),
+                              (CASE WHEN i.id >= oncehook.first_id(i.received_at + 2000000) THEN hashtextextended('b', 0) END))
+           AS m(value)
    WHERE i.id < (SELECT oncehook.first_id(coalesce($1::bigint, oncehook.micros()) - 5000000)) AND m.value IS NOT NULL
      AND i.id IN (SELECT event FROM won)
 )";

@@ -2,7 +2,7 @@
 //!
 //! An index on the events for every filter would cost each accept a third more. Instead the ids are cut into spans of about
 //! four seconds, and `marks` says which sources, types and entities occur in a span, and whether an event without
-//! deliveries does. [`mark`] fills it behind the accepts. Readers look at the spans that are marked with what they want, and
+//! deliveries does, or one whose id runs ahead of its receipt. [`mark`] fills it behind the accepts. Readers look at the spans that are marked with what they want, and
 //! at all events behind the last marked span, so nobody sees a lag.
 //!
 //! Promises: newest first, and each page goes on below the last event of the one before. A source, a type, an entity, a key or
@@ -79,7 +79,7 @@ fn span_of(id: Uuid) -> i64 {
     (id.as_u64_pair().0 >> 16 >> SPAN_BITS).cast_signed()
 }
 
-/// The ids that a query can match.
+/// The ids that a query can match, as far as they tell.
 fn bounds(query: &EventQuery) -> Part {
     // An id is never below the millisecond of receipt, so this bound loses nothing. There is no such bound for `until`:
     // after the clock was set back, ids run ahead of it. A day of slack keeps old pages cheap.
@@ -89,35 +89,97 @@ fn bounds(query: &EventQuery) -> Part {
     Part { from: since, to: until.min(after) }
 }
 
+/// An id is not further ahead of the millisecond of receipt than this, or its span is marked ([`MARK`] has the same number).
+const AHEAD_MILLIS: i64 = 2_000;
+
+/// The ids that a query can match, without those that run ahead.
+fn usual(query: &EventQuery) -> Part {
+    let until = query.until.map_or(Uuid::max(), |until| first_of(until.0 / 1_000 + AHEAD_MILLIS + 1));
+    Part { to: before(until), ..Part::ALL }.within(bounds(query))
+}
+
+/// The events above the usual ones: they were received before `until`, but their ids run ahead. There are some where a clock
+/// had been set back.
+async fn ahead(
+    session: &Session,
+    query: &EventQuery,
+    usual: Part,
+    wanted: usize,
+) -> Result<Vec<EventSummary>, EngineError> {
+    let above = Part { from: Uuid::from_u128(usual.to.as_u128().saturating_add(1)), ..Part::ALL }
+        .within(bounds(query));
+    if query.until.is_none() || above.is_empty() {
+        return Ok(Vec::new());
+    }
+    marked(session, query, "b".to_owned(), above, wanted).await
+}
+
 /// Finds one event more than the page holds, newest first. The choice of the way is here and nowhere else.
 pub(super) async fn find(session: &Session, query: &EventQuery) -> Result<Vec<EventSummary>, EngineError> {
     let wanted = query.limit.saturating_add(1);
-    let bounds = bounds(query);
-    if query.key.is_some() {
-        // The ledger names the one event of each source.
-        return scan(session, query, bounds, wanted).await;
+    if let Some(key) = &query.key {
+        return find_by_key(session, query, key, wanted).await;
     }
+    let usual = usual(query);
+    let mut events = ahead(session, query, usual, wanted).await?;
+    let rest = wanted - events.len();
     // An entity has fewer events than a status, and a type or source not many more.
     if query.entity.is_none()
         && let Some(way) = query.status.and_then(Way::of_status)
     {
-        return follow(session, query, way, bounds, wanted).await;
+        events.extend(follow(session, query, way, usual, rest).await?);
+        return Ok(events);
     }
     let mark = match query {
         EventQuery { entity: Some(entity), .. } => format!("e{entity}"),
         EventQuery { kind: Some(kind), .. } => format!("t{kind}"),
         EventQuery { source: Some(source), .. } => format!("s{source}"),
         EventQuery { status: Some(EventStatus::Unrouted), .. } => "u".to_owned(),
-        _ => return scan(session, query, bounds, wanted).await,
+        _ => {
+            events.extend(scan(session, query, usual, rest).await?);
+            return Ok(events);
+        }
     };
+    events.extend(marked(session, query, mark, usual, rest).await?);
+    Ok(events)
+}
+
+/// Asks the ledger, in a statement of its own: planned together with the list, it might be asked for every event. Keys are
+/// scoped to a source, so every source is asked. (The limit keeps the planner from reading the whole ledger.)
+async fn find_by_key(
+    session: &Session,
+    query: &EventQuery,
+    key: &EventKey,
+    wanted: usize,
+) -> Result<Vec<EventSummary>, EngineError> {
+    let sql = "SELECT k.event FROM (SELECT DISTINCT source FROM oncehook.totals) t
+                CROSS JOIN LATERAL (SELECT event FROM oncehook.keys k WHERE k.source = t.source AND k.key = $1 LIMIT 1) k";
+    let rows = session.rows(sql, &[&key.as_bytes()]).await?;
+    let bounds = bounds(query);
+    let parts = rows.iter().map(|row| Part { from: row.get(0), to: row.get(0) }.within(bounds));
+    let parts: Vec<Part> = parts.filter(|part| !part.is_empty()).collect();
+    if parts.is_empty() {
+        return Ok(Vec::new());
+    }
+    scan_parts(session, query, &parts, wanted).await
+}
+
+/// Looks at all events behind the last marked span, then at the spans that are marked with this.
+async fn marked(
+    session: &Session,
+    query: &EventQuery,
+    mark: String,
+    within: Part,
+    wanted: usize,
+) -> Result<Vec<EventSummary>, EngineError> {
     let young = first_of((marked_to(session).await? + 1) << SPAN_BITS);
     let mut events = Vec::new();
-    let behind = Part { from: young, ..Part::ALL }.within(bounds);
+    let behind = Part { from: young, ..Part::ALL }.within(within);
     if !behind.is_empty() {
         events = scan(session, query, behind, wanted).await?;
     }
-    if events.len() < wanted && young > bounds.from {
-        let rest = Part { to: before(young), ..Part::ALL }.within(bounds);
+    if events.len() < wanted && young > within.from {
+        let rest = Part { to: before(young), ..Part::ALL }.within(within);
         events.extend(follow(session, query, Way::Marks(mark), rest, wanted - events.len()).await?);
     }
     Ok(events)
@@ -283,11 +345,10 @@ async fn scan_parts(
     Ok(events)
 }
 
-/// What is asked of an event besides its id. Only the conditions that were given are in the statement, so that each is
+/// What is asked of an event besides its id and its key. Only the conditions that were given are in the statement, so that each is
 /// planned for itself.
 struct Conditions<'q> {
     query: &'q EventQuery,
-    key: Option<Vec<u8>>,
     status: Option<&'static str>,
     since: Option<i64>,
     until: Option<i64>,
@@ -297,7 +358,6 @@ impl<'q> Conditions<'q> {
     fn of(query: &'q EventQuery) -> Self {
         Self {
             query,
-            key: query.key.as_ref().map(|key| key.as_bytes().to_vec()),
             status: query.status.map(EventStatus::as_str),
             since: query.since.map(|at| at.0),
             until: query.until.map(|at| at.0),
@@ -306,26 +366,19 @@ impl<'q> Conditions<'q> {
 
     /// The text of the conditions; their values go behind those that are there.
     fn add_to<'c>(&'c self, parameters: &mut Vec<&'c (dyn ToSql + Sync)>) -> String {
-        let given: [(&str, Option<&'c (dyn ToSql + Sync)>); 7] = [
+        let given: [(&str, Option<&'c (dyn ToSql + Sync)>); 6] = [
             ("e.source = $", self.query.source.as_ref().map(|source| source as _)),
             ("e.type = $", self.query.kind.as_ref().map(|kind| kind as _)),
             ("e.entity = $", self.query.entity.as_ref().map(|entity| entity as _)),
             ("s.status = $", self.status.as_ref().map(|status| status as _)),
             ("e.received_at >= $", self.since.as_ref().map(|since| since as _)),
             ("e.received_at < $", self.until.as_ref().map(|until| until as _)),
-            // Asks the ledger. Keys are scoped to a source, so every source is asked.
-            (
-                "e.id IN (SELECT k.event FROM (SELECT DISTINCT source FROM oncehook.totals) t
-                            JOIN oncehook.keys k ON k.source = t.source AND k.key = $",
-                self.key.as_ref().map(|key| key as _),
-            ),
         ];
         let mut text = String::new();
         for (condition, parameter) in given {
             if let Some(parameter) = parameter {
                 parameters.push(parameter);
-                let end = if condition.contains('(') { ")" } else { "" };
-                text.push_str(&format!(" AND {condition}{}{end}", parameters.len()));
+                text.push_str(&format!(" AND {condition}{}", parameters.len()));
             }
         }
         text
@@ -414,7 +467,9 @@ SELECT DISTINCT m.value, oncehook.span(e.id) AS span
  CROSS JOIN LATERAL (VALUES (hashtextextended('s' || e.source, 0)), (hashtextextended('t' || e.type, 0)),
                             (hashtextextended('e' || e.entity, 0)),
                             (CASE WHEN NOT EXISTS (SELECT 1 FROM oncehook.deliveries d WHERE d.event = e.id)
-                                  THEN hashtextextended('u', 0) END)) AS m(value)
+                                  THEN hashtextextended('u', 0) END),
+                            (CASE WHEN e.id >= oncehook.first_id(e.received_at + 2000000) THEN hashtextextended('b', 0) END))
+         AS m(value)
  WHERE e.id BETWEEN $1 AND $2 AND m.value IS NOT NULL
  ORDER BY m.value, span";
 

@@ -1,8 +1,9 @@
 //! What is written behind the accepts: the search index for people, and the hunt for suspected replays.
 //!
 //! Index rows per event on the accept path would cost it a third of its speed. Instead every thousand events get one row
-//! that says what may be found among them ([`seal`]); readers skip the blocks that cannot match and look at the events of
-//! the others, and at those behind the last block, so nobody sees a lag.
+//! that says what may be found among them ([`seal`]), and some of these are summed up once more ([`Gathering`]);
+//! readers skip the groups and blocks that cannot match and look at the events of the others, and at those behind the last
+//! block, so nobody sees a lag.
 //!
 //! A suspected replay is the same body under a new key that the signature does not cover ([`find_replays`]).
 
@@ -11,7 +12,8 @@ use std::collections::BTreeSet;
 use oncehook_verify::UnixMicros;
 use rusqlite::{Connection, OptionalExtension, TransactionBehavior, params};
 
-use super::bloom::Bloom;
+use super::bloom::{Bloom, Item};
+use super::groups::{self, Gathering};
 use super::queries::flag;
 use crate::event::EventId;
 
@@ -25,46 +27,112 @@ const REPLAY_BATCH: i64 = 1_000;
 const TYPES_LISTED: usize = 100;
 
 /// Seals the next block, if there are enough events behind the last one. `no_replays` says that none of them waits to be
-/// looked at for replays, so that search need not walk them later.
-pub(super) fn seal(connection: &mut Connection, no_replays: bool) -> Result<bool, rusqlite::Error> {
+/// looked at for replays, so that search need not walk them later. After an error the gathering must begin anew.
+pub(super) fn seal(
+    connection: &mut Connection,
+    no_replays: bool,
+    gathering: &mut Gathering,
+) -> Result<bool, rusqlite::Error> {
     let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
-    let mut sources = BTreeSet::new();
-    let mut types = BTreeSet::new();
-    let mut entities = Bloom::for_items(BLOCK as usize);
-    let (mut first, mut last, mut count) = (0_i64, 0_i64, 0);
-    {
-        let mut statement = transaction.prepare_cached(
-            "SELECT seq, source, type, entity FROM oncehook_events WHERE seq > ?1 ORDER BY seq LIMIT ?2",
-        )?;
-        let mut rows = statement.query([sealed_to(&transaction)?, BLOCK.cast_signed()])?;
-        while let Some(row) = rows.next()? {
-            last = row.get(0)?;
-            first = if count == 0 { last } else { first };
-            count += 1;
-            insert_new(&mut sources, row.get_ref(1)?.as_str()?);
-            if let Some(kind) = row.get_ref(2)?.as_str_or_null()? {
-                insert_new(&mut types, kind);
-            }
-            if let Some(entity) = row.get_ref(3)?.as_str_or_null()? {
-                entities.insert(entity.as_bytes());
-            }
-        }
-    }
-    if count < BLOCK {
+    let block = Block::read(&transaction, sealed_to(&transaction)?, i64::MAX)?;
+    if block.count < BLOCK {
         return Ok(false);
     }
     let list = |names: &BTreeSet<String>| serde_json::to_string(names).unwrap_or_else(|_| "[]".to_owned());
-    let types = (types.len() <= TYPES_LISTED).then(|| list(&types));
+    let types = (block.types.len() <= TYPES_LISTED).then(|| list(&block.types));
+    let mut entities = Bloom::for_items(BLOCK as usize);
+    block.entities.iter().for_each(|entity| entities.insert(*entity));
     transaction
         .prepare_cached(
-            "INSERT INTO oncehook_blocks (last, first, sources, types, entities) VALUES (?1, ?2, ?3, ?4, ?5)",
+            "INSERT INTO oncehook_blocks (last, first, sources, types, entities, unrouted) VALUES (?1, ?2, ?3, ?4, ?5, ?6)",
         )?
-        .execute(params![last, first, list(&sources), types, entities.as_bytes()])?;
+        .execute(params![
+            block.last,
+            block.first,
+            list(&block.sources),
+            types,
+            entities.as_bytes(),
+            block.unrouted
+        ])?;
     if no_replays {
-        set_replays_to(&transaction, last)?;
+        set_replays_to(&transaction, block.last)?;
+    }
+    if gathering.is_complete() {
+        gathering.add(&transaction, block.first, block.last, &block.items())?;
     }
     transaction.commit()?;
     Ok(true)
+}
+
+/// Gathers a block that was sealed before this process, or its last failure. After an error the gathering must begin anew.
+pub(super) fn gather(connection: &mut Connection, gathering: &mut Gathering) -> Result<(), rusqlite::Error> {
+    let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+    let next = transaction
+        .prepare_cached("SELECT first, last FROM oncehook_blocks WHERE last > ?1 ORDER BY last LIMIT 1")?
+        .query_row([gathering.reached(&transaction)?], |row| {
+            Ok((row.get::<_, i64>(0)?, row.get::<_, i64>(1)?))
+        })
+        .optional()?;
+    let Some((first, last)) = next else {
+        gathering.completed();
+        return Ok(());
+    };
+    // Events of it may be forgotten by now; behind it there are others.
+    let block = Block::read(&transaction, first - 1, last)?;
+    gathering.add(&transaction, first, last, &block.items())?;
+    transaction.commit()
+}
+
+/// What is in some events.
+#[derive(Default)]
+struct Block {
+    first: i64,
+    last: i64,
+    count: u64,
+    sources: BTreeSet<String>,
+    types: BTreeSet<String>,
+    entities: Vec<Item>,
+    /// Whether one of them has no delivery.
+    unrouted: bool,
+}
+
+impl Block {
+    /// Reads the events behind one, not beyond another, and not more than a block has.
+    fn read(connection: &Connection, after: i64, to: i64) -> Result<Self, rusqlite::Error> {
+        let mut block = Self::default();
+        let mut statement = connection.prepare_cached(
+            "SELECT seq, source, type, entity FROM oncehook_events WHERE seq > ?1 AND seq <= ?2 ORDER BY seq LIMIT ?3",
+        )?;
+        let mut rows = statement.query([after, to, BLOCK.cast_signed()])?;
+        while let Some(row) = rows.next()? {
+            block.last = row.get(0)?;
+            block.first = if block.count == 0 { block.last } else { block.first };
+            block.count += 1;
+            insert_new(&mut block.sources, row.get_ref(1)?.as_str()?);
+            if let Some(kind) = row.get_ref(2)?.as_str_or_null()? {
+                insert_new(&mut block.types, kind);
+            }
+            if let Some(entity) = row.get_ref(3)?.as_str_or_null()? {
+                block.entities.push(groups::entity(entity));
+            }
+        }
+        let routed: i64 = connection
+            .prepare_cached(
+                "SELECT count(*) FROM (SELECT 1 FROM oncehook_deliveries WHERE event BETWEEN ?1 AND ?2 GROUP BY event)",
+            )?
+            .query_row([block.first, block.last], |row| row.get(0))?;
+        block.unrouted = routed.unsigned_abs() < block.count;
+        Ok(block)
+    }
+
+    /// Everything that a list may look for.
+    fn items(&self) -> Vec<Item> {
+        let mut items = self.entities.clone();
+        items.extend(self.sources.iter().map(|source| groups::source(source)));
+        items.extend(self.types.iter().map(|kind| groups::kind(kind)));
+        items.extend(self.unrouted.then(groups::unrouted));
+        items
+    }
 }
 
 fn insert_new(names: &mut BTreeSet<String>, name: &str) {

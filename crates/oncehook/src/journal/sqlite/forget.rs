@@ -9,6 +9,7 @@
 use oncehook_verify::UnixMicros;
 use rusqlite::{Connection, OptionalExtension, TransactionBehavior, params};
 
+use super::groups;
 use super::ledger::{self, Ledger};
 use crate::event::EventId;
 use crate::journal::{Forgotten, Retention};
@@ -133,13 +134,16 @@ fn events(
 
 /// Drops blocks of the search index that have no event left. The last block stays: it remembers how far ids went.
 fn drop_blocks(connection: &Connection, reached: i64) -> Result<(), rusqlite::Error> {
-    connection
+    let dropped = connection
         .prepare_cached(
             "DELETE FROM oncehook_blocks
               WHERE last <= ?1 AND last < (SELECT max(last) FROM oncehook_blocks)
                 AND NOT EXISTS (SELECT 1 FROM oncehook_events WHERE seq BETWEEN first AND last)",
         )?
         .execute([reached])?;
+    if dropped > 0 {
+        groups::drop_empty(connection, reached)?;
+    }
     Ok(())
 }
 

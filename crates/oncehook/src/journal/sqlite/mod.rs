@@ -24,6 +24,7 @@ mod database_file;
 mod deliveries;
 mod follower;
 mod forget;
+mod groups;
 mod ledger;
 mod lines;
 mod orders;

@@ -20,6 +20,7 @@ const MIGRATIONS: &[Migration] = &[
     Migration { name: "001_journal", sql: include_str!("migrations/001_journal.sql") },
     Migration { name: "002_spool_aliases", sql: include_str!("migrations/002_spool_aliases.sql") },
     Migration { name: "003_order", sql: include_str!("migrations/003_order.sql") },
+    Migration { name: "004_lists", sql: include_str!("migrations/004_lists.sql") },
 ];
 
 const MIGRATIONS_TABLE: &str = "CREATE TABLE IF NOT EXISTS oncehook_migrations (

@@ -1,17 +1,17 @@
 //! Finding events: which way a list query goes, and the walk itself.
 //!
-//! Promises: newest first, and each page goes on below the last event of the one before. A key, an entity, or a status that few events are in
-//! costs what it finds and not the whole history: the ledger, the blocks' filters and the partial indexes of the deliveries
-//! name the candidates, and the event itself decides.
+//! Promises: newest first, and each page goes on below the last event of the one before. Any one filter costs what it finds and
+//! not the whole history: the ledger, the filters of groups and blocks and the partial indexes of the deliveries name the
+//! candidates, and the event itself decides.
 //!
-//! Does not: bound the time. What nearly every event is (succeeded), or what is written down nowhere (unrouted), is walked;
-//! the reader's deadline ends that.
+//! Does not: bound the time. What is common in each of two ways and rare in both at once, and a success behind a long queue,
+//! are walked; the reader's deadline ends that.
 
 use oncehook_verify::{EventKey, UnixMicros};
 use rusqlite::{Connection, OptionalExtension, Row, named_params};
 
-use super::bloom::Bloom;
-use super::follower;
+use super::bloom::{self, Item};
+use super::{follower, groups};
 use crate::event::EventId;
 use crate::journal::{EventQuery, EventStatus, EventSummary, Flag};
 
@@ -38,37 +38,75 @@ pub(super) fn find(
     if let Some(key) = &query.key {
         return find_by_key(connection, query, key, recent);
     }
+    let span = usual(query);
+    let mut events = ahead(connection, query, span, wanted)?;
+    let items = groups::wanted(query);
+    let rest = wanted - events.len();
     // An entity has fewer events than a status.
     if query.entity.is_none()
         && let Some(marks) = query.status.and_then(Marks::of)
     {
-        return find_by_status(connection, query, &marks, wanted);
-    }
-    if query.source.is_none() && query.kind.is_none() && query.entity.is_none() {
-        return scan(connection, query, Span { from: i64::MIN, to: i64::MAX }, wanted);
-    }
-    // Newest first: what is behind the last block, then the blocks that may hold a match.
-    let sealed_to = follower::sealed_to(connection)?;
-    let mut events = scan(connection, query, Span { from: sealed_to + 1, to: i64::MAX }, wanted)?;
-    let mut statement = connection.prepare_cached(
-        "SELECT first, last, sources, types, entities FROM oncehook_blocks
-          WHERE last >= ?1 AND first <= ?2 ORDER BY last DESC",
-    )?;
-    let bounds = bounds(query);
-    let mut blocks = statement.query([bounds.from, bounds.to])?;
-    while events.len() < wanted
-        && let Some(block) = blocks.next()?
-    {
-        if may_match(block, query)? {
-            let span = Span { from: block.get(0)?, to: block.get(1)? };
-            events.extend(scan(connection, query, span, wanted - events.len())?);
-        }
+        events.extend(find_by_status(connection, query, &marks, span, rest)?);
+    } else if items.is_empty() {
+        events.extend(scan(connection, query, span, rest)?);
+    } else {
+        find_by_blocks(connection, query, &items, span, &mut events, wanted)?;
     }
     Ok(events)
 }
 
+/// Newest first: what is behind the last block, then the blocks that may hold a match; behind the last group one by one, and in
+/// groups those of the groups that may.
+fn find_by_blocks(
+    connection: &Connection,
+    query: &EventQuery,
+    items: &[Item],
+    span: Span,
+    events: &mut Vec<EventSummary>,
+    wanted: usize,
+) -> Result<(), rusqlite::Error> {
+    let (sealed_to, grouped_to) = (follower::sealed_to(connection)?, groups::grouped_to(connection)?);
+    let behind = Span { from: span.from.max(sealed_to + 1), to: span.to };
+    events.extend(scan(connection, query, behind, wanted - events.len())?);
+    let young = Span { from: span.from.max(grouped_to + 1), to: span.to };
+    look_through(connection, query, young, events, wanted)?;
+    if events.len() >= wanted {
+        return Ok(());
+    }
+    groups::each(connection, (span.from, span.to.min(grouped_to)), items, |first, last| {
+        let group = Span { from: span.from.max(first), to: span.to.min(last) };
+        look_through(connection, query, group, events, wanted)?;
+        Ok(events.len() >= wanted)
+    })
+}
+
+/// Looks at the blocks of a span until the page is full.
+fn look_through(
+    connection: &Connection,
+    query: &EventQuery,
+    span: Span,
+    events: &mut Vec<EventSummary>,
+    wanted: usize,
+) -> Result<(), rusqlite::Error> {
+    let mut statement = connection.prepare_cached(
+        "SELECT first, last, sources, types, entities, unrouted FROM oncehook_blocks
+          WHERE last >= ?1 AND first <= ?2 ORDER BY last DESC",
+    )?;
+    let entity = query.entity.as_deref().map(groups::entity);
+    let mut blocks = statement.query([span.from, span.to])?;
+    while events.len() < wanted
+        && let Some(block) = blocks.next()?
+    {
+        if may_match(block, query, entity)? {
+            let block = Span { from: span.from.max(block.get(0)?), to: span.to.min(block.get(1)?) };
+            events.extend(scan(connection, query, block, wanted - events.len())?);
+        }
+    }
+    Ok(())
+}
+
 /// Whether a block may hold a match.
-fn may_match(block: &Row<'_>, query: &EventQuery) -> Result<bool, rusqlite::Error> {
+fn may_match(block: &Row<'_>, query: &EventQuery, entity: Option<Item>) -> Result<bool, rusqlite::Error> {
     let lists = |column: usize, name: &Option<String>| -> Result<bool, rusqlite::Error> {
         let Some(name) = name else { return Ok(true) };
         // No list, or one that cannot be read, means that anything may be there.
@@ -76,11 +114,16 @@ fn may_match(block: &Row<'_>, query: &EventQuery) -> Result<bool, rusqlite::Erro
         let listed: Option<Vec<String>> = listed.and_then(|listed| serde_json::from_str(listed).ok());
         Ok(listed.is_none_or(|listed| listed.contains(name)))
     };
-    let entity = match &query.entity {
-        Some(entity) => Bloom::from_bytes(block.get(4)?).may_contain(entity.as_bytes()),
-        None => true,
-    };
-    Ok(entity && lists(2, &query.source)? && lists(3, &query.kind)?)
+    if let Some(entity) = entity
+        && !bloom::may_contain(block.get_ref(4)?.as_blob()?, entity)
+    {
+        return Ok(false);
+    }
+    let no_unrouted = block.get::<_, Option<bool>>(5)? == Some(false);
+    if query.status == Some(EventStatus::Unrouted) && no_unrouted {
+        return Ok(false);
+    }
+    Ok(lists(2, &query.source)? && lists(3, &query.kind)?)
 }
 
 /// A range of sequences, both ends included.
@@ -90,14 +133,47 @@ struct Span {
     to: i64,
 }
 
-/// The sequences that a query can match.
+/// The sequences that a query can match, as far as they tell.
 fn bounds(query: &EventQuery) -> Span {
     // A sequence is never below the millisecond of receipt, so this bound loses nothing. There is no such bound for
-    // `until`: after the clock was set back, sequences run ahead of it. A day of slack keeps old pages cheap.
+    // `until`: after the clock was set back, sequences run ahead of it.
     let since = query.since.map_or(i64::MIN, |since| first_sequence(since.0 / 1_000));
-    let until = query.until.map_or(i64::MAX, |until| first_sequence(until.0 / 1_000 + 86_400_000));
     let after = query.after.map_or(i64::MAX, |after| after.sequence() - 1);
-    Span { from: since, to: after.min(until) }
+    Span { from: since, to: after }
+}
+
+/// A sequence is not further ahead of the millisecond of receipt than this, or the index of those that are has it.
+const AHEAD_MILLIS: i64 = 1_000;
+
+/// The sequences that a query can match, without those that run ahead.
+fn usual(query: &EventQuery) -> Span {
+    let bounds = bounds(query);
+    let until = query.until.map_or(i64::MAX, |until| first_sequence(until.0 / 1_000 + AHEAD_MILLIS + 1));
+    Span { to: bounds.to.min(until), ..bounds }
+}
+
+/// The events above the usual ones: they were received before `until`, but their ids run ahead. There are some where the clock
+/// had been set back.
+fn ahead(
+    connection: &Connection,
+    query: &EventQuery,
+    usual: Span,
+    wanted: usize,
+) -> Result<Vec<EventSummary>, rusqlite::Error> {
+    let mut events = Vec::new();
+    let Some(until) = query.until else { return Ok(events) };
+    let mut statement = connection.prepare_cached(
+        "SELECT seq FROM oncehook_events INDEXED BY oncehook_events_ahead
+          WHERE seq / 32768 > received_at / 1000 + 1000 AND seq > ?1 AND seq <= ?2 AND received_at < ?3 ORDER BY seq DESC",
+    )?;
+    let mut rows = statement.query([usual.to, bounds(query).to, until.0])?;
+    while events.len() < wanted
+        && let Some(row) = rows.next()?
+    {
+        let event = row.get(0)?;
+        events.extend(scan(connection, query, Span { from: event, to: event }, 1)?);
+    }
+    Ok(events)
 }
 
 /// Walks the events of a span.
@@ -199,11 +275,26 @@ impl Marks {
                   WHERE state = 'running' AND event BETWEEN ?1 AND ?2 ORDER BY event DESC",
                 false,
             ),
-            EventStatus::Unrouted
-            | EventStatus::Parked
-            | EventStatus::Superseded
-            | EventStatus::Skipped
-            | EventStatus::Succeeded => return None,
+            EventStatus::Parked => (
+                "SELECT event FROM oncehook_deliveries INDEXED BY oncehook_deliveries_aside
+                  WHERE state IN ('parked', 'superseded', 'skipped') AND state = 'parked' AND event BETWEEN ?1 AND ?2
+                  ORDER BY event DESC",
+                true,
+            ),
+            EventStatus::Superseded => (
+                "SELECT event FROM oncehook_deliveries INDEXED BY oncehook_deliveries_aside
+                  WHERE state IN ('parked', 'superseded', 'skipped') AND state = 'superseded' AND event BETWEEN ?1 AND ?2
+                  ORDER BY event DESC",
+                true,
+            ),
+            EventStatus::Skipped => (
+                "SELECT event FROM oncehook_deliveries INDEXED BY oncehook_deliveries_aside
+                  WHERE state IN ('parked', 'superseded', 'skipped') AND state = 'skipped' AND event BETWEEN ?1 AND ?2
+                  ORDER BY event DESC",
+                true,
+            ),
+            // Nearly every event, or in the filters of blocks.
+            EventStatus::Unrouted | EventStatus::Succeeded => return None,
         };
         Some(Self { sql, in_order })
     }
@@ -214,9 +305,9 @@ fn find_by_status(
     connection: &Connection,
     query: &EventQuery,
     marks: &Marks,
+    mut span: Span,
     wanted: usize,
 ) -> Result<Vec<EventSummary>, rusqlite::Error> {
-    let mut span = bounds(query);
     let mut events = Vec::new();
     if !marks.in_order {
         // A long queue fills a page right here. Without this, every page of it would sort all of it.
@@ -367,7 +458,10 @@ mod tests {
                (@15000, 'a', 'dead', 2), (@19990, 'a', 'dead', 3), (@101, 'a', 'dead', 1),
                (@200, 'a', 'retrying', 9), (@7200, 'a', 'retrying', 5), (@19980, 'a', 'retrying', 1), (@200, 'b', 'ready', 1),
                (@300, 'a', 'ready', 1), (@7300, 'a', 'ready', 9), (@7300, 'b', 'ready', 9), (@19970, 'a', 'ready', 1),
-               (@400, 'a', 'running', 1), (@7400, 'a', 'running', 1), (@19960, 'a', 'running', 1);
+               (@400, 'a', 'running', 1), (@7400, 'a', 'running', 1), (@19960, 'a', 'running', 1),
+               (@500, 'a', 'parked', 1), (@7500, 'a', 'parked', 1), (@7500, 'b', 'skipped', 1), (@19940, 'a', 'parked', 1),
+               (@600, 'a', 'superseded', 1), (@7600, 'a', 'superseded', 1), (@19930, 'a', 'superseded', 1),
+               (@700, 'a', 'skipped', 1), (@7700, 'a', 'skipped', 1), (@19920, 'a', 'skipped', 1);
              INSERT INTO oncehook_flags VALUES (@101, 'quarantined', 0, NULL), (@8000, 'quarantined', 0, NULL),
                (@8000, 'conflict', 0, NULL), (@9000, 'conflict', 0, NULL), (@19950, 'quarantined', 0, NULL);",
         );
@@ -378,6 +472,9 @@ mod tests {
             (EventStatus::Ready, &[19_970, 7_300, 300]),
             (EventStatus::Running, &[19_960, 7_400, 400]),
             (EventStatus::Quarantined, &[19_950, 8_000, 101]),
+            (EventStatus::Parked, &[19_940, 7_500, 500]),
+            (EventStatus::Superseded, &[19_930, 7_600, 600]),
+            (EventStatus::Skipped, &[19_920, 7_700, 700]),
         ] {
             let (found, most) = pages(&mut connection, &with(status), 10);
             assert_eq!(found, wanted, "{}", status.as_str());
@@ -403,6 +500,28 @@ mod tests {
         let (found, most) = pages(&mut connection, &query, 3);
         assert_eq!(found, (EVENTS - 5..=EVENTS).rev().collect::<Vec<_>>());
         assert!(most < LITTLE, "it took {most}");
+    }
+
+    #[test]
+    fn what_came_while_the_clock_was_set_back_is_found_by_its_time() {
+        let connection = history("");
+        // Ids of an hour later, the time of receipt as before.
+        connection
+            .execute_batch(
+                "INSERT INTO oncehook_events SELECT (3600000 << 15) + seq, id, source, key, key_signed, type, entity, occurred_at,
+                        received_at, key_expires_at, integrity, digest, headers, body, version
+                   FROM oncehook_events WHERE received_at IN (90, 100, 110)",
+            )
+            .unwrap();
+        let query = EventQuery { until: Some(UnixMicros(101)), limit: 4, ..EventQuery::default() };
+        let at = |query: &EventQuery| -> Vec<i64> {
+            find(&connection, query, &[]).unwrap().iter().map(|event| event.received_at.0).collect()
+        };
+        assert_eq!(at(&query), [100, 90, 100, 99, 98]);
+        let odd = EventQuery { source: Some("odd".to_owned()), ..query.clone() };
+        assert_eq!(at(&odd), [99, 97, 95, 93, 91]);
+        let even = EventQuery { source: Some("even".to_owned()), ..query };
+        assert_eq!(at(&even), [100, 90, 100, 98, 96]);
     }
 
     #[test]

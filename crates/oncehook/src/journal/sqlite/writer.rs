@@ -22,6 +22,7 @@ use rusqlite::{Connection, ErrorCode, TransactionBehavior};
 use tokio::sync::oneshot;
 
 use super::checkpoint::{Checkpointer, Tended};
+use super::groups::Gathering;
 use super::ledger::{self, Ledger};
 use super::place::LockFile;
 use super::queries::{self, Statements};
@@ -119,6 +120,8 @@ pub(super) struct Writer {
     checkpointer: Checkpointer,
     /// Events behind the last block of the search index.
     unsealed: u64,
+    /// What is in the blocks behind the last group of the search index.
+    gathering: Gathering,
     /// A block that could not be sealed is not tried again before this.
     seal_after: Instant,
     /// Whether there are events that were not looked at for replays.
@@ -149,6 +152,7 @@ impl Writer {
             ledger,
             checkpointer,
             unsealed: follower::unsealed(&connection)?,
+            gathering: Gathering::new(),
             seal_after: Instant::now(),
             replays_pending: true,
             replays_sought: Instant::now(),
@@ -180,7 +184,10 @@ impl Writer {
                 Ok(Command::Job(job)) => self.work(job),
                 Ok(Command::SelfTest(answer)) => self.self_test(answer),
                 Ok(Command::Close(done)) => return self.close(commands, done),
-                Err(RecvTimeoutError::Timeout) => self.merge_keys(commands),
+                Err(RecvTimeoutError::Timeout) => {
+                    self.merge_keys(commands);
+                    self.catch_up(commands);
+                }
                 Err(RecvTimeoutError::Disconnected) => return self.flush(),
             }
             self.keep_house();
@@ -310,7 +317,7 @@ impl Writer {
             }
             return;
         }
-        if self.unsealed >= follower::BLOCK && Instant::now() >= self.seal_after {
+        if self.is_behind() {
             self.seal();
         }
         if self.replays_pending && self.replays_sought.elapsed() >= REPLAYS_EVERY {
@@ -366,23 +373,46 @@ impl Writer {
         }
     }
 
-    /// Adds blocks to the search index, a few at a time.
+    /// Whether there is something to do for the search index.
+    fn is_behind(&self) -> bool {
+        (self.unsealed >= follower::BLOCK || !self.gathering.is_complete())
+            && Instant::now() >= self.seal_after
+    }
+
+    /// Goes on with the search index while nobody wants anything.
+    fn catch_up(&mut self, commands: &Receiver<Command>) {
+        while commands.is_empty() && self.connection.is_some() && self.is_behind() {
+            self.seal();
+            self.tend_the_log();
+        }
+    }
+
+    /// Adds blocks to the search index, a few at a time, and gathers them into groups.
     fn seal(&mut self) {
-        for _ in 0..4 {
-            let Some(connection) = self.connection.as_mut() else { return };
-            if self.unsealed < follower::BLOCK {
-                break;
-            }
-            match follower::seal(connection, !self.replays_pending) {
-                Ok(true) => self.unsealed = self.unsealed.saturating_sub(follower::BLOCK),
-                Ok(false) => self.unsealed = 0,
-                Err(error) => {
-                    self.seal_after = Instant::now() + Duration::from_secs(1);
-                    return self.fail_behind(&error);
-                }
-            }
+        if let Err(error) = self.seal_some() {
+            self.seal_after = Instant::now() + Duration::from_secs(1);
+            self.gathering = Gathering::new();
+            return self.fail_behind(&error);
         }
         self.shared.index_lag.store(self.unsealed, Ordering::Relaxed);
+    }
+
+    fn seal_some(&mut self) -> Result<(), rusqlite::Error> {
+        let Some(connection) = self.connection.as_mut() else { return Ok(()) };
+        for _ in 0..4 {
+            if !self.gathering.is_complete() {
+                follower::gather(connection, &mut self.gathering)?;
+            }
+        }
+        // Gathering must get ahead of sealing, or it would never come to an end.
+        let blocks = if self.gathering.is_complete() { 4 } else { 1 };
+        for _ in 0..blocks {
+            if self.unsealed >= follower::BLOCK {
+                let sealed = follower::seal(connection, !self.replays_pending, &mut self.gathering)?;
+                self.unsealed = if sealed { self.unsealed.saturating_sub(follower::BLOCK) } else { 0 };
+            }
+        }
+        Ok(())
     }
 
     fn find_replays(&mut self) {
