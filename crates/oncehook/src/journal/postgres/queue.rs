@@ -6,6 +6,9 @@
 //! Where a statement names the rows by their keys, it asks for `state || ''`: the indexes of the queues hold rows in certain
 //! states, and for the bare column the planner would search one of those from end to end instead of looking a key up.
 //!
+//! Events are looked up one by one (`LATERAL … LIMIT 1`): their day is found by the id. For a plain join the planner counts the
+//! price of all days for every row, and rather reads all of them.
+//!
 //! `(SELECT …micros())` in a list of columns is evaluated once and not for every row.
 //!
 //! Leases, due times and ages are of the database's clock, so nodes need not agree about the time: waits come in as
@@ -142,7 +145,7 @@ pub(super) async fn chosen(
                     0::bigint, 0::bigint, e.version, d.parked_at
                FROM unnest($3::uuid[], $4::integer[]) WITH ORDINALITY AS t(event, epoch, place)
                JOIN oncehook.deliveries d ON d.event = t.event AND d.route = $1 AND d.epoch = t.epoch
-               JOIN oncehook.events e ON e.id = d.event
+              CROSS JOIN LATERAL (SELECT * FROM oncehook.events WHERE id = d.event LIMIT 1) e
               ORDER BY t.place";
     let rows = session.rows(sql, &[&route.name.as_str(), &after, &events, &epochs]).await?;
     if rows.len() != run.len() {
@@ -275,7 +278,7 @@ pub(super) async fn lease(
                     (SELECT p.result FROM oncehook.deliveries p
                       WHERE p.event = l.event AND p.route = $3 AND p.epoch <= l.epoch AND p.state = 'succeeded'
                       ORDER BY p.epoch DESC LIMIT 1), e.version, l.parked_at
-               FROM leased l JOIN oncehook.events e ON e.id = l.event
+               FROM leased l CROSS JOIN LATERAL (SELECT * FROM oncehook.events WHERE id = l.event LIMIT 1) e
               ORDER BY l.run_at, l.event, l.epoch"),
             &[
                 &given,
