@@ -6,6 +6,7 @@
 //! - [`journal`]: the behaviour of every journal, one call per backend.
 //! - [`model`]: random histories against the reference journal, with a printed seed.
 //! - [`gateway`]: the real binary on free ports, to start, kill and ask.
+//! - [`days`]: days of a journal on PostgreSQL, planted with SQL.
 //! - [`leash`]: processes that must not outlive this one.
 //! - [`nodes`]: many nodes on one server database, killed at random; the same for every engine.
 //! - [`outage`]: a database that goes away under load, before a gateway with a spool.
@@ -24,6 +25,7 @@
 pub mod ceiling;
 pub mod chaos_proxy;
 pub mod compare;
+pub mod days;
 pub mod deliveries;
 pub mod gateway;
 pub mod inbox;

@@ -15,8 +15,8 @@ use oncehook_testkit::random::Random;
 use oncehook_testkit::sender::ask;
 use oncehook_testkit::shop::{self, ORDERS, SHIPMENTS, Shop};
 
-use crate::elsewhere;
 use crate::kit::BINARY;
+use crate::{elsewhere, postgres_days};
 
 const KILLS: usize = 20;
 
@@ -115,6 +115,12 @@ async fn r20_r25_killed_between_the_commits_of_the_other_database_and_the_journa
 #[tokio::test(flavor = "multi_thread")]
 async fn r27_killed_after_a_delivery_was_made_void_and_before_it_is_dead() {
     elsewhere::kill_at("after_void", 20, 10).await;
+}
+
+/// A day of events is dropped on PostgreSQL; what stood beside them is swept by the next process.
+#[tokio::test(flavor = "multi_thread")]
+async fn r33_killed_between_dropping_a_day_and_sweeping_behind_it() {
+    postgres_days::kill_at("day_dropped", 3).await;
 }
 
 /// The same for the spool: another process locks the journal's file, so events are spooled; then it lets go, and they are

@@ -39,6 +39,8 @@ mod ordering;
 #[cfg(test)]
 mod postgres;
 #[cfg(test)]
+mod postgres_days;
+#[cfg(test)]
 mod postgres_failover;
 #[cfg(test)]
 mod postgres_faults;

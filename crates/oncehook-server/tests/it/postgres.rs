@@ -17,7 +17,7 @@ const BINARY: &str = env!("CARGO_BIN_EXE_oncehook");
 
 /// A gateway whose database is named by the environment, and whose effects nothing but the journal keeps from happening
 /// twice: the table has no key.
-const CONFIG: &str = r#"
+pub(crate) const CONFIG: &str = r#"
 [server]
 ingress = "127.0.0.1:0"
 admin = "127.0.0.1:0"

@@ -18,7 +18,8 @@ use super::coverage::Coverage;
 use super::disk::{Disk, Shim};
 use super::history::{History, Manners, Sending};
 use crate::chaos_proxy::{ChaosProxy, Cut};
-use crate::gateway::{CONFIG, Gateway, prepare};
+use crate::days;
+use crate::gateway::{CONFIG, Gateway, now, prepare};
 use crate::inbox::Inbox;
 use crate::mysql;
 use crate::postgres;
@@ -47,6 +48,9 @@ pub const POINTS: [(&str, u64); 6] = [
     ("in_follow_up", 20),
     ("before_settle", 10),
 ];
+
+/// The place that a node on PostgreSQL passes when it drops a day.
+pub const DAY_POINTS: [(&str, u64); 1] = [("day_dropped", 1)];
 
 /// The server that the journal is on.
 enum Base {
@@ -372,6 +376,9 @@ impl<'p> Cluster<'p> {
 
     /// Kills one node at every named place, so many times each; the other one goes on. Needs a binary with crash points.
     pub async fn kills_at_points(&mut self, count: usize) {
+        if matches!(self.base, Base::Postgres(_)) {
+            self.kills_behind_dropped_days(count).await;
+        }
         let Some(other) = self.start(1, &[]) else { return };
         let sending = self.history.send(&[other.ingress], 2, &mut self.random);
         for (point, passings) in POINTS {
@@ -392,6 +399,43 @@ impl<'p> Cluster<'p> {
             }
         }
         sending.finish().await;
+    }
+
+    /// Kills a node that has dropped a day of old events and has not swept behind it, so many times; the next one does.
+    async fn kills_behind_dropped_days(&mut self, count: usize) {
+        let Some(mut node) = self.start(0, &[]) else { return };
+        let today = now().0 / days::DAY;
+        for number in 0..count {
+            node.kill();
+            let day = today - 40 - i64::try_from(number).unwrap();
+            let planting = [days::make(day), days::plant(day, days::FEW + 1)];
+            tokio::task::block_in_place(|| planting.iter().for_each(|sql| drop(self.query(sql))));
+            for (point, passings) in DAY_POINTS {
+                let armed = [("ONCEHOOK_CRASH_POINT", format!("{point}:{passings}"))];
+                let Some(mut node) = self.start(0, &armed) else { return };
+                match tokio::task::block_in_place(|| node.ended_within(Duration::from_secs(60))) {
+                    Some(status) if status.signal() == Some(9) => {
+                        self.coverage.add("nodes killed at crash points", 1);
+                    }
+                    ended => self.odd.push(format!("{point}: it was not killed there, but {ended:?}")),
+                }
+            }
+            let Some(next) = self.start(0, &[]) else { return };
+            node = next;
+        }
+        let end = Instant::now() + DRAIN;
+        loop {
+            let left = tokio::task::block_in_place(|| self.query(&days::left_over())).join(", ");
+            if left.is_empty() {
+                break;
+            }
+            if Instant::now() > end {
+                self.odd.push(format!("behind dropped days there is still {left}"));
+                break;
+            }
+            tokio::time::sleep(Duration::from_millis(200)).await;
+        }
+        node.kill();
     }
 
     /// Kills a node between hearing of events and storing them, so many times; their senders go to the other node.

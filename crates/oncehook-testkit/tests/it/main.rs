@@ -141,11 +141,16 @@ fn every_crash_point_is_visited_by_a_test() {
 
 #[test]
 fn r47_the_proof_kills_at_every_crash_point() {
-    let visited: BTreeSet<String> =
-        [&embedded::POINTS[..], &cluster::POINTS, &spooling::POINTS, &elsewhere::POINTS]
-            .into_iter()
-            .flatten()
-            .map(|(point, _)| (*point).to_owned())
-            .collect();
+    let visited: BTreeSet<String> = [
+        &embedded::POINTS[..],
+        &cluster::POINTS,
+        &cluster::DAY_POINTS,
+        &spooling::POINTS,
+        &elsewhere::POINTS,
+    ]
+    .into_iter()
+    .flatten()
+    .map(|(point, _)| (*point).to_owned())
+    .collect();
     assert_eq!(crash_points(), visited);
 }

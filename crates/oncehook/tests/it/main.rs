@@ -25,6 +25,8 @@ mod outbound;
 #[cfg(test)]
 mod postgres;
 #[cfg(test)]
+mod postgres_days;
+#[cfg(test)]
 mod postgres_effects;
 #[cfg(test)]
 mod postgres_search;

@@ -147,8 +147,9 @@ async fn r34_lists_on_postgres_find_with_the_index_what_the_reference_finds() {
 
 /// How many rows of the events were read so far. Only what ended sessions report is counted for sure.
 fn read(database: &Database<'_>) -> i64 {
-    let sql = "SELECT coalesce(seq_tup_read, 0) + coalesce(idx_tup_fetch, 0) FROM pg_stat_user_tables
-                WHERE schemaname = 'oncehook' AND relname = 'events'";
+    let sql =
+        "SELECT sum(coalesce(seq_tup_read, 0) + coalesce(idx_tup_fetch, 0))::bigint FROM pg_stat_user_tables
+                WHERE schemaname = 'oncehook' AND relname ~ '^events_'";
     database.query(sql).parse().unwrap()
 }
 

@@ -1,29 +1,53 @@
-//! Forgetting: old events, then the keys that outlive them, then the audit; a small batch at a time.
+//! Forgetting: old events, then the keys that outlive them, then the audit; a whole day or a small batch at a time.
 //!
 //! Promises: what is pending is never forgotten, dead and quarantined events only when the operator said how long they are
 //! kept; a key only after its window and when nothing more can come of its event. Each batch is one short transaction, and
 //! of several nodes one forgets at a time. An event is locked before it is looked at for the last time, so an order that
 //! comes at that moment finds it whole or finds nothing.
 //!
-//! A round goes over the events from the oldest on, then over the ledger. Where it is, is kept in memory by the caller; a
-//! restart begins a new round, which costs reading and nothing else.
+//! A day that is old as a whole is dropped (`days`), and what stood beside its events is swept behind it (`sweep`). Row by row
+//! go: what has no day; days with few events, which costs little and keeps to the minute; and all days if the retention is
+//! shorter than [`SHORT`]. Of other days nothing is forgotten before all of it may go, so their events stay up to a day
+//! longer than the retention.
 //!
-//! Does not: drop day partitions. The tables are not partitioned.
+//! A round makes missing days, goes over the events from the oldest on, then over the days of attempts, the sweeps and the ledger.
+//! Where it is, is kept in memory by the caller; a restart begins a new round, which costs reading and nothing else.
 
+use tokio_postgres::error::SqlState;
 use uuid::Uuid;
 
 use super::connection::{EngineError, Session};
-use super::search;
+use super::days::{self, DAY_MICROS, Day, Dropped, When};
+use super::{search, sweep};
 use crate::journal::{Forgotten, Retention};
 
 /// Where a round is.
 #[derive(Debug, Clone)]
 pub(super) enum Round {
-    /// Among the events, behind this one.
+    /// Among the events, from this id on. In the middle of a day: that day goes row by row.
     Events(Uuid),
+    /// At a day of events that is to be dropped.
+    Day(Day, Walked),
+    /// At the days of attempts.
+    Attempts,
+    /// Behind days that were dropped.
+    Sweep(sweep::Place),
     /// In the ledger, behind this key.
     Keys(String, Vec<u8>),
 }
+
+/// Whether the events of a day were gone over one by one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Walked {
+    Yes,
+    No,
+}
+
+/// A day of at most this many events goes row by row.
+const FEW: i64 = 10_000;
+
+/// With a retention shorter than this, a day more or less would not be what the operator asked for (microseconds).
+const SHORT: i64 = 2 * DAY_MICROS;
 
 impl Default for Round {
     fn default() -> Self {
@@ -41,6 +65,9 @@ pub(super) async fn batch(
     round: &Round,
     retention: &Retention,
 ) -> Result<(Forgotten, Round), EngineError> {
+    if matches!(round, Round::Events(from) if from.is_nil()) {
+        days::make(session, given, When::Round).await?;
+    }
     session.run("BEGIN").await?;
     let mut forgotten = Forgotten::default();
     let locked = session.row(LOCK, &[]).await?.is_some_and(|row| row.get(0));
@@ -49,16 +76,79 @@ pub(super) async fn batch(
         return Ok((forgotten, round.clone()));
     }
     let next = match round {
-        Round::Events(after) => events(session, given, *after, retention, &mut forgotten).await?,
+        Round::Events(from) => Some(events(session, given, *from, retention, &mut forgotten).await?),
+        Round::Day(day, _) if !days::of_events(session).await?.contains(day) => {
+            // Another node was faster.
+            Some(Round::Events(day.beyond()))
+        }
+        Round::Day(day, walked) => {
+            let dropped = days::drop_events(session, given, retention.dead.map(micros), day, KEPT).await;
+            Some(match settle(session, dropped).await? {
+                Some(Dropped::Gone(events)) => {
+                    forgotten.events = events;
+                    Round::Events(day.beyond())
+                }
+                Some(Dropped::Crowded) if *walked == Walked::No => Round::Events(search::behind(day.first())),
+                // Somebody is in the way, or much of it has to stay: the next round looks again.
+                Some(Dropped::Crowded) | None => Round::Events(day.beyond()),
+            })
+        }
+        Round::Attempts => {
+            let time = time(session, given).await?;
+            let alone = days::of_attempts_alone(session).await?;
+            let old = alone.iter().find(|day| day.ends() <= time - micros(retention.payload));
+            let dropped = match old {
+                Some(day) => settle(session, days::drop_attempts(session, day).await).await?,
+                None => None,
+            };
+            let again = matches!(dropped, Some(Dropped::Gone(_)));
+            Some(if again { Round::Attempts } else { Round::Sweep(sweep::Place::default()) })
+        }
+        Round::Sweep(place) => Some(match sweep::batch(session, place, limit(retention.batch)).await? {
+            Some(place) => Round::Sweep(place),
+            None => Round::Keys(String::new(), Vec::new()),
+        }),
         Round::Keys(source, key) => keys(session, given, (source, key), retention, &mut forgotten).await?,
     };
     let sql = "DELETE FROM oncehook.audit WHERE id IN (
                  SELECT id FROM oncehook.audit WHERE at <= coalesce($1::bigint, oncehook.micros()) - $2 ORDER BY id LIMIT $3)";
     let audit = session.change(sql, &[&given, &micros(retention.audit), &limit(retention.batch)]).await?;
     session.run("COMMIT").await?;
+    if forgotten.events > 0 && matches!(round, Round::Day(..)) {
+        crate::crash::point("day_dropped");
+    }
     forgotten.audit = usize::try_from(audit).unwrap_or(usize::MAX);
     forgotten.more = next.is_some() || forgotten.audit == retention.batch;
     Ok((forgotten, next.unwrap_or_default()))
+}
+
+/// What came of a drop; nothing if others were in the way. Then the transaction is undone, and another one begun.
+async fn settle(
+    session: &Session,
+    dropped: Result<Dropped, EngineError>,
+) -> Result<Option<Dropped>, EngineError> {
+    match dropped {
+        Ok(dropped) => Ok(Some(dropped)),
+        Err(error) if error.is_too_slow() => {
+            tracing::debug!(%error, "a day was not dropped now");
+            session.run("ROLLBACK; BEGIN").await?;
+            Ok(None)
+        }
+        // Made by another role. Its rows can be deleted all the same.
+        Err(error) if error.code() == Some(&SqlState::INSUFFICIENT_PRIVILEGE) => {
+            session.run("ROLLBACK; BEGIN").await?;
+            Ok(Some(Dropped::Crowded))
+        }
+        Err(error) => Err(error),
+    }
+}
+
+/// The time that counts.
+async fn time(session: &Session, given: Option<i64>) -> Result<i64, EngineError> {
+    match given {
+        Some(time) => Ok(time),
+        None => search::time(session).await,
+    }
 }
 
 fn limit(batch: usize) -> i64 {
@@ -80,21 +170,80 @@ const KEPT: &str = "
  OR EXISTS (SELECT 1 FROM oncehook.flags f WHERE f.event = e.id AND f.flag = 'quarantined'
                AND ($2::bigint IS NULL OR e.received_at > coalesce($1::bigint, oncehook.micros()) - $2))";
 
-/// Goes on among the events. Returns where the round is then.
+/// Goes on among the events. Returns where the round is then. How each day goes is decided here and nowhere else.
 async fn events(
     session: &Session,
     given: Option<i64>,
-    after: Uuid,
+    from: Uuid,
     retention: &Retention,
     forgotten: &mut Forgotten,
-) -> Result<Option<Round>, EngineError> {
+) -> Result<Round, EngineError> {
+    let oldest_kept = time(session, given).await? - micros(retention.payload);
+    let days = days::of_events(session).await?;
+    let next_day = days.into_iter().find(|day| day.beyond() > from);
+    let Some(day) = next_day else {
+        return Ok(match walk(session, given, (from, Uuid::max()), retention, forgotten).await? {
+            Walk::To(id) => Round::Events(id),
+            Walk::Through | Walk::Young => Round::Attempts,
+        });
+    };
+    if from < day.first() {
+        return Ok(match walk(session, given, (from, day.first()), retention, forgotten).await? {
+            Walk::To(id) => Round::Events(id),
+            Walk::Through => Round::Events(day.first()),
+            Walk::Young => Round::Attempts,
+        });
+    }
+    let whole = day.ends() <= oldest_kept;
+    if from == day.first() {
+        if day.begins() > oldest_kept {
+            return Ok(Round::Attempts);
+        }
+        let short = !whole && micros(retention.payload) < SHORT;
+        if !short && !has_few(session, &day).await? {
+            return Ok(if whole { Round::Day(day, Walked::No) } else { Round::Attempts });
+        }
+    }
+    Ok(match walk(session, given, (from, day.beyond()), retention, forgotten).await? {
+        Walk::To(id) => Round::Events(id),
+        // All that is left of it is kept.
+        Walk::Through if whole => Round::Day(day, Walked::Yes),
+        Walk::Through => Round::Events(day.beyond()),
+        Walk::Young => Round::Attempts,
+    })
+}
+
+/// Whether a day has few events.
+async fn has_few(session: &Session, day: &Day) -> Result<bool, EngineError> {
+    let sql = "SELECT 1 FROM oncehook.events WHERE id >= $1 AND id < $2 ORDER BY id OFFSET $3 LIMIT 1";
+    Ok(session.row(sql, &[&day.first(), &day.beyond(), &FEW]).await?.is_none())
+}
+
+/// Where a batch of events that were looked at one by one ended.
+enum Walk {
+    /// Full; it goes on with this id.
+    To(Uuid),
+    /// At the end of the part that was given.
+    Through,
+    /// At an event that is too young, as all behind it are.
+    Young,
+}
+
+/// Forgets events one by one, between two ids (the second excluded).
+async fn walk(
+    session: &Session,
+    given: Option<i64>,
+    (from, beyond): (Uuid, Uuid),
+    retention: &Retention,
+    forgotten: &mut Forgotten,
+) -> Result<Walk, EngineError> {
     let dead = retention.dead.map(micros);
     let sql = format!(
         "SELECT e.id, e.received_at > coalesce($1::bigint, oncehook.micros()) - $4 AS young, {KEPT} AS kept
-           FROM oncehook.events e WHERE e.id > $3 ORDER BY e.id LIMIT $5"
+           FROM oncehook.events e WHERE e.id >= $3 AND e.id < $6 ORDER BY e.id LIMIT $5"
     );
     let rows = session
-        .rows(&sql, &[&given, &dead, &after, &micros(retention.payload), &limit(retention.batch)])
+        .rows(&sql, &[&given, &dead, &from, &micros(retention.payload), &limit(retention.batch), &beyond])
         .await?;
     // Events stand in the order in which they came; behind the first young one there are no old ones. (Nodes whose clocks
     // differ may mix the last of them; those are for the next round.)
@@ -112,9 +261,11 @@ async fn events(
         forgotten.events = gone.len();
     }
     search::forget_marks(session, given, micros(retention.payload), limit(retention.batch)).await?;
-    let through = old.len() < retention.batch;
-    let reached = old.last().map_or(after, |(id, _)| *id);
-    Ok(Some(if through { Round::Keys(String::new(), Vec::new()) } else { Round::Events(reached) }))
+    Ok(match old.last() {
+        _ if old.len() < rows.len() => Walk::Young,
+        Some((last, _)) if old.len() == retention.batch => Walk::To(search::behind(*last)),
+        _ => Walk::Through,
+    })
 }
 
 /// Removes events and all that stands beside them, except their keys.

@@ -68,7 +68,7 @@ pub(super) async fn peek(
          )
          SELECT d.event, d.epoch, d.attempt, d.parked_at, d.in_line, e.entity, e.version, e.occurred_at, e.type, d.locked,
                 coalesce($1::bigint, oncehook.micros())
-           FROM due d JOIN oncehook.events e ON e.id = d.event
+           FROM due d CROSS JOIN LATERAL (SELECT * FROM oncehook.events WHERE id = d.event LIMIT 1) e
           ORDER BY d.run_at, d.event, d.epoch"
     );
     let rows = session.rows(&sql, &[&given, &route.name.as_str()]).await?;
@@ -102,7 +102,8 @@ pub(super) async fn adopt(session: &Session, route: &Route, due: &[Peeked]) -> R
     session
         .change(
             "UPDATE oncehook.deliveries d SET entity = e.entity, version = e.version
-               FROM unnest($2::uuid[], $3::integer[]) AS t(event, epoch) JOIN oncehook.events e ON e.id = t.event
+               FROM unnest($2::uuid[], $3::integer[]) AS t(event, epoch)
+              CROSS JOIN LATERAL (SELECT entity, version FROM oncehook.events WHERE id = t.event LIMIT 1) e
               WHERE d.event = t.event AND d.route = $1 AND d.epoch = t.epoch",
             &[&route.name.as_str(), &events, &epochs],
         )
@@ -360,7 +361,7 @@ pub(super) async fn name_parked(session: &Session, events: &[Uuid]) -> Result<()
     session
         .change(
             "UPDATE oncehook.deliveries d SET entity = e.entity FROM oncehook.events e
-              WHERE d.event = ANY ($1) AND e.id = d.event AND d.state = 'parked' AND d.entity IS NULL",
+              WHERE d.event = ANY ($1) AND e.id = ANY ($1) AND e.id = d.event AND d.state = 'parked' AND d.entity IS NULL",
             &[&events],
         )
         .await?;

@@ -19,6 +19,7 @@
 mod aliases;
 mod apply;
 mod connection;
+mod days;
 mod deliveries;
 mod follower;
 mod forget;
@@ -37,6 +38,7 @@ mod schema;
 mod search;
 mod self_test;
 mod standing;
+mod sweep;
 mod tls;
 mod turn;
 mod user_sql;
@@ -271,6 +273,7 @@ impl PostgresJournal {
         if let Err(error) = self_test::run(&first).await {
             return Err(if first.is_closed() { OpenError::Away(error.0) } else { error.into() });
         }
+        days::make(&first, options.clock.given().map(|now| now.0), days::When::Start).await?;
         let last = queries::last_id(&first).await?.map_or(0, |id| id.sequence());
         let ahead = search::time(&first).await? - options.clock.now().0;
 

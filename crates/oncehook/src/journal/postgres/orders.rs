@@ -1,14 +1,14 @@
 //! What operators order for one event. Each order is one transaction with the audit row that records it.
 //!
 //! The event's row and its deliveries are locked first, so that two operators, a worker and the janitor come one after the
-//! other, and what an order looks at is what it changes.
+//! other, and what an order looks at is what it changes. While a day is dropped, orders wait.
 
 use std::collections::BTreeSet;
 
 use super::connection::{EngineError, Session};
-use super::lines;
 use super::queries::uuid;
 use super::queue::{self, number, route_name, text};
+use super::{days, lines};
 use crate::delivery::RouteName;
 use crate::journal::{Order, OrderError, Ordered, Pausable, Pause, Verb, Who};
 
@@ -43,7 +43,8 @@ pub(super) async fn carry_out(
     given: Option<i64>,
     order: &Order,
 ) -> Result<Ordered, Refused> {
-    session.run("BEGIN; SET LOCAL lock_timeout = 5000").await?;
+    let no_drop = format!("SELECT pg_advisory_xact_lock_shared({})", days::ORDERS);
+    session.run(&format!("BEGIN; SET LOCAL lock_timeout = 5000; {no_drop}")).await?;
     let entity = lock_lines(session, order).await?;
     let held = look(session, order).await?.ok_or(Refused::Unfit(OrderError::NoEvent))?;
     let found = deliveries(session, given, order).await?;

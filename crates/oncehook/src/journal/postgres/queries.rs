@@ -406,7 +406,8 @@ pub(super) async fn store_duplicates(
              SELECT t.event, t.journal, t.memory, t.redis, t.first_at, t.last_at, t.latest::jsonb
                FROM unnest($1::uuid[], $2::bigint[], $3::bigint[], $4::bigint[], $5::bigint[], $6::bigint[], $7::text[])
                  AS t(event, journal, memory, redis, first_at, last_at, latest)
-              WHERE EXISTS (SELECT 1 FROM oncehook.events e WHERE e.id = t.event)
+              -- Looked up one by one, in its day; EXISTS might read all days.
+              WHERE (SELECT true FROM oncehook.events e WHERE e.id = t.event LIMIT 1)
              ON CONFLICT (event) DO UPDATE
                 SET journal = d.journal + excluded.journal,
                     memory  = d.memory + excluded.memory,

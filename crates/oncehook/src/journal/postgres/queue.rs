@@ -6,6 +6,9 @@
 //! Where a statement names the rows by their keys, it asks for `state || ''`: the indexes of the queues hold rows in certain
 //! states, and for the bare column the planner would search one of those from end to end instead of looking a key up.
 //!
+//! Events are looked up one by one (`LATERAL … LIMIT 1`): their day is found by the id. For a plain join the planner counts the
+//! price of all days for every row, and rather reads all of them.
+//!
 //! `(SELECT …micros())` in a list of columns is evaluated once and not for every row.
 //!
 //! Leases, due times and ages are of the database's clock, so nodes need not agree about the time: waits come in as
@@ -168,7 +171,7 @@ fn due_sql(route: &Route, limit: usize, settling: Settling) -> String {
            SELECT d.*, e.version, e.source, e.key, e.type, e.entity, e.occurred_at, e.received_at, e.headers, e.body,
                   sum(octet_length(e.body)) OVER (ORDER BY d.run_at, d.event, d.epoch ROWS UNBOUNDED PRECEDING)
                     - octet_length(e.body) AS before
-             FROM due d JOIN oncehook.events e ON e.id = d.event
+             FROM due d CROSS JOIN LATERAL (SELECT * FROM oncehook.events WHERE id = d.event LIMIT 1) e
          ){ahead}
          SELECT d.epoch, d.attempt, d.attempt_limit,
                 d.event, d.source, d.key, d.type, d.entity, d.occurred_at, d.received_at, d.headers, d.body,
@@ -314,7 +317,7 @@ pub(super) async fn lease(
                     (SELECT p.result FROM oncehook.deliveries p
                       WHERE p.event = l.event AND p.route = $3 AND p.epoch <= l.epoch AND p.state = 'succeeded'
                       ORDER BY p.epoch DESC LIMIT 1), e.version, l.parked_at
-               FROM leased l JOIN oncehook.events e ON e.id = l.event
+               FROM leased l CROSS JOIN LATERAL (SELECT * FROM oncehook.events WHERE id = l.event LIMIT 1) e
               ORDER BY l.run_at, l.event, l.epoch"),
             &[
                 &given,

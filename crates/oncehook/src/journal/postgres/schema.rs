@@ -4,6 +4,8 @@
 //! at once do it once, and one that is killed at any statement leaves nothing behind. A migration that was recorded with
 //! another text is an error: the schema was made by another program.
 
+use std::collections::BTreeSet;
+
 use super::OpenError;
 use super::connection::Session;
 
@@ -16,6 +18,7 @@ const MIGRATIONS: &[Migration] = &[
     Migration { name: "001_journal", sql: include_str!("migrations/001_journal.sql") },
     Migration { name: "002_spool_aliases", sql: include_str!("migrations/002_spool_aliases.sql") },
     Migration { name: "003_order", sql: include_str!("migrations/003_order.sql") },
+    Migration { name: "004_days", sql: include_str!("migrations/004_days.sql") },
 ];
 
 /// Nobody else's lock has this number: it is `oncehook` in ASCII.
@@ -88,17 +91,31 @@ const EXPECTED: &str = include_str!("shape.txt");
 /// triggers and rules.
 ///
 /// This is what finds a renamed column, a dropped, invalid or changed unique key and a folding collation (fault 105)
-/// before the first request.
+/// before the first request. Each day of events or attempts must be like the rest of them, under its own name.
 pub(super) async fn check(session: &Session) -> Result<(), OpenError> {
     let found = shape(session).await?;
-    let missing = EXPECTED.lines().find(|line| !found.iter().any(|found| found == line));
-    if let Some(line) = missing {
+    let mut expected: Vec<String> = EXPECTED.lines().map(str::to_owned).collect();
+    for (table, day) in found.iter().filter_map(|line| day_of(line)) {
+        let rest = format!("{table}_rest");
+        let of_rest = EXPECTED.lines().filter(|line| line.contains(&rest));
+        expected.extend(of_rest.map(|line| line.replace(&rest, day)));
+    }
+    let found: BTreeSet<&str> = found.iter().map(String::as_str).collect();
+    let expected: BTreeSet<&str> = expected.iter().map(String::as_str).collect();
+    if let Some(line) = expected.difference(&found).next() {
         return Err(OpenError::Schema(format!("this is missing, or not as this program made it: {line}")));
     }
-    match found.iter().find(|found| !EXPECTED.lines().any(|line| line == *found)) {
+    match found.difference(&expected).next() {
         Some(line) => Err(OpenError::Schema(format!("this is not ours, but stands in our schema: {line}"))),
         None => Ok(()),
     }
+}
+
+/// The table and its day that a line of the shape begins to tell about.
+fn day_of(line: &str) -> Option<(&str, &str)> {
+    let name = line.strip_prefix("table ")?.split(' ').next()?;
+    let (table, day) = name.split_once('_').filter(|(table, _)| ["events", "attempts"].contains(table))?;
+    (day.len() == 8 && day.bytes().all(|byte| byte.is_ascii_digit())).then_some((table, name))
 }
 
 /// Our part of the catalogue.
@@ -144,4 +161,16 @@ UNION ALL
 SELECT 'inherits ' || c.relname || ' from ' || t.relname
   FROM pg_catalog.pg_inherits h JOIN pg_catalog.pg_class c ON c.oid = h.inhrelid JOIN pg_catalog.pg_class t ON t.oid = h.inhparent
  WHERE t.relnamespace = 'oncehook'::regnamespace AND t.relkind = 'r'
+UNION ALL
+-- Bounds that are what the name says go without saying.
+SELECT 'partition ' || c.relname || ' of ' || t.relname
+       || CASE WHEN b.bounds = CASE WHEN c.relname = t.relname || '_rest' THEN 'DEFAULT'
+                                    WHEN c.relname ~ ('^' || t.relname || '_[0-9]{8}$') THEN
+                 (SELECT format('FOR VALUES FROM (%L) TO (%L)', oncehook.first_id(d.day * 86400000000),
+                                oncehook.first_id((d.day + 1) * 86400000000))
+                    FROM (SELECT (to_date(right(c.relname, 8), 'YYYYMMDD') - DATE '1970-01-01')::bigint AS day) d) END
+               THEN '' ELSE coalesce(' ' || b.bounds, '') END
+  FROM pg_catalog.pg_inherits h JOIN pg_catalog.pg_class c ON c.oid = h.inhrelid JOIN pg_catalog.pg_class t ON t.oid = h.inhparent
+ CROSS JOIN LATERAL (SELECT pg_get_expr(c.relpartbound, c.oid) AS bounds) b
+ WHERE t.relnamespace = 'oncehook'::regnamespace AND t.relkind = 'p'
  ORDER BY 1"#;

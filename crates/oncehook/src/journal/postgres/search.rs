@@ -66,13 +66,18 @@ impl Part {
 }
 
 /// The first id of a millisecond.
-fn first_of(millis: i64) -> Uuid {
+pub(super) fn first_of(millis: i64) -> Uuid {
     let millis = millis.clamp(0, (1 << 48) - 1).unsigned_abs();
     Uuid::from_u64_pair(millis << 16, 0)
 }
 
 fn before(id: Uuid) -> Uuid {
     Uuid::from_u128(id.as_u128().saturating_sub(1))
+}
+
+/// The next id.
+pub(super) fn behind(id: Uuid) -> Uuid {
+    Uuid::from_u128(id.as_u128().saturating_add(1))
 }
 
 fn span_of(id: Uuid) -> i64 {
@@ -489,4 +494,29 @@ pub(super) async fn forget_marks(
                   LIMIT $3))";
     session.change(sql, &[&given, &age, &events.saturating_mul(4)]).await?;
     Ok(())
+}
+
+/// Spans whose marks are looked at by one statement.
+const SPANS_SWEPT: i64 = 512;
+
+/// Removes marks of spans in which no event is left, between two ids. Returns from which id on there may be more.
+pub(super) async fn sweep_marks(
+    session: &Session,
+    (from, beyond): (Uuid, Uuid),
+    limit: i64,
+) -> Result<Option<Uuid>, EngineError> {
+    let span = span_of(from);
+    // A day does not begin with a span; the mark of one that two days share goes with the later one.
+    let next = (span + SPANS_SWEPT).min(span_of(beyond));
+    let sql = "DELETE FROM oncehook.marks WHERE ctid = ANY (ARRAY (
+                 SELECT m.ctid FROM oncehook.marks m
+                  WHERE m.span >= $1 AND m.span < $2
+                    AND (SELECT true FROM oncehook.events e WHERE e.id >= oncehook.first_id(m.span * 4096000)
+                            AND e.id < oncehook.first_id((m.span + 1) * 4096000) LIMIT 1) IS NULL
+                  LIMIT $3))";
+    let gone = session.change(sql, &[&span, &next, &limit]).await?;
+    if i64::try_from(gone).unwrap_or(i64::MAX) >= limit {
+        return Ok(Some(from));
+    }
+    Ok((next < span_of(beyond)).then(|| first_of(next << SPAN_BITS)))
 }
