@@ -49,7 +49,7 @@ pub(crate) async fn kill_at(point: &str, kills: i64) {
     }
     let mut gateway = Gateway::start_command(serve(), directory.path());
     let begun = Instant::now();
-    while database.query(&days::left_over()) != "" {
+    while !database.query(&days::left_over()).is_empty() {
         assert!(begun.elapsed() < Duration::from_secs(120), "{}", database.query(&days::left_over()));
         tokio::time::sleep(Duration::from_millis(200)).await;
     }
