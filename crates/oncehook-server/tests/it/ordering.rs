@@ -479,7 +479,7 @@ async fn payouts_elsewhere(url: &str, query: impl Fn(&str) -> String) -> usize {
         command.arg("serve").env("STEPS_DATABASE", url).env("ONCEHOOK_CRASH_POINT", point);
         let mut gateway = Gateway::start_command(command, directory.path());
         // Six payouts of this round, each in an order of its own, until it ends.
-        let until = tokio::time::Instant::now() + Duration::from_secs(5);
+        let until = tokio::time::Instant::now() + Duration::from_secs(30);
         while tokio::time::Instant::now() < until {
             let turn = random.below(18) as usize;
             let (number, place) = (turn / 3, orders[turn / 3][turn % 3]);

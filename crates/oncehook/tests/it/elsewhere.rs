@@ -18,7 +18,7 @@ use oncehook::journal::sqlite::{SqliteJournal, SqliteOptions};
 use oncehook::journal::{Deliveries, Delivery, EventQuery, JournalReader, Order, Retention, Verb, Who};
 use oncehook::machine::{Machine, Misfit, Transition};
 use oncehook::observe::Metrics;
-use oncehook::ordering::Ordering;
+use oncehook::ordering::{Ordering, Parking};
 use oncehook::retry::RetryPolicy;
 use oncehook::route::{BreakerPolicy, Route, Routes};
 use oncehook::worker::Worker;
@@ -58,6 +58,7 @@ on_both!(
     r29_a_zombie_in_another_database_brings_nothing_older_back,
     r30_what_was_superseded_in_another_database_does_not_run_when_its_state_comes_back,
     fault_105_a_lost_memory_of_entities_is_an_error,
+    fault_41_what_waited_too_long_in_another_database_is_void_before_it_is_dead,
 );
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -750,6 +751,34 @@ async fn r30_what_was_superseded_in_another_database_does_not_run_when_its_state
         assert!(matches!(compare(&duel, &door, &attempt(&second, 3)).await, Applied::Done(_)));
         assert_eq!(duel.shop.count("SELECT count(*) FROM orders"), 3);
     }
+}
+
+async fn fault_41_what_waited_too_long_in_another_database_is_void_before_it_is_dead(engine: Engine) {
+    let shop = Shop::shared(engine);
+    let bind = [("payment", "/payment"), ("amount", "/amount")]
+        .map(|(name, from)| (name.to_owned(), Expression::parse(from).unwrap()));
+    let insert = ["INSERT INTO orders (payment, amount) VALUES (:payment, :amount)"];
+    let dialect = shop.database.dialect();
+    let statements =
+        SqlHandler::with_requirement("SELECT 1 FROM mails", &insert, &BTreeMap::from(bind), dialect).unwrap();
+    let elsewhere = Elsewhere { statements, database: Arc::clone(&shop.elsewhere), keep: YEARS };
+    let mut orders = route("orders", Handler::Elsewhere(Arc::new(elsewhere)));
+    // Nothing is waited for, so the first look is the last.
+    orders.ordering.parking = Parking { longest: Duration::ZERO, every: Duration::from_secs(1) };
+    let routes = Routes::new(vec![orders]).unwrap();
+    let event = append(&*shop.journal, [payment(1)]).await[0].id;
+    let worker = shop.work(&routes);
+    shop.drained().await;
+    let dead = shop.delivery("orders").await;
+    assert_eq!((dead.state.as_str(), dead.attempt), ("dead", 1), "{dead:?}");
+    assert_eq!(shop.count("SELECT count(*) FROM GUARDS WHERE void AND attempt = 1"), 1);
+    // What it waited for comes after all, and an operator has it tried again.
+    shop.database.query("INSERT INTO mails VALUES (0, 'x')");
+    shop.retry(event).await;
+    shop.drained().await;
+    worker.stop().await;
+    assert_eq!(shop.delivery("orders").await.state, "succeeded");
+    assert_eq!(shop.count("SELECT count(*) FROM orders"), 1);
 }
 
 async fn fault_105_a_lost_memory_of_entities_is_an_error(engine: Engine) {
