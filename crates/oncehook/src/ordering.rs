@@ -264,8 +264,8 @@ pub struct Line {
     pub standing: Standing,
     /// Whether a delivery of it is leased.
     pub running: bool,
-    /// The front of the line, in order: deliveries that are ready, retrying, running or dead. At least one more than there are
-    /// candidates of the entity, if there are as many.
+    /// The front of the line, in order: deliveries that are ready, retrying, running or dead. At least as many as there are candidates of
+    /// the entity, if there are as many.
     pub front: Vec<(Place, DeliveryState)>,
 }
 

@@ -228,7 +228,7 @@ fn at<'e>(entities: &[&'e str], row: &Row) -> Result<Option<&'e str>, EngineErro
     Ok(entities.get(place).copied())
 }
 
-/// The fronts of lines, one more than there are candidates. Entities with a single candidate, which are the most, are asked for
+/// The fronts of lines, as long as there are candidates. Entities with a single candidate, which are the most, are asked for
 /// together; there are no lateral joins, so each of the others is asked for by itself.
 async fn fronts<'e>(
     session: &mut Session,
@@ -271,7 +271,7 @@ async fn fronts<'e>(
     );
     for (entity, count) in several {
         let rows =
-            session.rows(&sql, vec![line(IN_LINE, entity).into(), name.into(), (count + 1).into()]).await?;
+            session.rows(&sql, vec![line(IN_LINE, entity).into(), name.into(), (*count).into()]).await?;
         fronts.push((*entity, rows.iter().map(|row| place(row, 0)).collect::<Result<_, _>>()?));
     }
     Ok(fronts)

@@ -145,7 +145,7 @@ pub(super) async fn of(
     wanted: &BTreeMap<&str, i64>,
 ) -> Result<HashMap<String, Line>, EngineError> {
     let entities: Vec<&str> = wanted.keys().copied().collect();
-    let lengths: Vec<i64> = wanted.values().map(|count| count + 1).collect();
+    let lengths: Vec<i64> = wanted.values().copied().collect();
     let mut lines: HashMap<String, Line> =
         entities.iter().map(|entity| ((*entity).to_owned(), Line::default())).collect();
     let ordering = &route.ordering;

@@ -67,7 +67,7 @@ pub(super) fn of(
             Standing::default()
         };
         let front = if route.ordering.by_entity && !running {
-            front(connection, route, entity, count + 1, &places)?
+            front(connection, route, entity, count, &places)?
         } else {
             Vec::new()
         };
