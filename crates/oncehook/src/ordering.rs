@@ -267,6 +267,9 @@ pub struct Line {
     /// The front of the line, in order: deliveries that are ready, retrying, running or dead. At least as many as there are candidates of
     /// the entity, if there are as many.
     pub front: Vec<(Place, DeliveryState)>,
+    /// Those of the front that are due now, in journals that several may ask at once. One that is no candidate was accepted a moment ago
+    /// or is in other hands: whoever stands behind it just asks again.
+    pub due: Vec<Place>,
 }
 
 /// How many deliveries of an entity may be taken at once.
@@ -333,10 +336,14 @@ pub fn plan(
         let turn = turns(ordering, line, &mine);
         let mut standing = line.standing.clone();
         let mut busy = false;
+        let obstacle = line.front.iter().map(|(place, _)| place).find(|place| !mine.contains_key(place));
+        let passing = !line.running && obstacle.is_some_and(|place| line.due.contains(place));
         for (place, index) in &mine {
             let Some(candidate) = candidates.get(*index) else { continue };
             if busy || !turn.contains(place) {
-                plan.blocked.push(*index);
+                if busy || !passing {
+                    plan.blocked.push(*index);
+                }
                 continue;
             }
             if runs >= room {
@@ -376,4 +383,37 @@ fn turns(ordering: &Ordering, line: &Line, mine: &BTreeMap<Place, usize>) -> BTr
         .map(|(place, _)| *place)
         .take_while(|place| mine.contains_key(place))
         .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn place(event: u8) -> Place {
+        Place { version: None, event: EventId::from_bytes([event; 16]), epoch: 0 }
+    }
+
+    fn candidate(event: u8) -> Candidate {
+        Candidate { entity: Some("po_1".to_owned()), place: place(event), mark: Mark::default(), kind: None }
+    }
+
+    /// What is done with events 2 and 3 where 1 stands before them, which is no candidate.
+    fn behind_another(due: Vec<Place>, running: bool) -> Plan {
+        let ordering = Ordering { by_entity: true, ..Ordering::default() };
+        let front = [1, 2, 3].map(|event| (place(event), DeliveryState::Ready)).to_vec();
+        let line = Line { front, due, running, ..Line::default() };
+        let lines = HashMap::from([("po_1".to_owned(), line)]);
+        plan(&ordering, Company::OneTransaction, usize::MAX, &[candidate(2), candidate(3)], &lines)
+    }
+
+    #[test]
+    fn r13_whoever_stands_behind_one_that_waits_is_blocked() {
+        assert_eq!(behind_another(Vec::new(), false), Plan { steps: Vec::new(), blocked: vec![0, 1] });
+        assert_eq!(behind_another(vec![place(1)], true), Plan { steps: Vec::new(), blocked: vec![0, 1] });
+    }
+
+    #[test]
+    fn r13_whoever_stands_behind_one_that_is_due_asks_again() {
+        assert_eq!(behind_another(vec![place(1), place(2)], false), Plan::default());
+    }
 }

@@ -362,7 +362,7 @@ impl State {
         let running = front.iter().any(|(_, state)| *state == DeliveryState::Running);
         let scope = route.ordering.scope(route.name.as_str());
         let standing = self.entities.get(&(scope, entity.to_owned())).cloned().unwrap_or_default();
-        Line { standing, running, front }
+        Line { standing, running, front, due: Vec::new() }
     }
 
     fn in_line<'s>(

@@ -12,6 +12,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use oncehook_verify::UnixMicros;
 use tokio_postgres::Row;
+use tokio_postgres::types::ToSql;
 use uuid::Uuid;
 
 use super::connection::{EngineError, Session};
@@ -141,6 +142,7 @@ pub(super) async fn lock(
 /// The lines of entities that are locked. `wanted`: how many candidates of each there are.
 pub(super) async fn of(
     session: &Session,
+    given: Option<i64>,
     route: &Route,
     wanted: &BTreeMap<&str, i64>,
 ) -> Result<HashMap<String, Line>, EngineError> {
@@ -149,27 +151,33 @@ pub(super) async fn of(
     let mut lines: HashMap<String, Line> =
         entities.iter().map(|entity| ((*entity).to_owned(), Line::default())).collect();
     let ordering = &route.ordering;
-    let sql = "SELECT d.entity, d.event, d.epoch, d.version, d.state
+    let sql = "SELECT d.entity, d.event, d.epoch, d.version, d.state, false
                  FROM oncehook.deliveries d WHERE d.route = $1 AND d.entity = ANY ($2) AND d.state = 'running'
                   -- Asked once for all: usually nothing is.
                   AND EXISTS (SELECT 1 FROM oncehook.deliveries WHERE route = $1 AND entity IS NOT NULL AND state = 'running')
                UNION ALL
-               SELECT u.entity, d.event, d.epoch, d.version, d.state
+               SELECT u.entity, d.event, d.epoch, d.version, d.state,
+                      d.state IN ('ready', 'retrying') AND d.run_at <= coalesce($6::bigint, oncehook.micros())
                  FROM unnest($2::text[], $3::bigint[]) AS u(entity, length)
                 CROSS JOIN LATERAL (
-                  SELECT event, epoch, version, state FROM oncehook.deliveries
+                  SELECT event, epoch, version, state, run_at FROM oncehook.deliveries
                    WHERE route = $1 AND entity = u.entity AND state IN ('ready', 'retrying', 'running', 'dead')
                      AND (state <> 'dead' OR $4) AND $5
                    ORDER BY version NULLS FIRST, event, epoch LIMIT u.length) d";
     let blocking_dead = ordering.on_dead == OnDead::Block;
     let name = route.name.as_str();
-    for row in session.rows(sql, &[&name, &entities, &lengths, &blocking_dead, &ordering.by_entity]).await? {
+    let asked =
+        [&name as &(dyn ToSql + Sync), &entities, &lengths, &blocking_dead, &ordering.by_entity, &given];
+    for row in session.rows(sql, &asked).await? {
         let state = DeliveryState::parse(row.get(4));
         let state = state.ok_or_else(|| EngineError::other("a delivery's state is damaged"))?;
         let place = Place { event: event_id(row.get(1)), epoch: number(row.get(2)), version: row.get(3) };
         if let Some(line) = lines.get_mut(row.get::<_, &str>(0)) {
             line.running |= state == DeliveryState::Running;
             line.front.push((place, state));
+            if row.get(5) {
+                line.due.push(place);
+            }
         }
     }
     // One that runs was told twice.

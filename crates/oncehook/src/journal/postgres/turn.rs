@@ -48,7 +48,7 @@ pub(super) async fn take(
     let unlocked = due.iter().filter(|due| !due.locked);
     let unlocked: BTreeSet<&str> = unlocked.filter_map(|due| due.candidate.entity.as_deref()).collect();
     lines::lock(session, &route.name, &unlocked).await?;
-    let known = lines::of(session, route, &wanted).await?;
+    let known = lines::of(session, given, route, &wanted).await?;
     let plan = plan(&route.ordering, company, room, &candidates, &known);
     let blocked = plan.blocked.iter().filter_map(|index| candidates.get(*index)).map(|one| one.place);
     lines::block(session, given, route, blocked).await?;

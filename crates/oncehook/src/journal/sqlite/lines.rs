@@ -71,7 +71,7 @@ pub(super) fn of(
         } else {
             Vec::new()
         };
-        lines.insert(entity.to_owned(), Line { standing, running, front });
+        lines.insert(entity.to_owned(), Line { standing, running, front, due: Vec::new() });
     }
     Ok(lines)
 }
