@@ -16,7 +16,8 @@ use tokio_postgres::Statement;
 
 use super::connection::{EngineError, Session};
 use super::lines::{self, Came, Peeked};
-use super::queue::{self, Due, Ended, Held, Locked, Settling};
+use super::queue::{self, Due, Locked, Settling};
+use super::settle::{self, Ended, Held};
 use super::turn::{self, One, Turns};
 use super::user_sql::{self, Trouble};
 use crate::delivery::{Failure, Fence, Verdict};
@@ -365,7 +366,7 @@ impl<D: FnMut() -> f64 + Send> Batch<'_, D> {
         let ended: Vec<_> =
             settlements.iter().map(|(fence, verdict)| Ended { fence, verdict, followups }).collect();
         self.session.run(OUR_PLANS).await?;
-        let settled = queue::settle(self.session, self.given, now, Held::Lock, &ended).await?;
+        let settled = settle::settle(self.session, self.given, now, Held::Lock, &ended).await?;
         if settled.len() != ended.len() {
             // The rows are locked since they were read. If they are not as they were, nothing here can be trusted, and
             // the transaction is undone with its connection.

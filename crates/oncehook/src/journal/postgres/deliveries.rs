@@ -10,7 +10,8 @@ use tokio::sync::watch;
 use super::connection::{EngineError, Session, Tries};
 use super::function::{Caller, Effect};
 use super::orders::{self, Refused};
-use super::queue::{self, Ended, Held};
+use super::queue;
+use super::settle::{self, Ended, Held};
 use super::{PostgresJournal, aliases, apply, forget, lines, turn};
 use crate::delivery::{Claim, DeliveryId, Fence, RouteName, Settled, Settlement, Verdict};
 use crate::handler::{Handler, SqlHandler};
@@ -225,9 +226,9 @@ impl Deliveries for PostgresJournal {
                 succeeded.map(|one| super::queries::uuid(one.fence.delivery.event)).collect();
             let mut done = if in_line {
                 let lines = &self.lines;
-                work!(self, |session| queue::settle_in_line(&session, given, now, &ended, lines))?
+                work!(self, |session| settle::settle_in_line(&session, given, now, &ended, lines))?
             } else {
-                let done = work!(self, |session| queue::settle(&session, given, now, Held::Lease, &ended))?;
+                let done = work!(self, |session| settle::settle(&session, given, now, Held::Lease, &ended))?;
                 if !succeeded.is_empty() {
                     // Apart from the settlement: what is parked looks again by itself if this does not come to pass.
                     let woken = work!(self, |session| lines::wake_parked_of(&session, given, &succeeded));

@@ -19,7 +19,7 @@ use tokio_postgres::Statement;
 
 use super::HANDLER_TIME;
 use super::connection::{EngineError, Pool, Session, in_time};
-use super::queue::{self, Ended, Held};
+use super::settle::{self, Ended, Held};
 use super::user_sql::{self, Trouble};
 use crate::delivery::{Cause, Claim, Failure, Settled, Verdict};
 use crate::handler::elsewhere::Answer;
@@ -117,9 +117,9 @@ impl Caller<'_> {
     ) -> Result<Settled, EngineError> {
         let ended = [Ended { fence: &claim.fence, verdict, followups: &self.route.followups }];
         let settled = if self.route.ordering.is_serial() {
-            queue::settle_along_the_line(session, self.given, self.now, &ended, self.lines).await?
+            settle::settle_along_the_line(session, self.given, self.now, &ended, self.lines).await?
         } else {
-            queue::settle(session, self.given, self.now, Held::Lease, &ended).await?
+            settle::settle(session, self.given, self.now, Held::Lease, &ended).await?
         };
         Ok(if settled.is_empty() { Settled::Lost } else { Settled::Done })
     }

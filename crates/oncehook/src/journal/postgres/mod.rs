@@ -37,6 +37,7 @@ mod rehearse;
 mod schema;
 mod search;
 mod self_test;
+mod settle;
 mod standing;
 mod sweep;
 mod tls;

@@ -9,7 +9,7 @@ use oncehook_verify::UnixMicros;
 
 use super::connection::{EngineError, Session};
 use super::lines::{self, Came, Peeked};
-use super::queue::{self, Ended, Held};
+use super::settle::{self, Ended, Held};
 use crate::delivery::{DeliveryId, Fence, Verdict};
 use crate::event::EventId;
 use crate::journal::Progress;
@@ -91,7 +91,7 @@ async fn pass(
         .zip(passed)
         .map(|(fence, (_, verdict))| Ended { fence, verdict, followups: &[] })
         .collect();
-    if queue::settle(session, given, now, Held::Lock, &ended).await?.len() != ended.len() {
+    if settle::settle(session, given, now, Held::Lock, &ended).await?.len() != ended.len() {
         return Err(EngineError::other("a delivery changed although it was locked"));
     }
     let came: Vec<Came<'_>> = passed
