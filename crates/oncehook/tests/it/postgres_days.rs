@@ -419,7 +419,9 @@ async fn r33_r15_two_nodes_forget_days_at_once_and_accepting_goes_on() {
     };
     let begun = Instant::now();
     let mut forgotten = 0;
-    while there(&database, "events").contains(&"20260923".to_owned()) || !left_over(&database).is_empty() {
+    // A day that somebody was in the way of is left for the next round, and the days behind it are not.
+    let old = || there(&database, "events").iter().any(|day| day.as_str() <= "20260923");
+    while old() || !left_over(&database).is_empty() {
         assert!(begun.elapsed() < Duration::from_secs(60), "{}", left_over(&database));
         let (first, second) = tokio::join!(forget_all(&one, RETENTION), forget_all(&two, RETENTION));
         forgotten += first.events + second.events;
