@@ -117,7 +117,20 @@ pub struct Tried {
     pub parked_at: Option<UnixMicros>,
 }
 
+/// Deliveries of a `sql` route in one transaction: many, so that they share a commit; not so many that accepting waits.
+pub(crate) const SQL_BATCH: usize = 256;
+
 impl Route {
+    /// How many of those that wait for their turn in an entity's line may look again after what one came to. If they share a
+    /// transaction a whole batch of them, or a long line would take a transaction for each; else, and behind one that
+    /// did not take effect, the first finds out for all.
+    pub(crate) fn let_go_on(&self, came_to: &Verdict) -> usize {
+        match (&self.handler, &self.fetch, came_to) {
+            (Handler::Sql(_), None, Verdict::Succeeded(_)) => SQL_BATCH,
+            _ => 1,
+        }
+    }
+
     /// What becomes of a delivery whose attempt failed or was put off.
     #[must_use]
     pub fn after_failure(&self, failure: Failure, tried: Tried, now: UnixMicros, chance: f64) -> Verdict {

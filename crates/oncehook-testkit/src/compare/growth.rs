@@ -209,7 +209,7 @@ impl Growth {
             "# A long history\n\n\
              Written by `make bench-growth`. A history is loaded with SQL, spread over the last days, with 200-byte bodies and \
              scattered keys; each rate\nis measured in turns with a store that has none, medians of the rounds. In one process, \
-             without HTTP; start-up, backlog and memory are of the real gateway.\n"
+             without HTTP; lists, start-up, backlog and memory are of the real gateway.\n"
         )?;
         for journal in &self.journals {
             journal.write(text)?;

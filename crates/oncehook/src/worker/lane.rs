@@ -12,10 +12,7 @@ use super::{AFTER_TROUBLE, LOOK_EVERY, Shared, guards, outside};
 use crate::delivery::{RouteName, Settled};
 use crate::handler::Handler;
 use crate::journal::WorkError;
-use crate::route::Route;
-
-/// Deliveries of a `sql` route in one transaction: many, so that they share a commit; not so many that accepting waits.
-const SQL_BATCH: usize = 256;
+use crate::route::{Route, SQL_BATCH};
 
 /// Calls of a function that are leased together.
 const FUNCTION_BATCH: usize = 16;

@@ -206,6 +206,58 @@ fn judge(effects: &[(String, String, usize)]) {
     }
 }
 
+/// A long line that waited for one that was under way goes on in batches, and not one by one.
+async fn a_long_line_goes_on<J: Journal + Deliveries>(journal: &J, dialect: Dialect) {
+    let ordering = Ordering { by_entity: true, ..Ordering::default() };
+    let route = Arc::new(sql("ordered", None, ordering, &Place(dialect, &in_the_journal)));
+    let events = (1..=600).map(|number| {
+        let routes = [name("ordered")].into_iter().collect();
+        NewEvent { routes, ..step("long", number) }
+    });
+    append(journal, events.collect::<Vec<_>>()).await;
+    let head = journal.claim(Arc::clone(&route), 1, Duration::from_secs(60)).await.unwrap().remove(0);
+    while journal.apply(Arc::clone(&route), 256).await.unwrap().more {}
+    assert_eq!(journal.backlog().await.unwrap()[0].blocked, 599);
+    let verdict = Verdict::Succeeded(None);
+    let settlement = Settlement { fence: head.fence, verdict, followups: Vec::new() };
+    assert_eq!(journal.settle(vec![settlement]).await.unwrap(), [Settled::Done]);
+    let mut batches = 0;
+    while !journal.backlog().await.unwrap().is_empty() {
+        journal.apply(Arc::clone(&route), 256).await.unwrap();
+        batches += 1;
+        assert!(batches < 20, "{:?}", journal.backlog().await.unwrap());
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn r13_a_long_line_goes_on_in_batches_on_sqlite() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("shop.db");
+    let database = rusqlite::Connection::open(&path).unwrap();
+    database.execute_batch("CREATE TABLE effects (route TEXT, entity TEXT, step INTEGER)").unwrap();
+    let journal = SqliteJournal::open(&SqliteOptions::new(&path)).unwrap();
+    a_long_line_goes_on(&journal, Dialect::Sqlite).await;
+    journal.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn r13_a_long_line_goes_on_in_batches_on_postgres() {
+    let database = Server::shared().database();
+    database.query("CREATE TABLE effects (route text, entity text, step integer)");
+    let journal = PostgresJournal::open(&PostgresOptions::new(database.url())).await.unwrap();
+    a_long_line_goes_on(&journal, Dialect::Postgres).await;
+    journal.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn r13_a_long_line_goes_on_in_batches_on_mysql() {
+    let database = mysql::Server::shared().database();
+    database.query("CREATE TABLE effects (route varchar(32), entity varchar(32), step integer)");
+    let journal = MysqlJournal::open(&MysqlOptions::new(database.url())).await.unwrap();
+    a_long_line_goes_on(&journal, Dialect::Mysql).await;
+    journal.close().await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn r13_r24_r29_r30_all_permutations_on_sqlite_end_as_in_order() {
     let directory = tempfile::tempdir().unwrap();

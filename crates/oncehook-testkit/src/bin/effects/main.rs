@@ -60,7 +60,7 @@ async fn main() -> anyhow::Result<()> {
         sizes: vec![1_000_000, 5_000_000, 10_000_000],
         backlogs: vec![10_000, 100_000, 1_000_000],
         rounds: 5,
-        run: 30_000,
+        run: 100_000,
         out: "bench".into(),
     };
     while let Some(argument) = arguments.next() {

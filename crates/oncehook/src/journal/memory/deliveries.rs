@@ -339,7 +339,7 @@ impl State {
                 record.conclude(verdict, now);
             }
             if let Some(entity) = &candidate.entity {
-                self.let_go_on(&route.name, entity, now);
+                self.let_go_on(&route.name, entity, 1, now);
             }
         }
         taken
@@ -380,14 +380,16 @@ impl State {
         })
     }
 
-    /// Puts the first of those that wait for their turn back into the queue. If it is not its turn after all, it will be
-    /// taken out again.
-    fn let_go_on(&mut self, route: &RouteName, entity: &str, now: UnixMicros) {
+    /// Puts the first of those that wait for their turn back into the queue, at most so many. If it is not their turn after
+    /// all, they will be taken out again.
+    fn let_go_on(&mut self, route: &RouteName, entity: &str, count: usize, now: UnixMicros) {
         let blocked = self.in_line(route, entity).filter(|(_, record)| record.is_blocked());
-        let Some(first) = blocked.map(|(place, _)| place).min() else { return };
-        let id = DeliveryId { event: first.event, route: route.clone(), epoch: first.epoch };
-        if let Some(record) = self.record(&id) {
-            record.run_at = now;
+        let blocked: BTreeSet<Place> = blocked.map(|(place, _)| place).collect();
+        for Place { event, epoch, .. } in blocked.into_iter().take(count) {
+            let id = DeliveryId { event, route: route.clone(), epoch };
+            if let Some(record) = self.record(&id) {
+                record.run_at = now;
+            }
         }
     }
 
@@ -436,13 +438,14 @@ impl State {
         let mark = Mark { version: stored.event.version, at: stored.event.occurred_at };
         let kind = stored.event.kind.clone();
         let Some(entity) = stored.event.entity.clone() else { return };
-        if let Some(ordering) = self.lines.get(route).map(|route| route.ordering.clone()) {
+        if let Some(rules) = self.lines.get(route) {
+            let ordering = &rules.ordering;
             if succeeded && ordering.remembers() {
                 let scope = ordering.scope(route.as_str());
                 let standing = self.entities.entry((scope, entity.clone())).or_default();
                 ordering.advance(standing, mark, kind.as_deref());
             }
-            self.let_go_on(route, &entity, now);
+            self.let_go_on(route, &entity, rules.let_go_on(verdict), now);
         }
         if succeeded {
             self.wake_parked(&entity, now);
@@ -500,7 +503,7 @@ impl State {
             blocked.iter().filter_map(|event| self.events.get(event)?.event.entity.clone()).collect();
         for entity in entities {
             if self.is_stranded(route, &entity) {
-                self.let_go_on(&route.name, &entity, now);
+                self.let_go_on(&route.name, &entity, 1, now);
             }
         }
     }
@@ -554,7 +557,7 @@ impl State {
         let routes: Vec<RouteName> = stored.order(order, now)?.into_iter().collect();
         let ordered = Ordered { routes: routes.clone(), epoch: stored.latest_epoch() };
         if let Some(entity) = stored.event.entity.clone() {
-            routes.iter().for_each(|route| self.let_go_on(route, &entity, now));
+            routes.iter().for_each(|route| self.let_go_on(route, &entity, 1, now));
         }
         let entry = AuditEntry {
             at: now,

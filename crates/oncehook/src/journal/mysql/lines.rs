@@ -3,7 +3,8 @@
 //! Whoever decides whose turn it is, and whoever settles a delivery that others may wait for, first locks the row of (route,
 //! entity) in `oncehook_entities`, in the order of their names, and keeps it until the end of the transaction. Statements after that
 //! see what the one before has left (READ COMMITTED). So a delivery cannot be taken out of the queue while the one that it
-//! waits for ends.
+//! waits for ends. Who takes a batch passes over lines that others are at ([`lock_free`]): two who work off a backlog nearly
+//! always meet at some of them, and would take turns if they waited.
 //!
 //! Rows of deliveries are locked before that only with SKIP LOCKED, and only due ones; under the lock nobody waits for those. A
 //! statement that walks an index and changes rows would lock whatever it walks over, and wait for it; so rows are found by
@@ -16,7 +17,7 @@ use oncehook_verify::UnixMicros;
 use serde_json::json;
 
 use super::connection::{EngineError, Insert, Session};
-use super::queue::{FENCES, fence_list, route_name};
+use super::queue::{FENCES, Taken, attempt_limit, fence_list, route_name};
 use super::row::{
     IDS, count, event, hex, id, ids, is_true, list, maybe_number, maybe_text, number, small, text,
 };
@@ -57,11 +58,21 @@ fn lines<'e>(letter: u8, entities: impl IntoIterator<Item = &'e str>) -> Value {
 pub(super) struct Peeked {
     pub(super) candidate: Candidate,
     pub(super) attempt: u32,
+    pub(super) attempt_limit: Option<u32>,
     pub(super) parked_at: Option<UnixMicros>,
     /// Bytes of the body.
     pub(super) size: u64,
     /// Whether it stands in the line of its entity.
     in_line: bool,
+}
+
+impl Peeked {
+    /// Its row.
+    pub(super) fn taken(&self) -> Taken {
+        let Place { event, epoch, .. } = self.candidate.place;
+        let Self { attempt, attempt_limit, parked_at, .. } = *self;
+        Taken { event, epoch, attempt, attempt_limit, parked_at }
+    }
 }
 
 /// Due deliveries of a route, the longest due first, locked until the transaction ends. With `only`, just that one, if it is
@@ -73,7 +84,8 @@ pub(super) async fn peek(
     limit: usize,
     only: Option<One>,
 ) -> Result<Vec<Peeked>, EngineError> {
-    let columns = "SELECT event, epoch, attempt, parked_at, entity IS NOT NULL FROM oncehook_deliveries";
+    let columns =
+        "SELECT event, epoch, attempt, parked_at, entity IS NOT NULL, attempt_limit FROM oncehook_deliveries";
     let name = route.name.as_str();
     let due = match only {
         None => {
@@ -115,6 +127,7 @@ pub(super) async fn peek(
                 kind: maybe_text(about, 4)?,
             },
             attempt: small(row, 2)?,
+            attempt_limit: attempt_limit(row, 5)?,
             parked_at: maybe_number(row, 3)?.map(UnixMicros),
             size: count(about, 5)?,
             in_line: is_true(row, 4)?,
@@ -149,8 +162,44 @@ pub(super) async fn adopt(session: &mut Session, route: &Route, due: &[Peeked]) 
     Ok(())
 }
 
-/// Locks entities of a route until the end of the transaction. A row that is there is locked by being found, one that is not by
-/// being made.
+/// Locks those entities of a route that nobody else has locked, until the end of the transaction, and returns them. One that was
+/// never locked before is made, and whoever makes it at the same time is waited for.
+pub(super) async fn lock_free<'e>(
+    session: &mut Session,
+    route: &RouteName,
+    entities: &BTreeSet<&'e str>,
+) -> Result<BTreeSet<&'e str>, EngineError> {
+    let there = format!(
+        "SELECT t.place FROM {NAMES} STRAIGHT_JOIN oncehook_entities e FORCE INDEX (PRIMARY)
+             ON e.scope = ? AND e.entity = UNHEX(t.name)"
+    );
+    let asked: Vec<&str> = entities.iter().copied().collect();
+    let mut free = BTreeSet::new();
+    if asked.is_empty() {
+        return Ok(free);
+    }
+    let sql = format!("{there} FOR UPDATE SKIP LOCKED");
+    for row in session.rows(&sql, vec![names(asked.iter().copied()), route.as_str().into()]).await? {
+        free.extend(at(&asked, &row)?);
+    }
+    // What was not to be had is somebody else's, or was never there.
+    let rest: Vec<&str> = asked.into_iter().filter(|entity| !free.contains(entity)).collect();
+    if rest.is_empty() {
+        return Ok(free);
+    }
+    let mut fresh: BTreeSet<&str> = rest.iter().copied().collect();
+    for row in session.rows(&there, vec![names(rest.iter().copied()), route.as_str().into()]).await? {
+        if let Some(taken) = at(&rest, &row)? {
+            fresh.remove(taken);
+        }
+    }
+    lock(session, route, &fresh).await?;
+    free.extend(fresh);
+    Ok(free)
+}
+
+/// Locks entities of a route until the end of the transaction; who holds one is waited for. A row that is there is locked by being
+/// found, one that is not by being made.
 pub(super) async fn lock(
     session: &mut Session,
     route: &RouteName,
@@ -166,11 +215,12 @@ pub(super) async fn lock(
     Ok(())
 }
 
-/// The lines of entities that are locked. `wanted`: how many candidates of each there are.
+/// The lines of entities that are locked. `wanted`: the candidates of each.
 pub(super) async fn of(
     session: &mut Session,
+    now: i64,
     route: &Route,
-    wanted: &BTreeMap<&str, u64>,
+    wanted: &BTreeMap<&str, Vec<Place>>,
 ) -> Result<HashMap<String, Line>, EngineError> {
     let entities: Vec<&str> = wanted.keys().copied().collect();
     let mut found: HashMap<String, Line> =
@@ -187,10 +237,12 @@ pub(super) async fn of(
     if route.ordering.by_entity {
         // Where one runs it is nobody's turn, and nobody has to be looked at.
         let idle = wanted.iter().filter(|(entity, _)| !busy.contains(*entity));
-        let idle: Vec<(&str, u64)> = idle.map(|(entity, count)| (*entity, *count)).collect();
-        for (entity, front) in fronts(session, route, &idle).await? {
+        let idle: Vec<(&str, &[Place])> =
+            idle.map(|(entity, candidates)| (*entity, candidates.as_slice())).collect();
+        for (entity, front) in fronts(session, now, route, &idle).await? {
             if let Some(line) = found.get_mut(entity) {
-                line.front = front;
+                line.due = front.iter().filter(|first| first.due).map(|first| first.place).collect();
+                line.front = front.into_iter().map(|first| (first.place, first.state)).collect();
             }
         }
     }
@@ -227,57 +279,85 @@ async fn busy<'e>(
     Ok(busy)
 }
 
-/// The entity whose place in a list is the first column.
-fn at<'e>(entities: &[&'e str], row: &Row) -> Result<Option<&'e str>, EngineError> {
+/// What has the place in a list that is the first column.
+fn at<T: Copy>(list: &[T], row: &Row) -> Result<Option<T>, EngineError> {
     let place = usize::try_from(number(row, 0)?).unwrap_or(0).wrapping_sub(1);
-    Ok(entities.get(place).copied())
+    Ok(list.get(place).copied())
+}
+
+/// One of the first in a line.
+struct First {
+    place: Place,
+    state: DeliveryState,
+    due: bool,
 }
 
 /// The fronts of lines, as long as there are candidates. Entities with a single candidate, which are the most, are asked for
 /// together; there are no lateral joins, so each of the others is asked for by itself.
 async fn fronts<'e>(
     session: &mut Session,
+    now: i64,
     route: &Route,
-    wanted: &[(&'e str, u64)],
-) -> Result<Vec<(&'e str, Vec<(Place, DeliveryState)>)>, EngineError> {
+    wanted: &[(&'e str, &[Place])],
+) -> Result<Vec<(&'e str, Vec<First>)>, EngineError> {
     let in_the_way = if route.ordering.on_dead == OnDead::Block { "" } else { "AND d.state <> 'dead'" };
     let name = route.name.as_str();
-    let place = |row: &Row, first: usize| -> Result<(Place, DeliveryState), EngineError> {
-        let state = DeliveryState::parse(&text(row, first + 3)?).ok_or_else(EngineError::damaged)?;
-        let version = maybe_number(row, first + 2)?;
-        Ok((Place { event: event(row, first)?, epoch: small(row, first + 1)?, version }, state))
+    let first = |row: &Row| -> Result<First, EngineError> {
+        let state = DeliveryState::parse(&text(row, 3)?).ok_or_else(EngineError::damaged)?;
+        let place = Place { event: event(row, 0)?, epoch: small(row, 1)?, version: maybe_number(row, 2)? };
+        Ok(First { place, state, due: is_true(row, 4)? })
     };
+    let columns = "SELECT d.event, d.epoch, d.version, d.state, d.place = 0 AND d.place_at <= ? FROM";
     let mut fronts = Vec::with_capacity(wanted.len());
-    let single: Vec<&str> =
-        wanted.iter().filter(|(_, count)| *count == 1).map(|(entity, _)| *entity).collect();
-    let several = wanted.iter().filter(|(_, count)| *count > 1);
-    if !single.is_empty() {
-        // The first of the line, by its key; then the rest of it. Whoever is alone at the front has his turn, and that is all that
-        // is asked of a single one.
-        let first = format!(
-            "(SELECT CONCAT(d.event, d.epoch) FROM oncehook_deliveries d
-               WHERE d.line = UNHEX(t.name) AND d.route = ? {in_the_way} ORDER BY d.version, d.event, d.epoch LIMIT 1)"
-        );
-        let sql = format!(
-            "SELECT f.place, d.event, d.epoch, d.version, d.state FROM (SELECT t.place, {first} AS one FROM {NAMES}) f
-               STRAIGHT_JOIN oncehook_deliveries d
-                  ON d.event = LEFT(f.one, 16) AND d.route = ? AND d.epoch = CAST(SUBSTRING(f.one, 17) AS UNSIGNED)"
-        );
-        let asked = vec![name.into(), lines(IN_LINE, single.iter().copied()), name.into()];
-        for row in session.rows(&sql, asked).await? {
-            if let Some(entity) = at(&single, &row)? {
-                fronts.push((entity, vec![place(&row, 1)?]));
-            }
-        }
-    }
+    let mut single: Vec<(&str, Place)> = Vec::new();
     let sql = format!(
-        "SELECT d.event, d.epoch, d.version, d.state FROM oncehook_deliveries d
+        "{columns} oncehook_deliveries d
           WHERE d.line = ? AND d.route = ? {in_the_way} ORDER BY d.version, d.event, d.epoch LIMIT ?"
     );
-    for (entity, count) in several {
-        let rows =
-            session.rows(&sql, vec![line(IN_LINE, entity).into(), name.into(), (*count).into()]).await?;
-        fronts.push((*entity, rows.iter().map(|row| place(row, 0)).collect::<Result<_, _>>()?));
+    for (entity, candidates) in wanted {
+        if let [candidate] = candidates {
+            single.push((*entity, *candidate));
+            continue;
+        }
+        let asked = vec![now.into(), line(IN_LINE, entity).into(), name.into(), candidates.len().into()];
+        let rows = session.rows(&sql, asked).await?;
+        fronts.push((*entity, rows.iter().map(first).collect::<Result<_, _>>()?));
+    }
+    if single.is_empty() {
+        return Ok(fronts);
+    }
+    // Whoever is at the front has his turn, and that is all that is asked of a single one. It is found in the index alone.
+    let key = format!(
+        "(SELECT CONCAT(d.event, d.epoch) FROM oncehook_deliveries d
+           WHERE d.line = UNHEX(t.name) AND d.route = ? {in_the_way} ORDER BY d.version, d.event, d.epoch LIMIT 1)"
+    );
+    let sql = format!("SELECT t.place, {key} FROM {NAMES}");
+    let asked = vec![name.into(), lines(IN_LINE, single.iter().map(|(entity, _)| *entity))];
+    let mut before: HashMap<(EventId, u32), &str> = HashMap::new();
+    for row in session.rows(&sql, asked).await? {
+        let Some((entity, candidate)) = at(&single, &row)? else { continue };
+        match delivery(&row, 1)? {
+            Some(key) if key == (candidate.event, candidate.epoch) => {
+                let first = First { place: candidate, state: DeliveryState::Ready, due: true };
+                fronts.push((entity, vec![first]));
+            }
+            Some(key) => {
+                before.insert(key, entity);
+            }
+            None => {}
+        }
+    }
+    if !before.is_empty() {
+        let sql = format!(
+            "{columns} {PLACES} STRAIGHT_JOIN oncehook_deliveries d
+                 ON d.event = UNHEX(t.event) AND d.route = ? AND d.epoch = t.epoch"
+        );
+        let asked = list(before.keys().map(|(event, epoch)| json!([hex(*event), epoch])));
+        for row in session.rows(&sql, vec![now.into(), asked, name.into()]).await? {
+            let first = first(&row)?;
+            let key = (first.place.event, first.place.epoch);
+            fronts.extend(before.get(&key).map(|entity| (*entity, vec![first])));
+        }
     }
     Ok(fronts)
 }
@@ -352,7 +432,9 @@ pub(super) async fn after(
             remember(session, &scope, &known).await?;
         }
     }
-    let free: BTreeSet<&str> = came.iter().map(|came| came.entity).collect();
+    // The last of an entity tells.
+    let free: BTreeMap<&str, usize> =
+        came.iter().map(|came| (came.entity, route.let_go_on(came.verdict))).collect();
     let_go_on(session, now, &route.name, &free.into_iter().collect::<Vec<_>>()).await
 }
 
@@ -385,13 +467,13 @@ async fn remember(
     Ok(())
 }
 
-/// Puts the first of those that wait for their turn in each line back into the queue. If it is not its turn after all, it is
-/// taken out again when it is looked at.
+/// Puts the first of those that wait for their turn in each line back into the queue, at most as many as are said. If it is not
+/// their turn after all, they are taken out again when they are looked at.
 pub(super) async fn let_go_on(
     session: &mut Session,
     now: i64,
     route: &RouteName,
-    entities: &[&str],
+    entities: &[(&str, usize)],
 ) -> Result<(), EngineError> {
     if entities.is_empty() {
         return Ok(());
@@ -404,11 +486,23 @@ pub(super) async fn let_go_on(
     let first = "(SELECT CONCAT(d.event, d.epoch) FROM oncehook_deliveries d
                    WHERE d.line = UNHEX(t.name) AND d.route = ? AND d.run_at = ? AND d.state <> 'dead'
                    ORDER BY d.version, d.event, d.epoch LIMIT 1)";
-    let sql = format!("SELECT {first} FROM {NAMES}");
-    let asked = vec![route.as_str().into(), NO_TIME.0.into(), lines(IN_LINE, entities.iter().copied())];
+    let sql = format!("SELECT t.place, {first} FROM {NAMES}");
+    let asked = lines(IN_LINE, entities.iter().map(|(entity, _)| *entity));
+    let asked = vec![route.as_str().into(), NO_TIME.0.into(), asked];
     let mut next = BTreeSet::new();
     for row in session.rows(&sql, asked).await? {
-        next.extend(delivery(&row, 0)?);
+        let Some(first) = delivery(&row, 1)? else { continue };
+        next.insert(first);
+        // Where somebody waits there may be more of them.
+        if let Some((entity, count @ 2..)) = at(entities, &row)? {
+            let sql = "SELECT event, epoch FROM oncehook_deliveries
+                        WHERE line = ? AND route = ? AND run_at = ? AND state <> 'dead' ORDER BY version, event, epoch LIMIT ?";
+            let line = line(IN_LINE, entity).into();
+            let asked = vec![line, route.as_str().into(), NO_TIME.0.into(), count.into()];
+            for row in session.rows(sql, asked).await? {
+                next.insert((event(&row, 0)?, small(&row, 1)?));
+            }
+        }
     }
     if next.is_empty() {
         return Ok(());
@@ -564,7 +658,8 @@ pub(super) async fn look_again(
     if !waiting.is_empty() {
         lock(session, &route.name, &waiting).await?;
         stranded = free(session, route, &waiting.iter().copied().collect::<Vec<_>>()).await?;
-        let_go_on(session, now, &route.name, &stranded).await?;
+        let first: Vec<(&str, usize)> = stranded.iter().map(|entity| (*entity, 1)).collect();
+        let_go_on(session, now, &route.name, &first).await?;
     }
     session.run("COMMIT").await?;
     Ok(woken || !stranded.is_empty())

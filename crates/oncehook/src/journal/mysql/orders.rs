@@ -104,7 +104,7 @@ pub(super) async fn carry_out(
     if let Some(entity) = &entity {
         // Whoever waited for a delivery that was changed may look again.
         for route in &routes {
-            lines::let_go_on(session, now, route, &[entity]).await?;
+            lines::let_go_on(session, now, route, &[(entity, 1)]).await?;
         }
     }
     let ordered = Ordered { routes: routes.into_iter().collect(), epoch };

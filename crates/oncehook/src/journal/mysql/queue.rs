@@ -22,7 +22,7 @@ use super::settle::{Ended, Held, settle};
 use super::turn::{self, One};
 use crate::delivery::{DeliveryId, Fence, HandedEvent, RouteName, Verdict};
 use crate::event::{EventId, SourceName};
-use crate::ordering::{Company, NO_TIME, PEEK, Place};
+use crate::ordering::{Company, NO_TIME, PEEK};
 use crate::retry::Chance;
 use crate::route::Route;
 
@@ -54,27 +54,31 @@ pub(super) struct Locked {
 }
 
 /// A row of the queue that is locked.
-struct Taken {
-    event: EventId,
-    epoch: u32,
-    attempt: u32,
-    attempt_limit: Option<u32>,
-    parked_at: Option<UnixMicros>,
+pub(super) struct Taken {
+    pub(super) event: EventId,
+    pub(super) epoch: u32,
+    pub(super) attempt: u32,
+    pub(super) attempt_limit: Option<u32>,
+    pub(super) parked_at: Option<UnixMicros>,
 }
 
 /// The columns of [`taken`].
 const TAKEN: &str = "SELECT d.event, d.epoch, d.attempt, d.attempt_limit, d.parked_at";
 
 fn taken(row: &Row) -> Result<Taken, EngineError> {
-    let attempt_limit = maybe_number(row, 3)?.map(|limit| u32::try_from(limit).unwrap_or(u32::MAX));
     let parked_at = maybe_number(row, 4)?.map(UnixMicros);
     Ok(Taken {
         event: event(row, 0)?,
         epoch: small(row, 1)?,
         attempt: small(row, 2)?,
-        attempt_limit,
+        attempt_limit: attempt_limit(row, 3)?,
         parked_at,
     })
+}
+
+/// How many attempts a delivery has of its own, if it has.
+pub(super) fn attempt_limit(row: &Row, column: usize) -> Result<Option<u32>, EngineError> {
+    Ok(maybe_number(row, column)?.map(|limit| u32::try_from(limit).unwrap_or(u32::MAX)))
 }
 
 /// At most this many bytes of bodies are read for one batch (and the body that crosses it).
@@ -124,38 +128,18 @@ pub(super) async fn due(
     Ok(Locked { due, count, now: UnixMicros(now) })
 }
 
-/// Deliveries that the transaction has locked already, with their events, in this order.
+/// Deliveries that the transaction has locked already, with their events, in this order, and the state that each leads to.
 pub(super) async fn chosen(
     session: &mut Session,
     route: &Route,
-    run: Vec<(Place, Option<String>)>,
+    run: Vec<(Taken, Option<String>)>,
 ) -> Result<Vec<Due>, EngineError> {
-    let taken = again(session, route, &run).await?;
+    let (taken, states): (Vec<Taken>, Vec<Option<String>>) = run.into_iter().unzip();
     let mut due = with_events(session, route, taken).await?;
-    for (due, (_, state)) in due.iter_mut().zip(run) {
+    for (due, state) in due.iter_mut().zip(states) {
         due.event.state = state;
     }
     Ok(due)
-}
-
-/// Reads the rows of deliveries that the transaction has locked, in this order.
-async fn again(
-    session: &mut Session,
-    route: &Route,
-    run: &[(Place, Option<String>)],
-) -> Result<Vec<Taken>, EngineError> {
-    if run.is_empty() {
-        return Ok(Vec::new());
-    }
-    let asked = list(run.iter().map(|(place, _)| json!([hex(place.event), place.epoch])));
-    let sql = format!(
-        "{TAKEN} FROM JSON_TABLE(?, '$[*]' COLUMNS (place FOR ORDINALITY, event VARCHAR(32) PATH '$[0]',
-                                                    epoch INT UNSIGNED PATH '$[1]')) t
-           STRAIGHT_JOIN oncehook_deliveries d ON d.event = UNHEX(t.event) AND d.route = ? AND d.epoch = t.epoch ORDER BY t.place"
-    );
-    let rows = session.rows(&sql, vec![asked, route.name.as_str().into()]).await?;
-    all_changed(u64::try_from(rows.len()).unwrap_or(0), run.len())?;
-    rows.iter().map(taken).collect()
 }
 
 async fn with_events(
@@ -342,9 +326,8 @@ pub(super) async fn lease(
     let taken = if route.ordering.is_serial() {
         let look = (limit.max(PEEK), limit);
         let run = turn::take(session, now, route, Company::Lease, look, None).await?.run;
-        let taken = again(session, route, &run).await?;
-        states.extend(run.into_iter().map(|(place, state)| ((place.event, place.epoch), state)));
-        taken
+        states.extend(run.iter().map(|(taken, state)| ((taken.event, taken.epoch), state.clone())));
+        run.into_iter().map(|(taken, _)| taken).collect()
     } else {
         take(session, now, route, limit).await?
     };

@@ -1,5 +1,5 @@
 //! Whose turn it is among due deliveries of a route that looks at entities. Runs inside a transaction of its caller, and leaves
-//! the lines of the entities locked until it ends.
+//! the lines of the entities locked until it ends. Whatever stands in a line that somebody else is at stays due.
 //!
 //! Does not: decide anything. The rules are in `ordering`; this carries out what they say about those that do not run.
 
@@ -9,7 +9,7 @@ use oncehook_verify::UnixMicros;
 
 use super::connection::{EngineError, Session};
 use super::lines::{self, Came, Peeked};
-use super::queue::BODIES_AT_ONCE;
+use super::queue::{BODIES_AT_ONCE, Taken};
 use super::settle::{self, Ended, Held};
 use crate::delivery::{DeliveryId, Fence, Verdict};
 use crate::event::EventId;
@@ -23,7 +23,7 @@ pub(super) type One = (EventId, u32, u32);
 /// Due deliveries, sorted out.
 pub(super) struct Turns {
     /// To be run, in this order, with the state that each leads to.
-    pub(super) run: Vec<(Place, Option<String>)>,
+    pub(super) run: Vec<(Taken, Option<String>)>,
     /// To be run alone, in this order: what failed before, and whatever is behind it. Nothing was decided about these.
     pub(super) alone: Vec<One>,
     /// What was settled without running.
@@ -44,17 +44,20 @@ pub(super) async fn take(
 ) -> Result<Turns, EngineError> {
     let due = lines::peek(session, now, route, look, only).await?;
     let mut full = due.len() == look;
-    let (due, alone) =
+    let (mut due, alone) =
         if company == Company::OneTransaction && only.is_none() { apart(due) } else { (due, Vec::new()) };
     lines::adopt(session, route, &due).await?;
+    pass_over(session, route, &mut due, only).await?;
+    // If all was somebody else's it is better to wait for a moment than to look again at once.
+    full &= !due.is_empty() || !alone.is_empty();
     let candidates: Vec<Candidate> = due.iter().map(|due| due.candidate.clone()).collect();
-    let mut wanted: BTreeMap<&str, u64> = BTreeMap::new();
-    for entity in candidates.iter().filter_map(|candidate| candidate.entity.as_deref()) {
-        *wanted.entry(entity).or_default() += 1;
+    let mut wanted: BTreeMap<&str, Vec<Place>> = BTreeMap::new();
+    for Candidate { entity, place, .. } in &candidates {
+        if let Some(entity) = entity {
+            wanted.entry(entity).or_default().push(*place);
+        }
     }
-    let entities: BTreeSet<&str> = wanted.keys().copied().collect();
-    lines::lock(session, &route.name, &entities).await?;
-    let known = lines::of(session, route, &wanted).await?;
+    let known = lines::of(session, now, route, &wanted).await?;
     let plan = plan(&route.ordering, company, room, &candidates, &known);
     let blocked = plan.blocked.iter().filter_map(|index| candidates.get(*index)).map(|one| one.place);
     lines::block(session, now, route, blocked).await?;
@@ -70,7 +73,7 @@ pub(super) async fn take(
         match step {
             Step::Run(state) => {
                 bytes += due.size;
-                run.push((due.candidate.place, state));
+                run.push((due.taken(), state));
             }
             Step::Settle(verdict) => passed.push((due, verdict)),
             Step::Defer(reason) => {
@@ -81,6 +84,23 @@ pub(super) async fn take(
     }
     let passed = pass(session, now, route, &passed).await?;
     Ok(Turns { run, alone, passed, full })
+}
+
+/// Locks the lines of what is due, and drops whatever stands in lines that others are at. A single one waits for them.
+async fn pass_over(
+    session: &mut Session,
+    route: &Route,
+    due: &mut Vec<Peeked>,
+    only: Option<One>,
+) -> Result<(), EngineError> {
+    let entities: Vec<String> = due.iter().filter_map(|due| due.candidate.entity.clone()).collect();
+    let entities: BTreeSet<&str> = entities.iter().map(String::as_str).collect();
+    if only.is_some() {
+        return lines::lock(session, &route.name, &entities).await;
+    }
+    let free = lines::lock_free(session, &route.name, &entities).await?;
+    due.retain(|due| due.candidate.entity.as_deref().is_none_or(|entity| free.contains(entity)));
+    Ok(())
 }
 
 /// Parts those that failed before, and others of the same entities, from the rest.

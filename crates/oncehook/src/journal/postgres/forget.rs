@@ -260,7 +260,9 @@ async fn walk(
         delete(session, &gone).await?;
         forgotten.events = gone.len();
     }
-    search::forget_marks(session, given, micros(retention.payload), limit(retention.batch)).await?;
+    if let (Some((first, _)), Some((last, _))) = (old.first(), old.last()) {
+        search::forget_marks(session, *first, *last).await?;
+    }
     Ok(match old.last() {
         _ if old.len() < rows.len() => Walk::Young,
         Some((last, _)) if old.len() == retention.batch => Walk::To(search::behind(*last)),

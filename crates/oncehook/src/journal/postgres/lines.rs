@@ -265,7 +265,9 @@ pub(super) async fn after(
             remember(session, &scope, &known).await?;
         }
     }
-    let free: BTreeSet<&str> = came.iter().map(|came| came.entity).collect();
+    // The last of an entity tells.
+    let free: BTreeMap<&str, usize> =
+        came.iter().map(|came| (came.entity, route.let_go_on(came.verdict))).collect();
     let_go_on(session, given, &route.name, &free.into_iter().collect::<Vec<_>>()).await
 }
 
@@ -293,31 +295,33 @@ async fn remember(
     Ok(())
 }
 
-/// Puts the first of those that wait for their turn in each line back into the queue. If it is not its turn after all, it is
-/// taken out again when it is looked at.
+/// Puts the first of those that wait for their turn in each line back into the queue, at most as many as are said. If it is not
+/// their turn after all, they are taken out again when they are looked at.
 pub(super) async fn let_go_on(
     session: &Session,
     given: Option<i64>,
     route: &RouteName,
-    entities: &[&str],
+    entities: &[(&str, usize)],
 ) -> Result<(), EngineError> {
     if entities.is_empty() {
         return Ok(());
     }
+    let (entities, counts): (Vec<&str>, Vec<i64>) =
+        entities.iter().map(|(entity, count)| (*entity, i64::try_from(*count).unwrap_or(i64::MAX))).unzip();
     session
         .change(
             "UPDATE oncehook.deliveries d SET run_at = coalesce($1::bigint, oncehook.micros())
-               FROM (SELECT f.event, f.epoch FROM unnest($3::text[]) AS u(entity)
+               FROM (SELECT f.event, f.epoch FROM unnest($3::text[], $5::bigint[]) AS u(entity, count)
                       CROSS JOIN LATERAL (
                         SELECT event, epoch FROM oncehook.deliveries
                          WHERE route = $2 AND entity = u.entity AND state IN ('ready', 'retrying')
                            AND run_at + 0 = $4 -- by the line, not by the queue
-                         ORDER BY version NULLS FIRST, event, epoch LIMIT 1) f) AS n
+                         ORDER BY version NULLS FIRST, event, epoch LIMIT u.count) f) AS n
               WHERE d.event = n.event AND d.route = $2 AND d.epoch = n.epoch AND d.run_at = $4
                 -- Asked once for all: usually nobody waits.
                 AND EXISTS (SELECT 1 FROM oncehook.deliveries
                              WHERE route = $2 AND blocked_at IS NOT NULL AND state IN ('ready', 'retrying'))",
-            &[&given, &route.as_str(), &entities, &NO_TIME.0],
+            &[&given, &route.as_str(), &entities, &NO_TIME.0, &counts],
         )
         .await?;
     Ok(())
@@ -468,7 +472,8 @@ pub(super) async fn look_again(
         )
         .await?;
     let stranded: Vec<&str> = stranded.iter().map(|row| row.get(0)).collect();
-    let_go_on(session, given, &route.name, &stranded).await?;
+    let first: Vec<(&str, usize)> = stranded.iter().map(|entity| (*entity, 1)).collect();
+    let_go_on(session, given, &route.name, &first).await?;
     session.run("COMMIT").await?;
     Ok(woken > 0 || !stranded.is_empty())
 }

@@ -478,22 +478,22 @@ SELECT DISTINCT m.value, oncehook.span(e.id) AS span
  WHERE e.id BETWEEN $1 AND $2 AND m.value IS NOT NULL
  ORDER BY m.value, span";
 
-/// Removes marks of old spans in which no event is left, a few for each event that is forgotten.
-pub(super) async fn forget_marks(
-    session: &Session,
-    given: Option<i64>,
-    age: i64,
-    events: i64,
-) -> Result<(), EngineError> {
+/// Removes marks of spans in which no event is left, among those of events that were just looked at. Others need not be asked for:
+/// whoever removes the last event of a span has looked at it.
+pub(super) async fn forget_marks(session: &Session, first: Uuid, last: Uuid) -> Result<(), EngineError> {
+    remove_marks(session, span_of(first), span_of(last) + 1, i64::MAX).await?;
+    Ok(())
+}
+
+/// Removes marks of spans in which no event is left, from one span to another (excluded), so many at most. Returns how many.
+async fn remove_marks(session: &Session, from: i64, to: i64, limit: i64) -> Result<u64, EngineError> {
     let sql = "DELETE FROM oncehook.marks WHERE ctid = ANY (ARRAY (
                  SELECT m.ctid FROM oncehook.marks m
-                  WHERE m.span < oncehook.span(oncehook.first_id(coalesce($1::bigint, oncehook.micros()) - $2))
-                    AND NOT EXISTS (SELECT 1 FROM oncehook.events e
-                                     WHERE e.id >= oncehook.first_id(m.span * 4096000)
-                                       AND e.id < oncehook.first_id((m.span + 1) * 4096000))
+                  WHERE m.span >= $1 AND m.span < $2
+                    AND (SELECT true FROM oncehook.events e WHERE e.id >= oncehook.first_id(m.span * 4096000)
+                            AND e.id < oncehook.first_id((m.span + 1) * 4096000) LIMIT 1) IS NULL
                   LIMIT $3))";
-    session.change(sql, &[&given, &age, &events.saturating_mul(4)]).await?;
-    Ok(())
+    session.change(sql, &[&from, &to, &limit]).await
 }
 
 /// Spans whose marks are looked at by one statement.
@@ -508,13 +508,7 @@ pub(super) async fn sweep_marks(
     let span = span_of(from);
     // A day does not begin with a span; the mark of one that two days share goes with the later one.
     let next = (span + SPANS_SWEPT).min(span_of(beyond));
-    let sql = "DELETE FROM oncehook.marks WHERE ctid = ANY (ARRAY (
-                 SELECT m.ctid FROM oncehook.marks m
-                  WHERE m.span >= $1 AND m.span < $2
-                    AND (SELECT true FROM oncehook.events e WHERE e.id >= oncehook.first_id(m.span * 4096000)
-                            AND e.id < oncehook.first_id((m.span + 1) * 4096000) LIMIT 1) IS NULL
-                  LIMIT $3))";
-    let gone = session.change(sql, &[&span, &next, &limit]).await?;
+    let gone = remove_marks(session, span, next, limit).await?;
     if i64::try_from(gone).unwrap_or(i64::MAX) >= limit {
         return Ok(Some(from));
     }

@@ -370,8 +370,8 @@ impl Job<'_> {
         self.waiting.parked |= matches!(verdict, Verdict::Parked(..));
         if queue::settle(connection, &fence, Held::Lock, &verdict, &self.route.followups, self.now)? {
             let Some(came) = Came::new(&delivery.event, &verdict) else { return Ok(()) };
-            let ordering = self.route.ordering.is_serial().then_some(&self.route.ordering);
-            lines::after(connection, ordering, &self.route.name, &came, self.waiting, self.now)
+            let serial = self.route.ordering.is_serial().then_some(self.route);
+            lines::after(connection, serial, &came, self.waiting, self.now)
         } else {
             // We hold the write lock and are the only process: the row was read a moment ago. If it is not there now,
             // nothing here can be trusted, and the transaction is undone.
@@ -398,7 +398,7 @@ pub(super) fn leased(
     chance: &mut Chance,
 ) -> Result<Vec<Settled>, rusqlite::Error> {
     let mut settled = Vec::with_capacity(claims.len());
-    let ordering = route.ordering.is_serial().then_some(&route.ordering);
+    let serial = route.ordering.is_serial().then_some(route);
     let waiting = lines::waiting(connection, &route.name)?;
     for claim in claims {
         let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
@@ -428,7 +428,7 @@ pub(super) fn leased(
                     continue;
                 }
                 if let Some(came) = Came::new(&claim.event, &verdict) {
-                    lines::after(&transaction, ordering, &route.name, &came, waiting, now)?;
+                    lines::after(&transaction, serial, &came, waiting, now)?;
                 }
                 match transaction.commit() {
                     Ok(()) => {
@@ -454,7 +454,7 @@ pub(super) fn leased(
         let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
         let done = queue::settle(&transaction, &claim.fence, Held::Lease, &verdict, &[], now)?;
         if done && let Some(came) = Came::new(&claim.event, &verdict) {
-            lines::after(&transaction, ordering, &route.name, &came, waiting, now)?;
+            lines::after(&transaction, serial, &came, waiting, now)?;
         }
         transaction.commit()?;
         settled.push(if done { Settled::Done } else { Settled::Lost });

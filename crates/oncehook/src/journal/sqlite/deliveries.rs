@@ -194,8 +194,8 @@ impl Deliveries for SqliteJournal {
                         None => *waiting.entry(name).or_insert(lines::waiting(&transaction, name)?),
                     };
                     let route = lines.get(name);
-                    let ordering = route.as_ref().map(|route| &route.ordering);
-                    lines::after_lease(&transaction, ordering, &fence.delivery, verdict, waiting, now)?;
+                    let serial = route.as_deref();
+                    lines::after_lease(&transaction, serial, &fence.delivery, verdict, waiting, now)?;
                 }
                 settled.push(if done { Settled::Done } else { Settled::Lost });
             }

@@ -38,7 +38,9 @@ pub(super) fn seal(
     if block.count < BLOCK {
         return Ok(false);
     }
-    let list = |names: &BTreeSet<String>| serde_json::to_string(names).unwrap_or_else(|_| "[]".to_owned());
+    let list = |names: &BTreeSet<String>| {
+        format!("[{}]", names.iter().map(|name| listed(name)).collect::<Vec<_>>().join(","))
+    };
     let types = (block.types.len() <= TYPES_LISTED).then(|| list(&block.types));
     let mut entities = Bloom::for_items(BLOCK as usize);
     block.entities.iter().for_each(|entity| entities.insert(*entity));
@@ -133,6 +135,11 @@ impl Block {
         items.extend(self.unrouted.then(groups::unrouted));
         items
     }
+}
+
+/// A name as it stands in the list of a block: in quotes, as in JSON.
+pub(super) fn listed(name: &str) -> String {
+    serde_json::Value::from(name).to_string()
 }
 
 fn insert_new(names: &mut BTreeSet<String>, name: &str) {

@@ -9,7 +9,7 @@ use rusqlite::{Connection, OptionalExtension, params};
 use super::queue::Due;
 use crate::delivery::{DeliveryId, DeliveryState, HandedEvent, RouteName, Verdict};
 use crate::event::EventId;
-use crate::ordering::{Candidate, Line, Mark, NO_TIME, OnDead, Ordering, Place, Standing};
+use crate::ordering::{Candidate, Line, Mark, NO_TIME, OnDead, Place, Standing};
 use crate::route::Route;
 
 /// So many lines are looked after in one go.
@@ -196,26 +196,26 @@ impl<'v> Came<'v> {
     }
 }
 
-/// What follows for others of the same entity from what a delivery came to.
+/// What follows for others of the same entity from what a delivery came to. `serial`: the route, if it looks at entities.
 pub(super) fn after(
     connection: &Connection,
-    ordering: Option<&Ordering>,
-    route: &RouteName,
+    serial: Option<&Route>,
     came: &Came<'_>,
     waiting: Waiting,
     now: UnixMicros,
 ) -> Result<(), rusqlite::Error> {
     let Came { entity, mark, kind, verdict } = came;
     let succeeded = matches!(verdict, Verdict::Succeeded(_));
-    if let Some(ordering) = ordering {
+    if let Some(route) = serial {
+        let (name, ordering) = (route.name.as_str(), &route.ordering);
         if succeeded && ordering.remembers() {
-            let scope = ordering.scope(route.as_str());
+            let scope = ordering.scope(name);
             let mut known = standing(connection, &scope, entity)?;
             ordering.advance(&mut known, *mark, *kind);
             remember(connection, &scope, entity, &known)?;
         }
         if waiting.blocked {
-            let_go_on(connection, route.as_str(), entity, now)?;
+            let_go_on(connection, name, entity, route.let_go_on(verdict), now)?;
         }
     }
     if succeeded && waiting.parked {
@@ -227,13 +227,13 @@ pub(super) fn after(
 /// The same, where the event is not at hand.
 pub(super) fn after_lease(
     connection: &Connection,
-    ordering: Option<&Ordering>,
+    serial: Option<&Route>,
     delivery: &DeliveryId,
     verdict: &Verdict,
     waiting: Waiting,
     now: UnixMicros,
 ) -> Result<(), rusqlite::Error> {
-    if ordering.is_none() && !waiting.parked {
+    if serial.is_none() && !waiting.parked {
         return Ok(());
     }
     let (entity, mark, kind) = connection
@@ -245,7 +245,7 @@ pub(super) fn after_lease(
         })?;
     let Some(entity) = entity else { return Ok(()) };
     let came = Came { entity: &entity, mark, kind: kind.as_deref(), verdict };
-    after(connection, ordering, &delivery.route, &came, waiting, now)
+    after(connection, serial, &came, waiting, now)
 }
 
 fn remember(
@@ -272,12 +272,13 @@ fn remember(
     Ok(())
 }
 
-/// Puts the first of those that wait for their turn back into the queue. If it is not its turn after all, it is taken out
-/// again when it is looked at.
+/// Puts the first of those that wait for their turn back into the queue, at most so many. If it is not their turn after all,
+/// they are taken out again when they are looked at.
 pub(super) fn let_go_on(
     connection: &Connection,
     route: &str,
     entity: &str,
+    count: usize,
     now: UnixMicros,
 ) -> Result<(), rusqlite::Error> {
     connection
@@ -287,9 +288,9 @@ pub(super) fn let_go_on(
                     (SELECT event, route, epoch FROM oncehook_deliveries INDEXED BY oncehook_deliveries_line
                       WHERE route = ?1 AND entity = ?2 AND state IN ('ready', 'retrying', 'running', 'dead')
                         AND state IN ('ready', 'retrying') AND run_at = ?3
-                      ORDER BY version, event, epoch LIMIT 1)",
+                      ORDER BY version, event, epoch LIMIT ?5)",
         )?
-        .execute(params![route, entity, NO_TIME.0, now.0])?;
+        .execute(params![route, entity, NO_TIME.0, now.0, i64::try_from(count).unwrap_or(i64::MAX)])?;
     Ok(())
 }
 
@@ -348,7 +349,7 @@ pub(super) fn look_again(
         .collect::<Result<_, _>>()?;
     for entity in waiting {
         if is_stranded(connection, route, &entity)? {
-            let_go_on(connection, name, &entity, now)?;
+            let_go_on(connection, name, &entity, 1, now)?;
             woken += 1;
         }
     }

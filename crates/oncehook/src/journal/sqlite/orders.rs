@@ -114,7 +114,7 @@ fn let_others_go_on(
         .prepare_cached("SELECT entity FROM oncehook_events WHERE seq = ?1")?
         .query_row([event.sequence()], |row| row.get(0))?;
     let Some(entity) = entity else { return Ok(()) };
-    routes.iter().try_for_each(|route| lines::let_go_on(connection, route.as_str(), &entity, now))
+    routes.iter().try_for_each(|route| lines::let_go_on(connection, route.as_str(), &entity, 1, now))
 }
 
 /// Whether the event is held; `None` if there is no such event.

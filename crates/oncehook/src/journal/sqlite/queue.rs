@@ -333,8 +333,8 @@ pub(super) fn reclaim(
         let message = Failure::never_ended().message;
         let verdict = route.after_lost_lease(fence.attempt, *limit, now, chance.draw());
         settle(connection, fence, Held::Lease, &verdict, &[], now)?;
-        let ordering = route.ordering.is_serial().then_some(&route.ordering);
-        lines::after_lease(connection, ordering, &fence.delivery, &verdict, waiting, now)?;
+        let serial = route.ordering.is_serial().then_some(route);
+        lines::after_lease(connection, serial, &fence.delivery, &verdict, waiting, now)?;
         end_attempt(connection, fence, "lost", Some(&message), now)?;
     }
     Ok(expired.len())

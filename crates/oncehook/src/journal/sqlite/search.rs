@@ -88,16 +88,18 @@ fn look_through(
     events: &mut Vec<EventSummary>,
     wanted: usize,
 ) -> Result<(), rusqlite::Error> {
+    // The last one is the first that reaches to the span's end: without it the walk would begin at the newest block of all.
     let mut statement = connection.prepare_cached(
         "SELECT first, last, sources, types, entities, unrouted FROM oncehook_blocks
-          WHERE last >= ?1 AND first <= ?2 ORDER BY last DESC",
+          WHERE last >= ?1 AND first <= ?2
+            AND last <= coalesce((SELECT min(last) FROM oncehook_blocks WHERE last >= ?2), ?2) ORDER BY last DESC",
     )?;
-    let entity = query.entity.as_deref().map(groups::entity);
+    let hints = Hints::of(query);
     let mut blocks = statement.query([span.from, span.to])?;
     while events.len() < wanted
         && let Some(block) = blocks.next()?
     {
-        if may_match(block, query, entity)? {
+        if hints.may_match(block)? {
             let block = Span { from: span.from.max(block.get(0)?), to: span.to.min(block.get(1)?) };
             events.extend(scan(connection, query, block, wanted - events.len())?);
         }
@@ -105,25 +107,42 @@ fn look_through(
     Ok(())
 }
 
-/// Whether a block may hold a match.
-fn may_match(block: &Row<'_>, query: &EventQuery, entity: Option<Item>) -> Result<bool, rusqlite::Error> {
-    let lists = |column: usize, name: &Option<String>| -> Result<bool, rusqlite::Error> {
-        let Some(name) = name else { return Ok(true) };
-        // No list, or one that cannot be read, means that anything may be there.
-        let listed = block.get_ref(column)?.as_str_or_null()?;
-        let listed: Option<Vec<String>> = listed.and_then(|listed| serde_json::from_str(listed).ok());
-        Ok(listed.is_none_or(|listed| listed.contains(name)))
-    };
-    if let Some(entity) = entity
-        && !bloom::may_contain(block.get_ref(4)?.as_blob()?, entity)
-    {
-        return Ok(false);
+/// What is asked of a block.
+struct Hints {
+    /// As they stand in its lists.
+    source: Option<String>,
+    kind: Option<String>,
+    entity: Option<Item>,
+    unrouted: bool,
+}
+
+impl Hints {
+    fn of(query: &EventQuery) -> Self {
+        Self {
+            source: query.source.as_deref().map(follower::listed),
+            kind: query.kind.as_deref().map(follower::listed),
+            entity: query.entity.as_deref().map(groups::entity),
+            unrouted: query.status == Some(EventStatus::Unrouted),
+        }
     }
-    let no_unrouted = block.get::<_, Option<bool>>(5)? == Some(false);
-    if query.status == Some(EventStatus::Unrouted) && no_unrouted {
-        return Ok(false);
+
+    /// Whether a block may hold a match.
+    fn may_match(&self, block: &Row<'_>) -> Result<bool, rusqlite::Error> {
+        if let Some(entity) = self.entity
+            && !bloom::may_contain(block.get_ref(4)?.as_blob()?, entity)
+        {
+            return Ok(false);
+        }
+        if self.unrouted && block.get::<_, Option<bool>>(5)? == Some(false) {
+            return Ok(false);
+        }
+        // No list means that anything may be there. A list is not parsed: the name as it was written is hint enough.
+        let lists = |column: usize, name: &Option<String>| -> Result<bool, rusqlite::Error> {
+            let Some(name) = name else { return Ok(true) };
+            Ok(block.get_ref(column)?.as_str_or_null()?.is_none_or(|listed| listed.contains(name)))
+        };
+        Ok(lists(2, &self.source)? && lists(3, &self.kind)?)
     }
-    Ok(lists(2, &query.source)? && lists(3, &query.kind)?)
 }
 
 /// A range of sequences, both ends included.

@@ -80,5 +80,5 @@ fn pass(
         return Err(rusqlite::Error::StatementChangedRows(0));
     }
     let Some(came) = Came::new(&due.event, verdict) else { return Ok(()) };
-    lines::after(connection, Some(&route.ordering), &route.name, &came, waiting, now)
+    lines::after(connection, Some(route), &came, waiting, now)
 }

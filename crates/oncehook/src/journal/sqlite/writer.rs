@@ -160,6 +160,7 @@ impl Writer {
             tried: Instant::now(),
             _lock: ground.lock,
         };
+        writer.shared.index_lag.store(writer.unsealed, Ordering::Relaxed);
         writer.adopt(connection)?;
         writer.ledger.load_filter(&writer.readers);
         Ok(writer)

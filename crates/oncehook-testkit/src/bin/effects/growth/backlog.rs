@@ -27,7 +27,8 @@ pub fn start_seconds(store: &Store) -> anyhow::Result<f64> {
     Ok(seconds)
 }
 
-fn start(store: &Store, route: &str) -> anyhow::Result<Gateway> {
+/// Starts a gateway on a store.
+pub fn start(store: &Store, route: &str) -> anyhow::Result<Gateway> {
     let directory = tempfile::tempdir()?;
     let config =
         CONFIG.replace("sqlite://journal.db", &store.url()).replace("name = \"stripe\"", "name = \"shop\"");

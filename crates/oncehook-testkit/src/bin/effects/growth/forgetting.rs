@@ -18,7 +18,7 @@ use super::history::{History, SHORT};
 use super::{Plan, SIZE, middle, progress};
 
 /// A run takes so many times what a run of the rates takes: forgetting needs a little time to be felt.
-const LONGER: usize = 2;
+const LONGER: usize = 1;
 
 /// Takes the store, because it is not the same afterwards.
 pub async fn measure(store: Store, plan: &Plan, history: &History) -> anyhow::Result<Forgetting> {
