@@ -50,8 +50,8 @@ fn main() -> anyhow::Result<()> {
     }
     std::fs::create_dir_all(&plan.scratch)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let report = runtime.block_on(compare::run(&plan))?;
+    let (report, measured) = runtime.block_on(compare::run(&plan));
     report.save(&out)?;
     print!("{}", report.to_markdown());
-    Ok(())
+    measured
 }

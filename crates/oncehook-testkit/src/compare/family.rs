@@ -1,5 +1,5 @@
-//! What a deployment costs: CPU time, bytes handed to the disk and memory of every process that this one has started, whoever
-//! started it in turn. A database server and its connections are part of what is measured.
+//! What a deployment costs: CPU time and bytes handed to the disk of every process that this one has started, whoever started it in
+//! turn. A database server and its connections are part of what is measured. Memory is not: servers of other rows stay up.
 
 use std::collections::{HashMap, HashSet};
 
@@ -32,15 +32,6 @@ pub(super) fn generator_micros() -> f64 {
     let line = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
     let fields = line.rsplit(')').next().unwrap_or_default().split_whitespace();
     fields.skip(11).take(2).filter_map(|ticks| ticks.parse::<f64>().ok()).sum::<f64>() * 10_000.0
-}
-
-/// Memory in bytes, what is shared counted once.
-pub(super) fn memory() -> f64 {
-    let shares = descendants().into_iter().map(|pid| {
-        let rollup = std::fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).unwrap_or_default();
-        field(&rollup, "Pss") * 1024.0
-    });
-    shares.sum()
 }
 
 /// The processes whose command line has this word.

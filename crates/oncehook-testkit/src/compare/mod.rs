@@ -49,10 +49,18 @@ pub struct Plan {
     pub repository: PathBuf,
 }
 
-/// Measures everything.
-pub async fn run(plan: &Plan) -> anyhow::Result<Report> {
-    let begun = Instant::now();
-    let stolen = family::stolen();
+/// Measures everything. If something goes wrong half-way, what was measured before is in the report all the same.
+pub async fn run(plan: &Plan) -> (Report, anyhow::Result<()>) {
+    let (begun, stolen) = (Instant::now(), family::stolen());
+    let mut report = Report::new(plan);
+    let measured = measure(plan, &mut report).await;
+    report.machine.seconds = begun.elapsed().as_secs();
+    report.machine.stolen = family::stolen_since(stolen);
+    report.judge();
+    (report, measured)
+}
+
+async fn measure(plan: &Plan, report: &mut Report) -> anyhow::Result<()> {
     if plan.peers {
         stack::install_peers(plan)?;
     }
@@ -60,18 +68,14 @@ pub async fn run(plan: &Plan) -> anyhow::Result<Report> {
         |words: &[String], name: &str| words.is_empty() || words.iter().any(|word| name.contains(word));
     let mut stacks = Stack::all(plan.peers);
     stacks.retain(|stack| wanted(&plan.stacks, stack.name()));
-    let mut report = Report::new(plan);
     if wanted(&plan.parts, "accepts") {
-        throughput::measure(plan, &stacks, &mut report).await?;
+        throughput::measure(plan, &stacks, report).await?;
     }
     if wanted(&plan.parts, "latency") {
-        latency::measure(plan, &stacks, &mut report).await?;
+        latency::measure(plan, &stacks, report).await?;
     }
     if wanted(&plan.parts, "effects") {
-        effects::measure(plan, &stacks, &mut report).await?;
+        effects::measure(plan, &stacks, report).await?;
     }
-    report.machine.seconds = begun.elapsed().as_secs();
-    report.machine.stolen = family::stolen_since(stolen);
-    report.judge();
-    Ok(report)
+    Ok(())
 }

@@ -29,7 +29,7 @@ pub(super) struct Accepts {
     /// What a request cost the load generator.
     pub(super) generator_micros: f64,
     pub(super) written: f64,
-    pub(super) memory: f64,
+    /// The most that the gateway's own process ever had; nothing of a peer.
     pub(super) gateway_memory: f64,
     pub(super) refused: u64,
     pub(super) stolen: f64,
@@ -207,14 +207,18 @@ impl Report {
         writeln!(text, "## Accepting, {size}-byte bodies, as fast as answers come\n")?;
         writeln!(
             text,
-            "| stack | load | accepts/s | of the ceiling | p50 ms | p99 ms | CPU µs/request | bytes written/request | memory MB | stolen % |"
+            "| stack | load | accepts/s | of the ceiling | p50 ms | p99 ms | CPU µs/request | bytes written/request | gateway MB | stolen % |"
         )?;
         writeln!(text, "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |")?;
         for row in self.accepts.iter().filter(|row| row.size == size) {
             let refused = if row.refused > 0 { format!(" ({} refused)", row.refused) } else { String::new() };
+            let memory = match row.gateway_memory {
+                none if none <= 0.0 => "–".to_owned(),
+                bytes => format!("{:.0}", bytes / 1e6),
+            };
             writeln!(
                 text,
-                "| {} | {} | {:.0}{refused} | {:.2} | {:.1} | {:.1} | {:.1} | {:.0} | {:.0} | {:.1} |",
+                "| {} | {} | {:.0}{refused} | {:.2} | {:.1} | {:.1} | {:.1} | {:.0} | {memory} | {:.1} |",
                 row.stack.name(),
                 row.load.name(),
                 row.rate,
@@ -223,13 +227,13 @@ impl Report {
                 row.p99,
                 row.cpu_micros,
                 row.written,
-                row.memory / 1e6,
                 row.stolen * 100.0
             )?;
         }
         writeln!(
             text,
-            "\nCPU, bytes and memory are of the whole deployment: gateway, database, Redis, workers."
+            "\nCPU and bytes are of the whole deployment: gateway, database, Redis, workers; memory is the most that the gateway's \
+             own process had."
         )?;
         if let Some(ceiling) = self.accepts.iter().find(|row| row.stack == Stack::Ceiling && row.size == size)
         {

@@ -91,7 +91,6 @@ async fn one(plan: &Plan, stack: Stack, load: Load, size: usize) -> anyhow::Resu
         p99: sent.millis(0.99),
         cpu_micros: used.cpu_micros * per_request,
         written: used.written * per_request,
-        memory: family::memory(),
         gateway_memory: running.gateway_memory(),
         refused: answered - sent.statuses.get(&200).copied().unwrap_or(0) + sent.errors,
         stolen: family::stolen_since(stolen),

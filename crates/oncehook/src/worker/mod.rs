@@ -45,6 +45,8 @@ struct Shared {
     clock: Clock,
     metrics: Arc<Metrics>,
     paused: watch::Sender<HashSet<Pausable>>,
+    /// Held while it is read what is paused, or an older answer might be told after a newer one.
+    learning: tokio::sync::Mutex<()>,
     /// How long a lease holds.
     lease: Duration,
     /// What the breakers say, by route.
@@ -75,6 +77,7 @@ impl Shared {
     }
 
     async fn learn_pauses(&self) -> Result<(), WorkError> {
+        let _alone = self.learning.lock().await;
         let paused: HashSet<Pausable> = self.deliveries.paused().await?.into_iter().collect();
         self.paused.send_if_modified(|known| {
             let changed = *known != paused;
@@ -142,6 +145,7 @@ impl Worker {
             clock,
             metrics,
             paused: watch::Sender::new(HashSet::new()),
+            learning: tokio::sync::Mutex::default(),
             // A lease of no time at all could not be renewed.
             lease: lease.max(Duration::from_millis(30)),
             breakers: Mutex::default(),
