@@ -10,7 +10,7 @@ use oncehook_testkit::sender::ask;
 
 use crate::postgres::{SHOP, check_once, serve_at, try_serve, until_ready};
 
-/// A primary whose commits wait for its replica.
+/// A primary whose commits wait for its replica to have them, not to show them.
 fn pair() -> (Server, Server) {
     let primary = Server::start(&[]);
     let replica = primary.replica();
@@ -34,7 +34,8 @@ async fn fault_37_fault_38_r15_a_failover_to_a_synchronous_replica_loses_nothing
     let mut random = Random::from_environment();
     let (primary, replica) = pair();
     let database = primary.database();
-    database.query(SHOP);
+    // The replica is asked next: it has to show the database, too.
+    database.query(&format!("SET synchronous_commit = remote_apply; {SHOP}"));
     let directory = tempfile::tempdir().unwrap();
     let both = format!(
         "postgres://postgres@127.0.0.1:{},127.0.0.1:{}/{}",
