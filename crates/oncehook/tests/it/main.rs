@@ -31,6 +31,8 @@ mod postgres_effects;
 #[cfg(test)]
 mod postgres_search;
 #[cfg(test)]
+mod postgres_wrapped;
+#[cfg(test)]
 mod sqlite;
 #[cfg(test)]
 mod tls;

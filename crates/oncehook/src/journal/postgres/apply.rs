@@ -12,14 +12,13 @@ use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
 
 use oncehook_verify::UnixMicros;
-use tokio_postgres::Statement;
 
 use super::connection::{EngineError, Session};
 use super::lines::{self, Came, Peeked};
 use super::queue::{self, Due, Locked, Settling};
 use super::settle::{self, Ended, Held};
 use super::turn::{self, One, Turns};
-use super::user_sql::{self, Trouble};
+use super::user_sql::{self, Prepared, Trouble};
 use crate::delivery::{Failure, Fence, Verdict};
 use crate::event::EventId;
 use crate::handler::SqlHandler;
@@ -123,7 +122,7 @@ struct Batch<'b, D> {
     route: &'b Route,
     handler: &'b SqlHandler,
     /// The user's statements, or why they cannot even be prepared.
-    prepared: Result<Vec<Statement>, Failure>,
+    prepared: Result<Prepared, Failure>,
     draw: D,
     progress: Progress,
 }
@@ -134,10 +133,11 @@ type Outcome = Result<Option<String>, Failure>;
 impl<D: FnMut() -> f64 + Send> Batch<'_, D> {
     /// Statements that can only succeed without a result, or fail, are settled ahead: it spares a look at each row.
     fn settling(&self) -> Settling {
-        let tells_nothing =
-            |prepared: &Vec<Statement>| prepared.iter().all(|statement| statement.columns().is_empty());
         let plain = !self.route.ordering.is_serial() && self.route.followups.is_empty();
-        if plain && !self.handler.has_requirement() && self.prepared.as_ref().is_ok_and(tells_nothing) {
+        if plain
+            && !self.handler.has_requirement()
+            && self.prepared.as_ref().is_ok_and(Prepared::tells_nothing)
+        {
             Settling::Ahead
         } else {
             Settling::Afterwards
@@ -331,7 +331,7 @@ impl<D: FnMut() -> f64 + Send> Batch<'_, D> {
         }
     }
 
-    fn bind(&self, prepared: &[Statement], delivery: &Due) -> Result<user_sql::Bound, Failure> {
+    fn bind(&self, prepared: &Prepared, delivery: &Due) -> Result<user_sql::Bound, Failure> {
         let values = self.handler.values(&delivery.event)?;
         user_sql::bind(self.handler, prepared, &values)
     }

@@ -224,8 +224,14 @@ impl Connector {
                 }
             }
         });
-        let session = Session { client, statements: Mutex::default(), unreplicated };
-        session.prepare_ground(purpose, self.handler_time).await?;
+        let session = Session {
+            client,
+            handler_time: self.handler_time,
+            statements: Mutex::default(),
+            wrapped: Mutex::default(),
+            unreplicated,
+        };
+        session.prepare_ground(purpose).await?;
         Ok(session)
     }
 }
@@ -233,7 +239,11 @@ impl Connector {
 /// One connection with its prepared statements.
 pub(super) struct Session {
     client: Client,
+    /// How long a statement of the user's may take.
+    pub(super) handler_time: Duration,
     statements: Mutex<HashMap<String, Statement>>,
+    /// What stands for statements of the user's, by their texts (`wrapped`). Nothing, where the server does not allow it.
+    wrapped: Mutex<HashMap<String, Option<Statement>>>,
     unreplicated: Arc<AtomicBool>,
 }
 
@@ -246,8 +256,8 @@ impl Deref for Session {
 }
 
 impl Session {
-    async fn prepare_ground(&self, purpose: Purpose, handler_time: Duration) -> Result<(), EngineError> {
-        self.run(&purpose.settings(handler_time)).await?;
+    async fn prepare_ground(&self, purpose: Purpose) -> Result<(), EngineError> {
+        self.run(&purpose.settings(self.handler_time)).await?;
         let ground = in_time(self.client.simple_query(
             "SELECT current_setting('fsync'), current_setting('full_page_writes'), current_setting('synchronous_commit'),
                     pg_is_in_recovery()::text",
@@ -307,6 +317,11 @@ impl Session {
     /// Forgets prepared statements: tables that they use have changed.
     pub(super) fn forget_statements(&self) {
         self.statements().clear();
+        self.wrapped().clear();
+    }
+
+    pub(super) fn wrapped(&self) -> std::sync::MutexGuard<'_, HashMap<String, Option<Statement>>> {
+        self.wrapped.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn statements(&self) -> std::sync::MutexGuard<'_, HashMap<String, Statement>> {

@@ -127,7 +127,7 @@ impl Caller<'_> {
 
 /// Runs the user's statements in the transaction that is open.
 async fn ran(session: &Session, handler: &SqlHandler, claim: &Claim) -> Result<Option<String>, Trouble> {
-    let prepared = user_sql::prepare(session, handler).await?;
+    let prepared = user_sql::prepare_for_one(session, handler).await?;
     let values = handler.values(&claim.event).map_err(Trouble::Failed)?;
     let bound = user_sql::bind(handler, &prepared, &values).map_err(Trouble::Failed)?;
     let ran = user_sql::run(session, handler, &prepared, std::slice::from_ref(&bound)).await;

@@ -16,7 +16,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use tokio_postgres::Statement;
 use uuid::Uuid;
 
 use super::OpenError;
@@ -24,7 +23,7 @@ use super::connection::{Connector, EngineError, Pool, Purpose, Session};
 use super::queries::{event_id, uuid};
 use super::queue::{int, number, route_name};
 use super::standing;
-use super::user_sql::{self, Trouble};
+use super::user_sql::{self, Prepared, Trouble};
 use crate::delivery::{Claim, DeliveryId, Failure, Fence, HandedEvent};
 use crate::handler::SqlHandler;
 use crate::handler::elsewhere::{Answer, Applied, Guarded, Round, Task, Voided};
@@ -357,7 +356,7 @@ struct Batch<'b> {
     session: &'b Session,
     task: Task<'b>,
     /// The user's statements, or why they cannot even be prepared.
-    prepared: Result<Vec<Statement>, Failure>,
+    prepared: Result<Prepared, Failure>,
 }
 
 impl Batch<'_> {
@@ -430,7 +429,7 @@ impl Batch<'_> {
     }
 
     /// Guards, entities, statements, results, commit. On an error the transaction is still open, unless the commit itself failed.
-    async fn transaction(&self, prepared: &[Statement], claims: &[&Claim]) -> Result<Vec<Applied>, Trouble> {
+    async fn transaction(&self, prepared: &Prepared, claims: &[&Claim]) -> Result<Vec<Applied>, Trouble> {
         let Task { statements, journal, comparison } = self.task;
         self.session.run(&format!("BEGIN; {GUARD_SETTINGS}")).await.map_err(Trouble::Engine)?;
         let mut found = take(self.session, journal, claims).await.map_err(guard_trouble)?;

@@ -13,7 +13,7 @@
 //! duplicates behind it and marks what lists will look for (`search`). `reader` serves people. `connection` and `schema` check the ground before anything is accepted.
 //!
 //! On the way out, `deliveries` is what workers and operators call: `queue` takes and settles deliveries, `apply` runs the
-//! user's statements (`user_sql`) and `function` the user's Rust code in the transaction that settles them, `orders` does what operators ask, `forget` removes
+//! user's statements (`user_sql`, `wrapped`) and `function` the user's Rust code in the transaction that settles them, `orders` does what operators ask, `forget` removes
 //! what is old, `wake` tells other nodes. `guard` is for routes whose effects are in another database than the journal.
 
 mod aliases;
@@ -44,6 +44,7 @@ mod tls;
 mod turn;
 mod user_sql;
 mod wake;
+mod wrapped;
 mod writer;
 
 use std::collections::HashSet;

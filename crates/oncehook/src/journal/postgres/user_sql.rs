@@ -13,6 +13,7 @@ use std::error::Error;
 use std::future::{Future, poll_fn};
 use std::pin::{Pin, pin};
 use std::task::Poll;
+use std::time::Instant;
 
 use oncehook_verify::UnixMicros;
 use serde_json::{Map, Value};
@@ -22,6 +23,7 @@ use tokio_postgres::types::{Format, FromSql, IsNull, ToSql, Type, to_sql_checked
 use tokio_postgres::{Row, Statement};
 
 use super::connection::{EngineError, Session, in_time};
+use super::wrapped;
 use crate::delivery::{Cause, Failure};
 use crate::handler::{Found, SqlHandler};
 
@@ -42,8 +44,33 @@ pub(super) enum Trouble {
     Engine(EngineError),
 }
 
-/// The statements of a handler, checked and prepared. Outside of a transaction: an error here must not end one.
-pub(super) async fn prepare(session: &Session, handler: &SqlHandler) -> Result<Vec<Statement>, Trouble> {
+/// The statements of a handler, ready to run.
+pub(super) struct Prepared {
+    statements: Vec<Statement>,
+    /// All of them for many deliveries at once.
+    at_once: Option<Statement>,
+}
+
+impl Prepared {
+    /// Whether they can only succeed without a result, or fail.
+    pub(super) fn tells_nothing(&self) -> bool {
+        self.statements.iter().all(|statement| statement.columns().is_empty())
+    }
+}
+
+/// The statements of a handler, checked and prepared for many deliveries. Outside of a transaction: an error here must not end one.
+pub(super) async fn prepare(session: &Session, handler: &SqlHandler) -> Result<Prepared, Trouble> {
+    let mut prepared = prepare_for_one(session, handler).await?;
+    if !handler.has_requirement() {
+        let texts = handler.statements().iter().map(|statement| statement.text());
+        let statements: Vec<(&str, &Statement)> = texts.zip(&prepared.statements).collect();
+        prepared.at_once = wrapped::wrap(session, &statements).await.map_err(trouble)?;
+    }
+    Ok(prepared)
+}
+
+/// The statements of a handler, checked and prepared for one delivery after the other.
+pub(super) async fn prepare_for_one(session: &Session, handler: &SqlHandler) -> Result<Prepared, Trouble> {
     let mut prepared = Vec::with_capacity(handler.statements().len());
     for statement in handler.statements() {
         if let Some(refused) = refusal(statement.text()) {
@@ -51,7 +78,7 @@ pub(super) async fn prepare(session: &Session, handler: &SqlHandler) -> Result<V
         }
         prepared.push(session.prepared(statement.text()).await.map_err(trouble)?);
     }
-    Ok(prepared)
+    Ok(Prepared { statements: prepared, at_once: None })
 }
 
 /// What a handler's statements are given: a text for each parameter, or null.
@@ -60,11 +87,11 @@ pub(super) struct Bound(Vec<Vec<Parameter>>);
 /// The values of an event for each statement, as the types of its parameters ask.
 pub(super) fn bind(
     handler: &SqlHandler,
-    prepared: &[Statement],
+    prepared: &Prepared,
     values: &[Found<'_>],
 ) -> Result<Bound, Failure> {
-    let mut bound = Vec::with_capacity(prepared.len());
-    for (statement, prepared) in handler.statements().iter().zip(prepared) {
+    let mut bound = Vec::with_capacity(prepared.statements.len());
+    for (statement, prepared) in handler.statements().iter().zip(&prepared.statements) {
         let parameters = statement.parameters().iter().zip(prepared.params()).map(|(place, kind)| {
             values.get(*place).map_or(Ok(Parameter(None)), |value| Parameter::new(value, kind))
         });
@@ -74,16 +101,21 @@ pub(super) fn bind(
 }
 
 /// Runs the statements of several deliveries, one after the other but without waiting in between: all are on their way
-/// before the first is answered. Returns an outcome for each; after the first failure the transaction is spoilt.
+/// before the first is answered. Returns an outcome for each, or for those until the first failure; after it the transaction is
+/// spoilt.
 pub(super) async fn run(
     session: &Session,
     handler: &SqlHandler,
-    prepared: &[Statement],
+    prepared: &Prepared,
     deliveries: &[Bound],
 ) -> Vec<Result<Option<String>, Trouble>> {
-    let Some((requirement, effects)) = prepared.split_first().filter(|_| handler.has_requirement()) else {
+    let Prepared { statements, at_once } = prepared;
+    if let Some(at_once) = at_once.as_ref().filter(|_| deliveries.len() > 1) {
+        return run_at_once(session, at_once, deliveries).await;
+    }
+    let Some((requirement, effects)) = statements.split_first().filter(|_| handler.has_requirement()) else {
         let all: Vec<&[Vec<Parameter>]> = deliveries.iter().map(|bound| bound.0.as_slice()).collect();
-        return run_all(session, prepared, &all).await;
+        return run_all(session, statements, &all).await;
     };
     // Those that have to wait are known before anything is done for any of them.
     let split: Vec<_> = deliveries.iter().map(|bound| bound.0.split_at(bound.0.len().min(1))).collect();
@@ -102,6 +134,32 @@ pub(super) async fn run(
             Err(trouble) => Err(trouble),
         })
         .collect()
+}
+
+/// Runs the wrapped statements, for as many deliveries in a call as should be done in a fifth of the time a handler has: it counts for the
+/// whole call. How long one takes is seen at those before.
+async fn run_at_once(
+    session: &Session,
+    at_once: &Statement,
+    deliveries: &[Bound],
+) -> Vec<Result<Option<String>, Trouble>> {
+    let mut outcomes = Vec::with_capacity(deliveries.len());
+    let mut size = 1;
+    while let Some(call) = deliveries.get(outcomes.len()..).filter(|rest| !rest.is_empty()) {
+        let call = call.get(..size).unwrap_or(call);
+        let begun = Instant::now();
+        let values =
+            call.iter().map(|bound| bound.0.iter().flatten().map(|parameter| parameter.0.as_deref()));
+        if let Err(error) = wrapped::call(session, at_once, values).await {
+            outcomes.push(Err(trouble(error)));
+            break;
+        }
+        outcomes.extend(call.iter().map(|_| Ok(None)));
+        let each = begun.elapsed().as_micros() / call.len() as u128;
+        let room = session.handler_time.as_micros() / 5;
+        size = usize::try_from(room / each.max(1)).unwrap_or(usize::MAX).max(1);
+    }
+    outcomes
 }
 
 async fn run_all(

@@ -1,0 +1,108 @@
+//! Statements of the user's as functions of the session, so that one statement runs them for many deliveries.
+//!
+//! Sent by itself, a small statement costs the server as much for the answer as for the work. Here each becomes a function
+//! (`pg_temp`, gone with the session), and one statement calls them for every delivery.
+//!
+//! Promises: the text is the user's, the parameters are its own `$1`, `$2`, …; deliveries keep their order, every statement runs by
+//! itself and sees what those before it did, and is planned by the rules for prepared statements, as if all were sent one by one.
+//!
+//! Does not: wrap statements that return rows, or that take no value. Does not insist either: where the server lets us make no
+//! function (no right to temporary objects, no `plpgsql`, a trigger on such commands), there is none. Whose error it was is not told
+//! apart; whoever calls runs them one by one then.
+
+use std::fmt::Write as _;
+
+use tokio_postgres::Statement;
+use tokio_postgres::types::{ToSql, Type};
+
+use super::connection::{EngineError, Session, in_time};
+
+/// Parts the user's text from what is around it.
+const QUOTE: &str = "$oncehook_effect$";
+
+/// A statement that runs all of `statements`, given with their prepared forms, for each element of its arrays of text. Outside of a
+/// transaction: an error here must not end one.
+pub(super) async fn wrap(
+    session: &Session,
+    statements: &[(&str, &Statement)],
+) -> Result<Option<Statement>, EngineError> {
+    let unfit =
+        |(text, prepared): &(&str, &Statement)| !prepared.columns().is_empty() || text.contains(QUOTE);
+    if statements.iter().any(unfit) || statements.iter().all(|(_, prepared)| prepared.params().is_empty()) {
+        return Ok(None);
+    }
+    let texts = statements.iter().map(|(text, _)| *text).collect::<Vec<_>>().join(";");
+    let known = session.wrapped().get(&texts).cloned();
+    if let Some(known) = known {
+        return Ok(known);
+    }
+    let first = session.wrapped().len();
+    let made = make(session, first, statements).await;
+    // What the server refuses once it would refuse every time.
+    let made = match made {
+        Ok(made) => Some(made),
+        Err(error) if error.blames_the_statement() => None,
+        Err(error) => return Err(error),
+    };
+    session.wrapped().insert(texts, made.clone());
+    Ok(made)
+}
+
+async fn make(
+    session: &Session,
+    set: usize,
+    statements: &[(&str, &Statement)],
+) -> Result<Statement, EngineError> {
+    let (mut calls, mut arrays) = (Vec::new(), Vec::new());
+    for (place, (text, prepared)) in statements.iter().enumerate() {
+        let name = format!("pg_temp.oncehook_effect_{set}_{place}");
+        let types: Vec<String> = prepared.params().iter().map(named).collect();
+        // The only other name that the text could meet is plpgsql's `found`, and a column goes before.
+        let body = format!("#variable_conflict use_column\nBEGIN {text}\n; END");
+        let function = format!(
+            "CREATE OR REPLACE FUNCTION {name}({}) RETURNS void LANGUAGE plpgsql AS {QUOTE}{body}{QUOTE}",
+            types.join(", ")
+        );
+        session.run(&function).await?;
+        let mut values = String::new();
+        for kind in types {
+            let comma = if values.is_empty() { "" } else { ", " };
+            let number = arrays.len() + 1;
+            write!(values, "{comma}t.p{number}::{kind}").map_err(|_| EngineError::other("no memory"))?;
+            arrays.push(format!("${number}::text[]"));
+        }
+        calls.push(format!("{name}({values})"));
+    }
+    let columns: Vec<String> = (1..=arrays.len()).map(|number| format!("p{number}")).collect();
+    let sql = format!(
+        "SELECT {} FROM unnest({}) AS t({})",
+        calls.join(", "),
+        arrays.join(", "),
+        columns.join(", ")
+    );
+    in_time(session.prepare(&sql)).await
+}
+
+/// A type by its whole name.
+fn named(kind: &Type) -> String {
+    let quoted = |name: &str| format!("\"{}\"", name.replace('"', "\"\""));
+    format!("{}.{}", quoted(kind.schema()), quoted(kind.name()))
+}
+
+/// Runs the statement for deliveries: for each the values of all statements, one after the other.
+pub(super) async fn call(
+    session: &Session,
+    statement: &Statement,
+    deliveries: impl Iterator<Item = impl Iterator<Item = Option<&str>>>,
+) -> Result<(), EngineError> {
+    let mut columns: Vec<Vec<Option<&str>>> = statement.params().iter().map(|_| Vec::new()).collect();
+    for values in deliveries {
+        for (column, value) in columns.iter_mut().zip(values) {
+            column.push(value);
+        }
+    }
+    let columns: Vec<&(dyn ToSql + Sync)> =
+        columns.iter().map(|column| column as &(dyn ToSql + Sync)).collect();
+    in_time(session.execute(statement, &columns)).await?;
+    Ok(())
+}
