@@ -29,6 +29,8 @@ mod postgres_days;
 #[cfg(test)]
 mod postgres_effects;
 #[cfg(test)]
+mod postgres_front;
+#[cfg(test)]
 mod postgres_search;
 #[cfg(test)]
 mod postgres_wrapped;

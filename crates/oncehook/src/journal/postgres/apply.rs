@@ -14,8 +14,9 @@ use std::time::{Duration, Instant};
 use oncehook_verify::UnixMicros;
 
 use super::connection::{EngineError, Session};
+use super::front::Fronts;
 use super::lines::{self, Came, Peeked};
-use super::queue::{self, Due, Locked, Settling};
+use super::queue::{self, Due, Locked, Settling, Wanted};
 use super::settle::{self, Ended, Held};
 use super::turn::{self, One, Turns};
 use super::user_sql::{self, Prepared, Trouble};
@@ -41,6 +42,7 @@ const USER_PLANS: &str = "SET LOCAL plan_cache_mode TO DEFAULT; SET LOCAL enable
 pub(super) async fn sql(
     session: &Session,
     given: Option<i64>,
+    fronts: &Fronts,
     route: &Route,
     handler: &SqlHandler,
     limit: usize,
@@ -56,9 +58,11 @@ pub(super) async fn sql(
     let mut settling = batch.settling();
     loop {
         begin(session).await?;
-        let Locked { due, count, ahead, now } =
-            queue::due(session, given, route, limit, settling, None).await?;
+        let from = fronts.of(&route.name);
+        let Locked { due, count, ahead, now, first } =
+            queue::due(session, given, route, limit, settling, Wanted::From(from)).await?;
         let full = count == limit || due.len() < count;
+        let unseen = fronts.found(&route.name, from, first, full);
         let left = if route.ordering.is_serial() {
             batch.in_turn(due, now).await?
         } else {
@@ -81,7 +85,7 @@ pub(super) async fn sql(
                 }
             }
         };
-        batch.progress.more = full || left > 0;
+        batch.progress.more = full || unseen || left > 0;
         return Ok(batch.progress);
     }
 }
@@ -224,8 +228,13 @@ impl<D: FnMut() -> f64 + Send> Batch<'_, D> {
             }
         }
         self.crash_point();
-        self.session.run(USER_PLANS).await?;
-        let mut ran = user_sql::run(self.session, self.handler, prepared, &bound).await.into_iter();
+        // Sent together: if the first fails, so does the rest.
+        let (planned, ran) = tokio::join!(
+            self.session.run(USER_PLANS),
+            user_sql::run(self.session, self.handler, prepared, &bound)
+        );
+        planned?;
+        let mut ran = ran.into_iter();
         let mut complete = Vec::with_capacity(due.len());
         for failed_early in outcomes {
             complete.push(match failed_early {
@@ -248,10 +257,13 @@ impl<D: FnMut() -> f64 + Send> Batch<'_, D> {
         crate::crash::point("after_effect");
         let progress = match settling {
             Settling::Ahead if complete.iter().all(|outcome| matches!(outcome, Ok(None))) => {
-                self.session.run(OUR_PLANS).await?;
                 let entities: Vec<&str> = due.iter().filter_map(|due| due.event.entity.as_deref()).collect();
-                let woken = lines::wake_parked(self.session, self.given, &entities).await?;
-                Progress { succeeded: due.len(), woken, ..Progress::default() }
+                let (planned, woken) = tokio::join!(
+                    self.session.run(OUR_PLANS),
+                    lines::wake_parked(self.session, self.given, &entities)
+                );
+                planned?;
+                Progress { succeeded: due.len(), woken: woken?, ..Progress::default() }
             }
             Settling::Ahead => return Ok(Together::Undone),
             Settling::Afterwards => self.settle(due.iter().zip(complete).collect(), now).await?,
@@ -277,7 +289,8 @@ impl<D: FnMut() -> f64 + Send> Batch<'_, D> {
     async fn one(&mut self, delivery: One) -> Result<bool, EngineError> {
         begin(self.session).await?;
         let Locked { mut due, now, .. } =
-            queue::due(self.session, self.given, self.route, 1, Settling::Afterwards, Some(delivery)).await?;
+            queue::due(self.session, self.given, self.route, 1, Settling::Afterwards, Wanted::Only(delivery))
+                .await?;
         if self.route.ordering.is_serial() {
             let (run, passed) = self.turns(due, 1, now).await?;
             self.add(passed);

@@ -20,6 +20,7 @@ use tokio_postgres::{AsyncMessage, Client, Row, Statement};
 
 use super::OpenError;
 use super::hosts::Hosts;
+use super::wrapped::Wrapped;
 
 /// The longest that the server may take to answer one of our own statements.
 pub(super) const ANSWER_WAIT: Duration = Duration::from_secs(10);
@@ -243,7 +244,7 @@ pub(super) struct Session {
     pub(super) handler_time: Duration,
     statements: Mutex<HashMap<String, Statement>>,
     /// What stands for statements of the user's, by their texts (`wrapped`). Nothing, where the server does not allow it.
-    wrapped: Mutex<HashMap<String, Option<Statement>>>,
+    wrapped: Mutex<HashMap<String, Option<Arc<Wrapped>>>>,
     unreplicated: Arc<AtomicBool>,
 }
 
@@ -320,7 +321,7 @@ impl Session {
         self.wrapped().clear();
     }
 
-    pub(super) fn wrapped(&self) -> std::sync::MutexGuard<'_, HashMap<String, Option<Statement>>> {
+    pub(super) fn wrapped(&self) -> std::sync::MutexGuard<'_, HashMap<String, Option<Arc<Wrapped>>>> {
         self.wrapped.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -2,15 +2,17 @@
 //! back. A call that is dropped half-way closes its connection, and the server undoes what was begun.
 
 use std::sync::{Arc, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use oncehook_verify::UnixMicros;
 use tokio::sync::watch;
 
 use super::connection::{EngineError, Session, Tries};
+use super::front::Fronts;
 use super::function::{Caller, Effect};
+use super::lines::Peek;
 use super::orders::{self, Refused};
-use super::queue;
+use super::queue::{self, Choice};
 use super::settle::{self, Ended, Held};
 use super::{PostgresJournal, aliases, apply, forget, lines, turn};
 use crate::delivery::{Claim, DeliveryId, Fence, RouteName, Settled, Settlement, Verdict};
@@ -54,6 +56,9 @@ fn unavailable(error: EngineError) -> WorkError {
     WorkError::Unavailable(error.told)
 }
 
+/// How long two connections work off a backlog before somebody looks up.
+const TURN: Duration = Duration::from_millis(50);
+
 /// What two batches came to.
 fn sum(mut one: Progress, other: Progress) -> Progress {
     one.add(other);
@@ -64,25 +69,54 @@ fn sum(mut one: Progress, other: Progress) -> Progress {
 async fn lease_in_turn(
     session: &Session,
     given: Option<i64>,
+    fronts: &Fronts,
     route: &Route,
     limit: usize,
     lease: i64,
 ) -> Result<Vec<queue::Leased>, EngineError> {
-    session.run("BEGIN").await?;
-    let (due, now) = lines::peek(session, given, route, limit.max(PEEK)).await?;
-    let turns = turn::take(session, given, route, Company::Lease, limit, &due, now).await?;
-    let leased = if turns.run.is_empty() {
-        Vec::new()
-    } else {
-        queue::lease(session, given, route, limit, lease, Some(&turns.run)).await?
-    };
-    session.run("COMMIT").await?;
-    Ok(leased)
+    loop {
+        session.run("BEGIN").await?;
+        let (wanted, from) = (limit.max(PEEK), fronts.of(&route.name));
+        let Peek { due, now, first } = lines::peek(session, given, route, wanted, from).await?;
+        let unseen = fronts.found(&route.name, from, first, due.len() == wanted);
+        let turns = turn::take(session, given, route, Company::Lease, limit, &due, now).await?;
+        let leased = if turns.run.is_empty() {
+            Vec::new()
+        } else {
+            queue::lease(session, given, route, limit, lease, Choice::These(&turns.run)).await?
+        };
+        session.run("COMMIT").await?;
+        if !(leased.is_empty() && unseen) {
+            return Ok(leased);
+        }
+    }
 }
 
 impl PostgresJournal {
     pub(super) async fn keep(&self, kept: Vec<Alias>) -> Result<(), WorkError> {
         work!(self, |session| aliases::keep(&session, &kept))
+    }
+
+    /// Batch after batch for a moment, so that two connections which do this need not wait for each other after each of them.
+    async fn apply_batches(
+        &self,
+        route: &Route,
+        handler: &SqlHandler,
+        limit: usize,
+    ) -> Result<Progress, WorkError> {
+        let begun = Instant::now();
+        let mut progress = self.apply_batch(route, handler, limit).await?;
+        while progress.more && begun.elapsed() < TURN {
+            match self.apply_batch(route, handler, limit).await {
+                Ok(next) => {
+                    progress.more = next.more;
+                    progress.add(next);
+                }
+                // What is done stays done; the trouble shows again soon enough.
+                Err(_) => break,
+            }
+        }
+        Ok(progress)
     }
 
     async fn apply_batch(
@@ -95,6 +129,7 @@ impl PostgresJournal {
         work!(self, |session| apply::sql(
             &session,
             given,
+            &self.fronts,
             route,
             handler,
             limit,
@@ -122,8 +157,8 @@ impl Deliveries for PostgresJournal {
             let busy = self.busy.lock().unwrap_or_else(PoisonError::into_inner).remove(&route.name);
             let progress = if busy {
                 let (one, other) = tokio::join!(
-                    self.apply_batch(&route, handler, limit),
-                    self.apply_batch(&route, handler, limit)
+                    self.apply_batches(&route, handler, limit),
+                    self.apply_batches(&route, handler, limit)
                 );
                 match (one, other) {
                     (Ok(one), Ok(other)) => sum(one, other),
@@ -155,9 +190,9 @@ impl Deliveries for PostgresJournal {
             let lease = micros(lease);
             let leased = if route.ordering.is_serial() {
                 self.lines.note(&route);
-                work!(self, |session| lease_in_turn(&session, given, &route, limit, lease))?
+                work!(self, |session| lease_in_turn(&session, given, &self.fronts, &route, limit, lease))?
             } else {
-                work!(self, |session| queue::lease(&session, given, &route, limit, lease, None))?
+                work!(self, |session| queue::lease_due(&session, given, &self.fronts, &route, limit, lease))?
             };
             let claim = |leased: queue::Leased| Claim {
                 fence: leased.fence,

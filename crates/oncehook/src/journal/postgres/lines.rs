@@ -49,31 +49,41 @@ pub(super) const FREE_LINE: &str = "
          OR ((SELECT true FROM oncehook.entities n WHERE n.scope = $2 AND n.entity = d.entity LIMIT 1) IS NULL
              AND pg_try_advisory_xact_lock(hashtextextended(d.entity, hashtextextended($2, 0)))))";
 
-/// Due deliveries of a route, the longest due first, locked with their lines until the transaction ends; and the transaction's
-/// time.
+/// Due deliveries, locked with their lines until the transaction ends.
+pub(super) struct Peek {
+    pub(super) due: Vec<Peeked>,
+    /// The transaction's time.
+    pub(super) now: UnixMicros,
+    /// Since when the first has been due.
+    pub(super) first: Option<i64>,
+}
+
+/// Those of a route, the longest due first, from this due time on.
 pub(super) async fn peek(
     session: &Session,
     given: Option<i64>,
     route: &Route,
     limit: usize,
-) -> Result<(Vec<Peeked>, UnixMicros), EngineError> {
+    from: i64,
+) -> Result<Peek, EngineError> {
     let sql = format!(
         "WITH due AS MATERIALIZED (
            SELECT d.event, d.epoch, d.attempt, d.parked_at, d.run_at, d.entity IS NOT NULL AS in_line,
                   line.entity IS NOT NULL AS locked
              FROM oncehook.deliveries d {LINE}
-            WHERE d.route = $2 AND d.state IN ('ready', 'retrying') AND d.run_at <= coalesce($1::bigint, oncehook.micros())
-                  {FREE_LINE}
+            WHERE d.route = $2 AND d.state IN ('ready', 'retrying')
+              AND d.run_at BETWEEN $3 AND coalesce($1::bigint, oncehook.micros()) {FREE_LINE}
             ORDER BY d.run_at, d.event, d.epoch LIMIT {limit}
               FOR UPDATE OF d SKIP LOCKED
          )
          SELECT d.event, d.epoch, d.attempt, d.parked_at, d.in_line, e.entity, e.version, e.occurred_at, e.type, d.locked,
-                coalesce($1::bigint, oncehook.micros())
+                coalesce($1::bigint, oncehook.micros()), d.run_at
            FROM due d CROSS JOIN LATERAL (SELECT * FROM oncehook.events WHERE id = d.event LIMIT 1) e
           ORDER BY d.run_at, d.event, d.epoch"
     );
-    let rows = session.rows(&sql, &[&given, &route.name.as_str()]).await?;
+    let rows = session.rows(&sql, &[&given, &route.name.as_str(), &from]).await?;
     let now = UnixMicros(rows.first().map_or(0, |row| row.get(10)));
+    let first = rows.first().map(|row| row.get(11));
     let peeked = rows.iter().map(|row| {
         let version: Option<i64> = row.get(6);
         Peeked {
@@ -89,7 +99,7 @@ pub(super) async fn peek(
             locked: row.get(9),
         }
     });
-    Ok((peeked.collect(), now))
+    Ok(Peek { due: peeked.collect(), now, first })
 }
 
 /// Puts deliveries into the lines of their entities that were made before the route looked at them.

@@ -12,7 +12,7 @@
 //! what has gathered while the last statement ran, and stores it with one statement (`queries`); `follower` adds up
 //! duplicates behind it and marks what lists will look for (`search`). `reader` serves people. `connection` and `schema` check the ground before anything is accepted.
 //!
-//! On the way out, `deliveries` is what workers and operators call: `queue` takes and settles deliveries, `apply` runs the
+//! On the way out, `deliveries` is what workers and operators call: `queue` takes and settles deliveries (from its `front` on), `apply` runs the
 //! user's statements (`user_sql`, `wrapped`) and `function` the user's Rust code in the transaction that settles them, `orders` does what operators ask, `forget` removes
 //! what is old, `wake` tells other nodes. `guard` is for routes whose effects are in another database than the journal.
 
@@ -23,6 +23,7 @@ mod days;
 mod deliveries;
 mod follower;
 mod forget;
+mod front;
 mod function;
 mod guard;
 mod hosts;
@@ -176,6 +177,8 @@ pub struct PostgresJournal {
     round: Mutex<forget::Round>,
     chance: Mutex<Chance>,
     lines: KnownLines,
+    /// Where the queues of routes begin.
+    fronts: front::Fronts,
     /// Routes whose last batch was full.
     busy: Mutex<HashSet<RouteName>>,
     /// Ends what runs behind the accepts, also by being dropped.
@@ -335,6 +338,7 @@ impl PostgresJournal {
             round: Mutex::default(),
             chance: Mutex::new(Chance::random()),
             lines: KnownLines::default(),
+            fronts: front::Fronts::default(),
             busy: Mutex::default(),
             end,
         })

@@ -20,6 +20,7 @@ use tokio_postgres::Row;
 use uuid::Uuid;
 
 use super::connection::{EngineError, Session};
+use super::front::Fronts;
 use super::lines::{self, Came, Peeked};
 use super::queries::{event_id, uuid};
 use super::settle::{Ended, Held, settle};
@@ -90,6 +91,8 @@ pub(super) struct Locked {
     pub(super) ahead: usize,
     /// The transaction's time.
     pub(super) now: UnixMicros,
+    /// Since when the first has been due.
+    pub(super) first: Option<i64>,
 }
 
 /// A number that a column of ours holds: never negative.
@@ -101,30 +104,37 @@ pub(super) fn int(number: u32) -> i32 {
     i32::try_from(number).unwrap_or(i32::MAX)
 }
 
-/// Deliveries of a route that are due, the longest due first, locked until the transaction ends. With `only`, just that
-/// one, if it is still due with that attempt.
+/// Which deliveries are looked for.
+pub(super) enum Wanted {
+    /// Those that are due, from this due time on.
+    From(i64),
+    /// Just this one, if it is still due with that attempt.
+    Only(One),
+}
+
+/// Deliveries of a route that are due, the longest due first, locked until the transaction ends.
 pub(super) async fn due(
     session: &Session,
     given: Option<i64>,
     route: &Route,
     limit: usize,
     settling: Settling,
-    only: Option<One>,
+    wanted: Wanted,
 ) -> Result<Locked, EngineError> {
     let after = route.after.as_ref().map(RouteName::as_str);
-    let rows = match only {
-        None => {
+    let rows = match wanted {
+        Wanted::From(from) => {
             let sql = due_sql(route, limit, settling);
-            session.rows(&sql, &[&given, &route.name.as_str(), &after]).await?
+            session.rows(&sql, &[&given, &route.name.as_str(), &after, &from]).await?
         }
-        Some((event, epoch, attempt)) => {
+        Wanted::Only((event, epoch, attempt)) => {
             let sql = "SELECT d.epoch, d.attempt, d.attempt_limit,
                     e.id, e.source, e.key, e.type, e.entity, e.occurred_at, e.received_at, e.headers, e.body,
                     (SELECT p.result FROM oncehook.deliveries p
                       WHERE p.event = d.event AND p.route = $3 AND p.epoch <= d.epoch AND p.state = 'succeeded'
                       ORDER BY p.epoch DESC LIMIT 1),
                     coalesce($1::bigint, oncehook.micros()), 1::bigint, e.version, d.parked_at,
-                    d.entity IS NOT NULL, false, 0::bigint
+                    d.entity IS NOT NULL, false, 0::bigint, d.run_at
                FROM oncehook.deliveries d
                JOIN oncehook.events e ON e.id = d.event
               WHERE d.event = $4 AND d.route = $2 AND d.epoch = $5 AND d.attempt = $6 AND (d.state || '') IN ('ready', 'retrying')
@@ -138,7 +148,8 @@ pub(super) async fn due(
     let due: Vec<Due> = rows.iter().map(|row| due_from(row, route)).collect::<Result<_, EngineError>>()?;
     let ahead = rows.first().map_or(0, |row| row.get::<_, i64>(19));
     let count = |count: i64| usize::try_from(count).unwrap_or(0);
-    Ok(Locked { due, count: count(locked), ahead: count(ahead), now })
+    let first = rows.first().map(|row| row.get(20));
+    Ok(Locked { due, count: count(locked), ahead: count(ahead), now, first })
 }
 
 /// The statement that locks what is due and reads it.
@@ -161,7 +172,7 @@ fn due_sql(route: &Route, limit: usize, settling: Settling) -> String {
                   d.entity IS NOT NULL AS in_line, {locked} AS locked
              FROM oncehook.deliveries d {line}
             WHERE d.route = $2 AND d.state IN ('ready', 'retrying')
-              AND d.run_at <= coalesce($1::bigint, oncehook.micros()) {free}
+              AND d.run_at BETWEEN $4 AND coalesce($1::bigint, oncehook.micros()) {free}
             ORDER BY d.run_at, d.event, d.epoch LIMIT {limit}
               FOR UPDATE OF d SKIP LOCKED
          ), weighed AS (
@@ -177,7 +188,7 @@ fn due_sql(route: &Route, limit: usize, settling: Settling) -> String {
                   WHERE p.event = d.event AND p.route = $3 AND p.epoch <= d.epoch AND p.state = 'succeeded'
                   ORDER BY p.epoch DESC LIMIT 1) END,
                 (SELECT coalesce($1::bigint, oncehook.micros())), (SELECT count(*) FROM due), d.version, d.parked_at,
-                d.in_line, d.locked, {count}
+                d.in_line, d.locked, {count}, d.run_at
            FROM weighed d WHERE d.before < 8388608
           ORDER BY d.run_at, d.event, d.epoch"
     )
@@ -268,32 +279,67 @@ pub(super) struct Leased {
     pub(super) attempt_limit: u32,
     pub(super) parked_at: Option<UnixMicros>,
     pub(super) event: HandedEvent,
+    run_at: i64,
 }
 
-/// Leases due deliveries, and writes the attempts down before they begin. With `chosen`, those, which the transaction has locked.
+/// Leases what is due.
+pub(super) async fn lease_due(
+    session: &Session,
+    given: Option<i64>,
+    fronts: &Fronts,
+    route: &Route,
+    limit: usize,
+    time: i64,
+) -> Result<Vec<Leased>, EngineError> {
+    loop {
+        let from = fronts.of(&route.name);
+        let leased = lease(session, given, route, limit, time, Choice::From(from)).await?;
+        let first = leased.first().map(|leased| leased.run_at);
+        let unseen = fronts.found(&route.name, from, first, leased.len() == limit);
+        if !(leased.is_empty() && unseen) {
+            return Ok(leased);
+        }
+    }
+}
+
+/// Which deliveries are leased.
+pub(super) enum Choice<'c> {
+    /// Those that are due, from this due time on.
+    From(i64),
+    /// These, which the transaction has locked.
+    These(&'c [(Place, Option<String>)]),
+}
+
+/// Leases deliveries, and writes the attempts down before they begin.
 pub(super) async fn lease(
     session: &Session,
     given: Option<i64>,
     route: &Route,
     limit: usize,
-    lease: i64,
-    chosen: Option<&[(Place, Option<String>)]>,
+    time: i64,
+    choice: Choice<'_>,
 ) -> Result<Vec<Leased>, EngineError> {
     let after = route.after.as_ref().map(RouteName::as_str);
     let limit = i64::try_from(limit).unwrap_or(i64::MAX);
-    let (events, epochs): (Vec<Uuid>, Vec<i32>) =
-        chosen.unwrap_or_default().iter().map(|(place, _)| (uuid(place.event), int(place.epoch))).unzip();
-    let due = match chosen {
-        Some(_) => "SELECT event, epoch FROM unnest($7::uuid[], $8::integer[]) AS t(event, epoch) LIMIT $4",
-        None => {
+    let (due, from, chosen): (_, _, &[_]) = match choice {
+        Choice::These(chosen) => (
+            "SELECT event, epoch FROM unnest($7::uuid[], $8::integer[]) AS t(event, epoch) WHERE $9::bigint IS NULL LIMIT $4",
+            None,
+            chosen,
+        ),
+        Choice::From(from) => (
             "SELECT d.event, d.epoch FROM oncehook.deliveries d
                 WHERE d.route = $2 AND d.state IN ('ready', 'retrying')
-                  AND d.run_at <= coalesce($1::bigint, oncehook.micros())
+                  AND d.run_at BETWEEN $9::bigint AND coalesce($1::bigint, oncehook.micros())
                   AND $7::uuid[] IS NOT NULL AND $8::integer[] IS NOT NULL
                 ORDER BY d.run_at, d.event, d.epoch LIMIT $4
-                  FOR UPDATE SKIP LOCKED"
-        }
+                  FOR UPDATE SKIP LOCKED",
+            Some(from),
+            &[],
+        ),
     };
+    let (events, epochs): (Vec<Uuid>, Vec<i32>) =
+        chosen.iter().map(|(place, _)| (uuid(place.event), int(place.epoch))).unzip();
     let rows = session
         .rows(
             &format!("WITH due AS MATERIALIZED (
@@ -313,7 +359,7 @@ pub(super) async fn lease(
                     -- A follow-up that is forced alone knows the result of the epoch before.
                     (SELECT p.result FROM oncehook.deliveries p
                       WHERE p.event = l.event AND p.route = $3 AND p.epoch <= l.epoch AND p.state = 'succeeded'
-                      ORDER BY p.epoch DESC LIMIT 1), e.version, l.parked_at
+                      ORDER BY p.epoch DESC LIMIT 1), e.version, l.parked_at, l.run_at
                FROM leased l CROSS JOIN LATERAL (SELECT * FROM oncehook.events WHERE id = l.event LIMIT 1) e
               ORDER BY l.run_at, l.event, l.epoch"),
             &[
@@ -321,10 +367,11 @@ pub(super) async fn lease(
                 &route.name.as_str(),
                 &after,
                 &limit,
-                &lease,
+                &time,
                 &int(route.retry.max_attempts),
                 &events,
                 &epochs,
+                &from,
             ],
         )
         .await?;
@@ -333,12 +380,12 @@ pub(super) async fn lease(
             let mut event = handed(row, route, 3)?;
             let epoch = number(row.get(0));
             let is_it = |(place, _): &&(Place, _)| place.event == event.id && place.epoch == epoch;
-            let state = chosen.unwrap_or_default().iter().find(is_it).and_then(|(_, state)| state.clone());
+            let state = chosen.iter().find(is_it).and_then(|(_, state)| state.clone());
             (event.version, event.state) = (row.get(13), state);
             let delivery = DeliveryId { event: event.id, route: route.name.clone(), epoch };
             let fence = Fence { delivery, attempt: number(row.get(1)) };
             let parked_at = row.get::<_, Option<i64>>(14).map(UnixMicros);
-            Ok(Leased { fence, attempt_limit: number(row.get(2)), parked_at, event })
+            Ok(Leased { fence, attempt_limit: number(row.get(2)), parked_at, event, run_at: row.get(15) })
         })
         .collect()
 }

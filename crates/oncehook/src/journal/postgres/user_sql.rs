@@ -12,8 +12,8 @@ use std::borrow::Cow;
 use std::error::Error;
 use std::future::{Future, poll_fn};
 use std::pin::{Pin, pin};
+use std::sync::Arc;
 use std::task::Poll;
-use std::time::Instant;
 
 use oncehook_verify::UnixMicros;
 use serde_json::{Map, Value};
@@ -23,7 +23,7 @@ use tokio_postgres::types::{Format, FromSql, IsNull, ToSql, Type, to_sql_checked
 use tokio_postgres::{Row, Statement};
 
 use super::connection::{EngineError, Session, in_time};
-use super::wrapped;
+use super::wrapped::{self, Wrapped};
 use crate::delivery::{Cause, Failure};
 use crate::handler::{Found, SqlHandler};
 
@@ -48,7 +48,7 @@ pub(super) enum Trouble {
 pub(super) struct Prepared {
     statements: Vec<Statement>,
     /// All of them for many deliveries at once.
-    at_once: Option<Statement>,
+    at_once: Option<Arc<Wrapped>>,
 }
 
 impl Prepared {
@@ -137,27 +137,22 @@ pub(super) async fn run(
 }
 
 /// Runs the wrapped statements, for as many deliveries in a call as should be done in a fifth of the time a handler has: it counts for the
-/// whole call. How long one takes is seen at those before.
+/// whole call.
 async fn run_at_once(
     session: &Session,
-    at_once: &Statement,
+    at_once: &Wrapped,
     deliveries: &[Bound],
 ) -> Vec<Result<Option<String>, Trouble>> {
     let mut outcomes = Vec::with_capacity(deliveries.len());
-    let mut size = 1;
-    while let Some(call) = deliveries.get(outcomes.len()..).filter(|rest| !rest.is_empty()) {
-        let call = call.get(..size).unwrap_or(call);
-        let begun = Instant::now();
+    while let Some(rest) = deliveries.get(outcomes.len()..).filter(|rest| !rest.is_empty()) {
+        let call = rest.get(..at_once.size(session.handler_time / 5)).unwrap_or(rest);
         let values =
             call.iter().map(|bound| bound.0.iter().flatten().map(|parameter| parameter.0.as_deref()));
-        if let Err(error) = wrapped::call(session, at_once, values).await {
+        if let Err(error) = at_once.call(session, values).await {
             outcomes.push(Err(trouble(error)));
             break;
         }
         outcomes.extend(call.iter().map(|_| Ok(None)));
-        let each = begun.elapsed().as_micros() / call.len() as u128;
-        let room = session.handler_time.as_micros() / 5;
-        size = usize::try_from(room / each.max(1)).unwrap_or(usize::MAX).max(1);
     }
     outcomes
 }

@@ -11,6 +11,9 @@
 //! apart; whoever calls runs them one by one then.
 
 use std::fmt::Write as _;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 use tokio_postgres::Statement;
 use tokio_postgres::types::{ToSql, Type};
@@ -20,12 +23,19 @@ use super::connection::{EngineError, Session, in_time};
 /// Parts the user's text from what is around it.
 const QUOTE: &str = "$oncehook_effect$";
 
-/// A statement that runs all of `statements`, given with their prepared forms, for each element of its arrays of text. Outside of a
-/// transaction: an error here must not end one.
+/// A statement that runs several of the user's for each element of its arrays of text.
+#[derive(Debug)]
+pub(super) struct Wrapped {
+    statement: Statement,
+    /// How long a delivery took lately, in microseconds. Nobody knows at first.
+    pace: AtomicU64,
+}
+
+/// What stands for `statements`, given with their prepared forms. Outside of a transaction: an error here must not end one.
 pub(super) async fn wrap(
     session: &Session,
     statements: &[(&str, &Statement)],
-) -> Result<Option<Statement>, EngineError> {
+) -> Result<Option<Arc<Wrapped>>, EngineError> {
     let unfit =
         |(text, prepared): &(&str, &Statement)| !prepared.columns().is_empty() || text.contains(QUOTE);
     if statements.iter().any(unfit) || statements.iter().all(|(_, prepared)| prepared.params().is_empty()) {
@@ -40,7 +50,7 @@ pub(super) async fn wrap(
     let made = make(session, first, statements).await;
     // What the server refuses once it would refuse every time.
     let made = match made {
-        Ok(made) => Some(made),
+        Ok(statement) => Some(Arc::new(Wrapped { statement, pace: AtomicU64::new(u64::MAX) })),
         Err(error) if error.blames_the_statement() => None,
         Err(error) => return Err(error),
     };
@@ -89,20 +99,34 @@ fn named(kind: &Type) -> String {
     format!("{}.{}", quoted(kind.schema()), quoted(kind.name()))
 }
 
-/// Runs the statement for deliveries: for each the values of all statements, one after the other.
-pub(super) async fn call(
-    session: &Session,
-    statement: &Statement,
-    deliveries: impl Iterator<Item = impl Iterator<Item = Option<&str>>>,
-) -> Result<(), EngineError> {
-    let mut columns: Vec<Vec<Option<&str>>> = statement.params().iter().map(|_| Vec::new()).collect();
-    for values in deliveries {
-        for (column, value) in columns.iter_mut().zip(values) {
-            column.push(value);
-        }
+impl Wrapped {
+    /// For how many deliveries to call it, so that it takes about so long.
+    pub(super) fn size(&self, time: Duration) -> usize {
+        let size = time.as_micros() / u128::from(self.pace.load(Ordering::Relaxed).max(1));
+        usize::try_from(size).unwrap_or(usize::MAX).max(1)
     }
-    let columns: Vec<&(dyn ToSql + Sync)> =
-        columns.iter().map(|column| column as &(dyn ToSql + Sync)).collect();
-    in_time(session.execute(statement, &columns)).await?;
-    Ok(())
+
+    /// Runs the statements for deliveries: for each the values of all statements, one after the other.
+    pub(super) async fn call<'d>(
+        &self,
+        session: &Session,
+        deliveries: impl ExactSizeIterator<Item = impl Iterator<Item = Option<&'d str>>>,
+    ) -> Result<(), EngineError> {
+        let (begun, count) = (Instant::now(), deliveries.len());
+        let new = |_| Vec::with_capacity(count);
+        let mut columns: Vec<Vec<Option<&str>>> = self.statement.params().iter().map(new).collect();
+        for values in deliveries {
+            for (column, value) in columns.iter_mut().zip(values) {
+                column.push(value);
+            }
+        }
+        let columns: Vec<&(dyn ToSql + Sync)> =
+            columns.iter().map(|column| column as &(dyn ToSql + Sync)).collect();
+        let ran = in_time(session.execute(&self.statement, &columns)).await;
+        let pace = begun.elapsed().as_micros() / count.max(1) as u128;
+        // Perhaps it was too slow: whoever comes next begins with one again.
+        let pace = if ran.is_ok() { u64::try_from(pace).unwrap_or(u64::MAX) } else { u64::MAX };
+        self.pace.store(pace, Ordering::Relaxed);
+        ran.map(drop)
+    }
 }
