@@ -52,13 +52,40 @@ struct Batch<'e> {
     places: Vec<Option<i64>>,
 }
 
+/// The rows of the ledger, as columns.
+struct Keys<'e> {
+    ids: Vec<Uuid>,
+    sources: Vec<&'e str>,
+    keys: Vec<&'e [u8]>,
+    digests: Vec<&'e [u8]>,
+    received: Vec<i64>,
+    expires: Vec<i64>,
+}
+
+impl<'e> Keys<'e> {
+    fn of(candidates: &[Candidate<'e>]) -> Self {
+        let events = || candidates.iter().map(|candidate| candidate.event);
+        Self {
+            ids: candidates.iter().map(|candidate| uuid(candidate.id)).collect(),
+            sources: events().map(|event| event.source.as_str()).collect(),
+            keys: events().map(|event| event.key.as_bytes()).collect(),
+            digests: events().map(|event| event.digest.as_slice()).collect(),
+            received: events().map(|event| event.received_at.0).collect(),
+            expires: events().map(|event| event.expires_at.0).collect(),
+        }
+    }
+}
+
+/// Two batches that share keys wait for each other in the same order instead of for ever.
+fn sort_by_key(candidates: &mut [Candidate<'_>]) {
+    candidates.sort_unstable_by(|a, b| {
+        (a.event.source.as_str(), a.event.key.as_bytes())
+            .cmp(&(b.event.source.as_str(), b.event.key.as_bytes()))
+    });
+}
+
 impl<'e> Batch<'e> {
-    /// Sorted by key: two batches that share keys wait for each other in the same order instead of for ever.
-    fn of(candidates: &mut [Candidate<'e>]) -> Self {
-        candidates.sort_unstable_by(|a, b| {
-            (a.event.source.as_str(), a.event.key.as_bytes())
-                .cmp(&(b.event.source.as_str(), b.event.key.as_bytes()))
-        });
+    fn of(candidates: &[Candidate<'e>]) -> Self {
         let events = || candidates.iter().map(|candidate| candidate.event);
         let mut batch = Self {
             ids: candidates.iter().map(|candidate| uuid(candidate.id)).collect(),
@@ -110,6 +137,7 @@ pub(super) async fn append(
     late: bool,
     candidates: &mut [Candidate<'_>],
 ) -> Result<HashSet<EventId>, EngineError> {
+    sort_by_key(candidates);
     let batch = Batch::of(candidates);
     let events = || candidates.iter().map(|candidate| candidate.event);
     let held: Vec<Option<&str>> =
@@ -142,16 +170,42 @@ pub(super) async fn append_new(
     shard: i16,
     candidates: &mut [Candidate<'_>],
 ) -> Result<bool, EngineError> {
+    sort_by_key(candidates);
+    let by_key = Keys::of(candidates);
+    // Everything else goes to the end of its index, in the order of ids.
+    candidates.sort_unstable_by_key(|candidate| candidate.id);
     let batch = Batch::of(candidates);
-    let Batch { ids, sources, keys, signed, types, entities, occurred, received, expires, integrity, .. } =
-        &batch;
+    let Batch { ids, sources, keys, signed, types, entities, occurred, received, integrity, .. } = &batch;
     let Batch { digests, headers, bodies, routed, routes, in_line, places, versions, .. } = &batch;
     let stored = session
         .rows(
             APPEND_NEW,
             &[
-                &given, &shard, ids, sources, keys, signed, types, entities, occurred, received, expires,
-                integrity, digests, headers, bodies, versions, routed, routes, in_line, places,
+                &given,
+                &shard,
+                &by_key.ids,
+                &by_key.sources,
+                &by_key.keys,
+                &by_key.digests,
+                &by_key.received,
+                &by_key.expires,
+                ids,
+                sources,
+                keys,
+                signed,
+                types,
+                entities,
+                occurred,
+                received,
+                integrity,
+                digests,
+                headers,
+                bodies,
+                versions,
+                routed,
+                routes,
+                in_line,
+                places,
             ],
         )
         .await;
@@ -170,23 +224,23 @@ pub(super) fn are_plain(candidates: &[Candidate<'_>]) -> bool {
 const APPEND_NEW: &str = "
 WITH first AS (
   INSERT INTO oncehook.keys (event, source, key, digest, first_seen, expires_at)
-  SELECT * FROM unnest($3::uuid[], $4::text[], $5::bytea[], $13::bytea[], $10::bigint[], $11::bigint[]) LIMIT 1
+  SELECT * FROM unnest($3::uuid[], $4::text[], $5::bytea[], $6::bytea[], $7::bigint[], $8::bigint[]) LIMIT 1
   ON CONFLICT (source, key) DO NOTHING
   RETURNING event
 ), others AS (
   INSERT INTO oncehook.keys (event, source, key, digest, first_seen, expires_at)
-  SELECT * FROM unnest($3::uuid[], $4::text[], $5::bytea[], $13::bytea[], $10::bigint[], $11::bigint[])
+  SELECT * FROM unnest($3::uuid[], $4::text[], $5::bytea[], $6::bytea[], $7::bigint[], $8::bigint[])
    WHERE EXISTS (SELECT 1 FROM first) OFFSET 1
 ), stored AS (
   INSERT INTO oncehook.events (id, source, key, key_signed, type, entity, occurred_at, received_at, integrity, digest,
                                headers, body, version)
-  SELECT * FROM unnest($3::uuid[], $4::text[], $5::bytea[], $6::boolean[], $7::text[], $8::text[], $9::bigint[], $10::bigint[],
-                       $12::text[], $13::bytea[], $14::bytea[], $15::bytea[], $16::bigint[])
+  SELECT * FROM unnest($9::uuid[], $10::text[], $11::bytea[], $12::boolean[], $13::text[], $14::text[], $15::bigint[],
+                       $16::bigint[], $17::text[], $18::bytea[], $19::bytea[], $20::bytea[], $21::bigint[])
    WHERE EXISTS (SELECT 1 FROM first)
 ), delivered AS (
   INSERT INTO oncehook.deliveries (event, route, state, run_at, entity, version)
   SELECT r.event, r.route, 'ready', (SELECT coalesce($1::bigint, oncehook.micros())), r.entity, r.version
-    FROM unnest($17::uuid[], $18::text[], $19::text[], $20::bigint[]) AS r(event, route, entity, version)
+    FROM unnest($22::uuid[], $23::text[], $24::text[], $25::bigint[]) AS r(event, route, entity, version)
    WHERE EXISTS (SELECT 1 FROM first)
 ), counted AS (
   INSERT INTO oncehook.totals AS t (source, shard, events)
