@@ -303,6 +303,10 @@ pub struct Plan {
 
 /// Decides whose turn it is. `room` is how many may run. What is neither in the steps nor blocked stays due.
 ///
+/// Whoever stands behind one that is due and was not found would be let go on soon, and so stays due. But the one in front may be due since
+/// later than all that were looked at, so that nobody ever finds it: where those who stay would be all there is, or fill the view, they
+/// step aside.
+///
 /// In company, the steps of an entity assume that those before them take effect; if one does not, all are undone.
 #[must_use]
 pub fn plan(
@@ -313,7 +317,7 @@ pub fn plan(
     lines: &HashMap<String, Line>,
 ) -> Plan {
     let mut plan = Plan::default();
-    let mut runs = 0;
+    let (mut runs, mut staying) = (0, Vec::new());
     let mut groups: HashMap<&str, BTreeMap<Place, usize>> = HashMap::new();
     for (index, candidate) in candidates.iter().enumerate() {
         if let Some(entity) = candidate.entity.as_deref() {
@@ -343,6 +347,8 @@ pub fn plan(
             if busy || !turn.contains(place) {
                 if busy || !passing {
                     plan.blocked.push(*index);
+                } else {
+                    staying.push(*index);
                 }
                 continue;
             }
@@ -364,6 +370,9 @@ pub fn plan(
             }
             plan.steps.push((*index, step));
         }
+    }
+    if plan.steps.is_empty() || staying.len() >= PEEK / 4 {
+        plan.blocked.append(&mut staying);
     }
     plan
 }
@@ -397,23 +406,35 @@ mod tests {
         Candidate { entity: Some("po_1".to_owned()), place: place(event), mark: Mark::default(), kind: None }
     }
 
-    /// What is done with events 2 and 3 where 1 stands before them, which is no candidate.
-    fn behind_another(due: Vec<Place>, running: bool) -> Plan {
+    /// What is done with so many events from 2 on where 1 stands before them, which is no candidate; and with one of nobody.
+    fn behind_another(events: u8, due: Vec<Place>, running: bool, nobodys: bool) -> Plan {
         let ordering = Ordering { by_entity: true, ..Ordering::default() };
-        let front = [1, 2, 3].map(|event| (place(event), DeliveryState::Ready)).to_vec();
+        let front = (1..events + 2).map(|event| (place(event), DeliveryState::Ready)).collect();
         let line = Line { front, due, running, ..Line::default() };
         let lines = HashMap::from([("po_1".to_owned(), line)]);
-        plan(&ordering, Company::OneTransaction, usize::MAX, &[candidate(2), candidate(3)], &lines)
+        let mut candidates: Vec<Candidate> = (2..events + 2).map(candidate).collect();
+        candidates.extend(nobodys.then(|| Candidate { entity: None, ..candidate(255) }));
+        plan(&ordering, Company::OneTransaction, usize::MAX, &candidates, &lines)
     }
 
     #[test]
     fn r13_whoever_stands_behind_one_that_waits_is_blocked() {
-        assert_eq!(behind_another(Vec::new(), false), Plan { steps: Vec::new(), blocked: vec![0, 1] });
-        assert_eq!(behind_another(vec![place(1)], true), Plan { steps: Vec::new(), blocked: vec![0, 1] });
+        let blocked = Plan { steps: Vec::new(), blocked: vec![0, 1] };
+        assert_eq!(behind_another(2, Vec::new(), false, false), blocked);
+        assert_eq!(behind_another(2, vec![place(1)], true, false), blocked);
     }
 
     #[test]
     fn r13_whoever_stands_behind_one_that_is_due_asks_again() {
-        assert_eq!(behind_another(vec![place(1), place(2)], false), Plan::default());
+        let plan = behind_another(2, vec![place(1), place(2)], false, true);
+        assert_eq!(plan, Plan { steps: vec![(2, Step::Run(None))], blocked: Vec::new() });
+    }
+
+    #[test]
+    fn r13_whoever_stands_behind_one_that_is_due_steps_aside_before_nothing_else_is_seen() {
+        let due = || vec![place(1), place(2)];
+        assert_eq!(behind_another(2, due(), false, false).blocked, [0, 1], "nobody else is there");
+        assert_eq!(behind_another(63, due(), false, true).blocked, [0; 0]);
+        assert_eq!(behind_another(64, due(), false, true).blocked.len(), 64, "they fill the view");
     }
 }

@@ -258,6 +258,61 @@ async fn r13_a_long_line_goes_on_in_batches_on_mysql() {
     journal.close().await;
 }
 
+/// Whoever is at the front of a line has been due for less long than all that are behind, who are more than one sees at once.
+async fn a_front_that_is_due_last_is_found<J: Journal + Deliveries>(
+    journal: &J,
+    dialect: Dialect,
+    put_off: impl Fn(&str),
+) {
+    let ordering = Ordering { by_entity: true, ..Ordering::default() };
+    let route = Arc::new(sql("ordered", None, ordering, &Place(dialect, &in_the_journal)));
+    let events: Vec<NewEvent> = (1..=300)
+        .map(|number| NewEvent { routes: [name("ordered")].into_iter().collect(), ..step("long", number) })
+        .collect();
+    let first = events[0].key.clone();
+    append(journal, events).await;
+    put_off(&first.display().to_string());
+    for _ in 0..10 {
+        let claims = journal.claim(Arc::clone(&route), 16, Duration::from_secs(60)).await.unwrap();
+        if let [claim] = claims.as_slice() {
+            assert_eq!(claim.event.key, first);
+            return;
+        }
+        assert!(claims.is_empty(), "{} at once", claims.len());
+    }
+    panic!("nobody finds it");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn r13_a_front_that_is_due_last_is_found_on_postgres() {
+    let database = Server::shared().database();
+    let journal = PostgresJournal::open(&PostgresOptions::new(database.url())).await.unwrap();
+    let put_off = |key: &str| {
+        let changed = database.query(&format!(
+            "UPDATE oncehook.deliveries SET run_at = oncehook.micros()
+              WHERE event = (SELECT event FROM oncehook.keys WHERE key = '{key}') RETURNING route"
+        ));
+        assert_eq!(changed, "ordered");
+    };
+    a_front_that_is_due_last_is_found(&journal, Dialect::Postgres, put_off).await;
+    journal.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn r13_a_front_that_is_due_last_is_found_on_mysql() {
+    let database = mysql::Server::shared().database();
+    let journal = MysqlJournal::open(&MysqlOptions::new(database.url())).await.unwrap();
+    let put_off = |key: &str| {
+        let changed = database.query(&format!(
+            "UPDATE oncehook_deliveries SET run_at = TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))
+              WHERE event = (SELECT event FROM oncehook_keys WHERE `key` = '{key}'); SELECT ROW_COUNT()"
+        ));
+        assert_eq!(changed, "1");
+    };
+    a_front_that_is_due_last_is_found(&journal, Dialect::Mysql, put_off).await;
+    journal.close().await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn r13_r24_r29_r30_all_permutations_on_sqlite_end_as_in_order() {
     let directory = tempfile::tempdir().unwrap();
