@@ -29,7 +29,7 @@ end() { kill -CONT "$server" 2>/dev/null; kill "-$1" "$server" 2>/dev/null; wait
 # Of its own: a server that starts removes what it takes for its leftovers there.
 mkdir "$data/tmp"
 mariadb-install-db --no-defaults --user="$user" --datadir="$data/db" --auth-root-authentication-method=normal \
-  --skip-test-db --innodb-log-file-size=8M >"$data/log" 2>&1 || { cat "$data/log" >&2; rm -rf "$data"; exit 1; }
+  --skip-test-db --innodb-log-file-size=8M --tmpdir="$data/tmp" >"$data/log" 2>&1 || { cat "$data/log" >&2; rm -rf "$data"; exit 1; }
 start "$@"
 echo started
 while read -r word; do
