@@ -271,7 +271,7 @@ async fn a_front_that_is_due_last_is_found<J: Journal + Deliveries>(
         .collect();
     let first = events[0].key.clone();
     append(journal, events).await;
-    put_off(&first.display().to_string());
+    put_off(first.display().as_ref());
     for _ in 0..10 {
         let claims = journal.claim(Arc::clone(&route), 16, Duration::from_secs(60)).await.unwrap();
         if let [claim] = claims.as_slice() {
