@@ -70,8 +70,13 @@ async fn r20_killed_after_the_insert_20_times() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn r20_killed_after_the_commit_and_before_the_answer_20_times() {
+async fn r20_killed_after_the_commit_and_before_its_sync_20_times() {
     kill_at("after_commit", 30).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn r20_killed_after_the_sync_and_before_the_answer_20_times() {
+    kill_at("after_sync", 30).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -58,10 +58,11 @@ bind = { nothing = "/data/there/is/no/such/thing" }
 
 /// The places at which builds for tests can end, and after how many passings at most. Those of the spool and of other
 /// databases are with their scenarios.
-pub const POINTS: [(&str, u64); 7] = [
+pub const POINTS: [(&str, u64); 8] = [
     ("before_insert", 30),
     ("after_insert", 30),
     ("after_commit", 30),
+    ("after_sync", 30),
     ("in_handler", 60),
     ("after_effect", 60),
     ("in_follow_up", 60),

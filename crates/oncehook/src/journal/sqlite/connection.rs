@@ -63,6 +63,37 @@ pub(crate) fn open_writer(path: &Path) -> Result<Connection, OpenError> {
     Ok(connection)
 }
 
+/// When the commits of a connection reach the disk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Synced {
+    /// Before they return (`synchronous = FULL`). Every connection begins like that.
+    ByThemselves,
+    /// When the [`syncer`](super::syncer) has synced the log (`synchronous = NORMAL`): nobody may be told before.
+    BySyncer,
+}
+
+impl Synced {
+    /// Shows that a connection can be switched to and fro, and leaves it as it begins.
+    pub(super) fn proven(connection: &Connection) -> Result<Self, OpenError> {
+        let mut synced = Self::ByThemselves;
+        synced.switch(connection, Self::BySyncer)?;
+        expect(connection, "synchronous", 1)?;
+        synced.switch(connection, Self::ByThemselves)?;
+        expect(connection, "synchronous", if planted::has(Bug::NormalSync) { 1 } else { 2 })?;
+        Ok(synced)
+    }
+
+    /// Switches a connection that is in no transaction.
+    pub(super) fn switch(&mut self, connection: &Connection, to: Self) -> Result<(), rusqlite::Error> {
+        if *self != to {
+            let level = if to == Self::BySyncer || planted::has(Bug::NormalSync) { "NORMAL" } else { "FULL" };
+            connection.pragma_update(None, "synchronous", level)?;
+            *self = to;
+        }
+        Ok(())
+    }
+}
+
 /// A connection for people's queries. It cannot write.
 pub(super) fn open_reader(path: &Path) -> Result<Connection, rusqlite::Error> {
     let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;

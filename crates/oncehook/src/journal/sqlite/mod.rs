@@ -36,6 +36,7 @@ mod rehearse;
 mod schema;
 mod search;
 mod self_test;
+mod syncer;
 mod turn;
 mod user_sql;
 pub(crate) mod writer;

@@ -16,6 +16,7 @@ use rusqlite::{Connection, ErrorCode, OptionalExtension, params};
 use super::ledger::{self, Filter, KeyHasher, Place};
 use super::queries::parse_latest;
 use super::search::{by_sequence, count, find};
+use super::syncer::LogFile;
 use super::{Shared, connection};
 use crate::delivery::{DeliveryId, DeliveryState};
 use crate::event::EventId;
@@ -165,8 +166,16 @@ impl Readers {
         })
     }
 
-    /// Keys of the latest events. (An event's row says all that the ledger does.)
+    /// Keys of the latest events. (An event's row says all that the ledger does.) Whoever asks will tell senders that these are
+    /// stored, so what was read is on the disk first.
     pub(super) fn recent_keys(&self, limit: usize) -> Result<Vec<RecentKey>, ReadError> {
+        let keys = self.latest_keys(limit)?;
+        let synced = LogFile::open(&self.path).and_then(|log| log.sync());
+        synced.map_err(|error| ReadError::Engine(error.to_string()))?;
+        Ok(keys)
+    }
+
+    fn latest_keys(&self, limit: usize) -> Result<Vec<RecentKey>, ReadError> {
         self.read(|connection| {
             connection
                 .prepare_cached(

@@ -1,8 +1,11 @@
 //! The one thread that writes.
 //!
-//! Group commit without a timer: while one commit runs, the next batch gathers in the queue. A batch is one transaction;
-//! its answers are sent after its commit has returned. If a row spoils the batch, the requests are stored one by one, so
-//! that a bad one costs only itself.
+//! Group commit without a timer: while one batch is on its way to the disk, the next one is stored. A batch is one transaction;
+//! it commits when the batch before it is on the disk, and is then handed to the [`syncer`](super::syncer), which answers it.
+//! If a row spoils the batch, the requests are stored one by one, so that a bad one costs only itself.
+//!
+//! What is done for others than senders (jobs) is on the disk before its commit returns. What is written behind the accepts
+//! (counts, keys that are merged, the search index) may be lost in a power cut together with what came after it: it is made anew.
 //!
 //! After a failed write or sync the connection is thrown away. The kernel may have marked pages of the log as clean that
 //! never reached the disk, so a later commit into the same log would prove nothing: the log is emptied into the database
@@ -22,11 +25,13 @@ use rusqlite::{Connection, ErrorCode, TransactionBehavior};
 use tokio::sync::oneshot;
 
 use super::checkpoint::{Checkpointer, Tended};
+use super::connection::Synced;
 use super::groups::Gathering;
 use super::ledger::{self, Ledger};
 use super::place::LockFile;
 use super::queries::{self, Statements};
 use super::reader::Readers;
+use super::syncer::{Committed, Syncer};
 use super::{OpenError, Shared, connection, follower, self_test, user_sql};
 use crate::clock::Clock;
 use crate::event::{EventId, EventIds, NewEvents, SourceName};
@@ -88,6 +93,9 @@ impl Work {
 const BATCH_EVENTS: usize = 512;
 const BATCH_BYTES: usize = 8 << 20;
 
+/// Room that is made for a batch at its beginning.
+const BATCH_USUAL: usize = 128;
+
 /// Jobs that wait for a batch at most.
 const BATCH_JOBS: usize = 64;
 
@@ -118,6 +126,9 @@ pub(super) struct Writer {
     ids: EventIds,
     ledger: Ledger,
     checkpointer: Checkpointer,
+    syncer: Syncer,
+    /// When commits of the connection reach the disk.
+    synced: Synced,
     /// Events behind the last block of the search index.
     unsealed: u64,
     /// What is in the blocks behind the last group of the search index.
@@ -142,6 +153,7 @@ impl Writer {
         ledger.rebuild(&mut connection)?;
         let last = queries::last_sequence(&connection)?;
         let checkpointer = Checkpointer::start(&ground.path)?;
+        let syncer = Syncer::start(&ground.path)?;
         let mut writer = Self {
             path: ground.path,
             clock: ground.clock,
@@ -151,6 +163,8 @@ impl Writer {
             ids: EventIds::above(last, random_tail()),
             ledger,
             checkpointer,
+            syncer,
+            synced: Synced::ByThemselves,
             unsealed: follower::unsealed(&connection)?,
             gathering: Gathering::new(),
             seal_after: Instant::now(),
@@ -168,20 +182,13 @@ impl Writer {
 
     /// Runs until told to close, or until the last handle to the journal is gone.
     pub(super) fn run(mut self, commands: &Receiver<Command>) {
-        let (mut batch, mut jobs) = (Vec::new(), Vec::new());
         loop {
             match commands.recv_timeout(TICK) {
-                Ok(Command::Append(work)) => {
-                    let interruption =
-                        gather(*work, commands, &self.shared.queued_bytes, &mut batch, &mut jobs);
-                    self.store(&mut batch);
-                    jobs.drain(..).for_each(|job| self.work(job));
-                    match interruption {
-                        Some(Command::SelfTest(answer)) => self.self_test(answer),
-                        Some(Command::Close(done)) => return self.close(commands, done),
-                        Some(Command::Append(_) | Command::Job(_)) | None => {}
-                    }
-                }
+                Ok(Command::Append(work)) => match self.accept(*work, commands) {
+                    Some(Command::SelfTest(answer)) => self.self_test(answer),
+                    Some(Command::Close(done)) => return self.close(commands, done),
+                    Some(Command::Append(_) | Command::Job(_)) | None => {}
+                },
                 Ok(Command::Job(job)) => self.work(job),
                 Ok(Command::SelfTest(answer)) => self.self_test(answer),
                 Ok(Command::Close(done)) => return self.close(commands, done),
@@ -195,34 +202,70 @@ impl Writer {
         }
     }
 
-    /// Stores a batch and answers it. All branching about what can go wrong is here.
-    fn store(&mut self, batch: &mut Vec<Work>) {
+    /// Stores a request and those that stand behind it, then does the jobs that stood between them. Returns the first other
+    /// command, if one was met.
+    fn accept(&mut self, first: Work, commands: &Receiver<Command>) -> Option<Command> {
+        let shared = Arc::clone(&self.shared);
+        let mut intake = Intake::new(commands, &shared.queued_bytes);
+        let mut batch = Vec::with_capacity(BATCH_USUAL);
+        intake.put(first, &mut batch);
+        self.store(batch, &mut |batch, syncer| intake.more(batch, syncer));
+        let Intake { jobs, interruption, .. } = intake;
+        jobs.into_iter().for_each(|job| self.work(job));
+        interruption
+    }
+
+    /// Stores a batch, with what `more` adds to it meanwhile, and has it answered. All branching about what can go wrong is
+    /// here.
+    fn store(&mut self, mut batch: Vec<Work>, more: &mut More<'_>) {
+        self.notice_failure();
         let Some(connection) = self.connection.as_mut() else {
             let reason = self.shared.failing().clone().unwrap_or_default();
-            return refuse(batch, &reason);
+            return refuse(&mut batch, &reason);
         };
-        match commit(connection, &mut self.ids, &mut self.ledger, batch, self.clock.steady()) {
+        let (ids, ledger, syncer) = (&mut self.ids, &mut self.ledger, &mut self.syncer);
+        let stored = self.synced.switch(connection, Synced::BySyncer).and_then(|()| {
+            commit(connection, ids, ledger, &mut batch, |batch| more(batch, syncer), self.clock.steady())
+        });
+        match stored {
             Ok(outcome) => self.answer(batch, outcome),
             // Another process holds the write lock. Nothing was stored and the connection is sound.
-            Err(error) if is_busy(&error) => refuse(batch, "another process is writing to the database file"),
+            Err(error) if is_busy(&error) => {
+                refuse(&mut batch, "another process is writing to the database file");
+            }
             Err(error) if batch.len() > 1 && blames_a_row(&error) => {
-                for work in std::mem::take(batch) {
-                    self.store(&mut vec![work]);
+                for work in batch {
+                    self.store(vec![work], &mut |_, _| false);
                 }
             }
             Err(error) if blames_a_row(&error) => {
                 tracing::error!(%error, "an event could not be stored");
-                refuse(batch, "the event could not be stored");
+                refuse(&mut batch, "the event could not be stored");
             }
             Err(error) => {
-                refuse(batch, "the database could not be written");
+                refuse(&mut batch, "the database could not be written");
                 self.fail(&error.to_string());
             }
         }
     }
 
+    /// A log that could not be synced is the end of the connection, whoever tried.
+    fn notice_failure(&mut self) {
+        if self.connection.is_some()
+            && let Some(reason) = self.syncer.failure()
+        {
+            self.fail(&reason);
+        }
+    }
+
     /// Does a job. An error that blames the disk ends the connection, as it does for appends.
     fn work(&mut self, job: Job) {
+        self.notice_failure();
+        if let Some(connection) = &self.connection
+            && let Err(error) = self.synced.switch(connection, Synced::ByThemselves)
+        {
+            self.fail(&error.to_string());
+        }
         let reason = self.shared.failing().clone();
         let (connection, ledger, now) = (self.connection.as_mut(), &mut self.ledger, self.clock.steady());
         // A job that panics is lost, and whoever waits for it is told so. Its transaction is undone while it unwinds.
@@ -243,7 +286,7 @@ impl Writer {
         }
     }
 
-    fn answer(&mut self, batch: &mut Vec<Work>, outcome: Outcome) {
+    fn answer(&mut self, batch: Vec<Work>, outcome: Outcome) {
         self.unsealed += outcome.stored;
         self.shared.index_lag.store(self.unsealed, Ordering::Relaxed);
         self.replays_pending |= outcome.unsigned;
@@ -256,10 +299,7 @@ impl Writer {
                 tally.add(duplicate.event, &duplicate.source, duplicate.at, duplicate.peer, Layer::Journal);
             }
         }
-        for (work, receipt) in batch.drain(..).zip(outcome.receipts) {
-            // The sender may have hung up. The event is stored all the same.
-            let _ = work.answer.send(Ok(receipt));
-        }
+        self.syncer.answer(Committed { batch, receipts: outcome.receipts, changed: outcome.changed });
     }
 
     fn fail(&mut self, reason: &str) {
@@ -269,6 +309,7 @@ impl Writer {
         if let Some(connection) = self.connection.take() {
             connection::abandon(connection);
         }
+        self.syncer.stop();
         self.checkpointer.abandon();
         self.readers.close_idle();
         self.tried = Instant::now();
@@ -284,6 +325,7 @@ impl Writer {
             shared.wal_pages.store(u64::try_from(pages).unwrap_or(0), Ordering::Relaxed);
             Ok(())
         }))?;
+        self.synced = Synced::proven(&connection)?;
         self.connection = Some(connection);
         Ok(())
     }
@@ -299,6 +341,7 @@ impl Writer {
             self.ledger.rebuild(&mut connection)?;
             self.ledger.load_filter(&self.readers);
             self.checkpointer = Checkpointer::start(&self.path)?;
+            self.syncer = Syncer::start(&self.path)?;
             self.adopt(connection)
         });
         match opened {
@@ -312,6 +355,7 @@ impl Writer {
 
     /// What has to happen now and then.
     fn keep_house(&mut self) {
+        self.notice_failure();
         if self.connection.is_none() {
             if self.tried.elapsed() >= REOPEN_EVERY {
                 self.reopen();
@@ -456,14 +500,11 @@ impl Writer {
 
     fn close(mut self, commands: &Receiver<Command>, done: oneshot::Sender<()>) {
         self.shared.close();
-        let mut batch = Vec::new();
         while let Ok(command) = commands.try_recv() {
             match command {
                 Command::Append(work) => {
-                    let mut jobs = Vec::new();
-                    gather(*work, commands, &self.shared.queued_bytes, &mut batch, &mut jobs);
-                    self.store(&mut batch);
-                    jobs.into_iter().for_each(|job| self.work(job));
+                    // Whoever asks for a self-test, or once more to close, is told that nobody is here.
+                    let _ = self.accept(*work, commands);
                 }
                 Command::Job(job) => self.work(job),
                 Command::SelfTest(_) | Command::Close(_) => {}
@@ -471,6 +512,7 @@ impl Writer {
         }
         self.flush();
         self.ledger.await_filter();
+        self.syncer.stop();
         self.checkpointer.stop();
         drop(self);
         // Whoever asked may be gone.
@@ -478,36 +520,77 @@ impl Writer {
     }
 }
 
-/// Fills the batch from the queue. Jobs that stand between the appends are set aside: they come after the batch.
-/// Returns the first other command, if one was met.
-fn gather(
-    first: Work,
-    commands: &Receiver<Command>,
-    queued_bytes: &AtomicUsize,
-    batch: &mut Vec<Work>,
-    jobs: &mut Vec<Job>,
-) -> Option<Command> {
-    let mut events = first.events.len();
-    let mut bytes = first.bytes();
-    batch.push(first);
-    let mut interruption = None;
-    while events < BATCH_EVENTS && bytes < BATCH_BYTES && jobs.len() < BATCH_JOBS && interruption.is_none() {
-        match commands.try_recv() {
-            Ok(Command::Append(work)) => {
-                events += work.events.len();
-                bytes += work.bytes();
-                batch.push(*work);
-            }
-            Ok(Command::Job(job)) => jobs.push(job),
-            Ok(other) => interruption = Some(other),
-            Err(_) => break,
-        }
-    }
-    queued_bytes.fetch_sub(bytes, Ordering::Relaxed);
-    interruption
+/// Adds to a batch; whether there was something.
+type More<'m> = dyn FnMut(&mut Vec<Work>, &mut Syncer) -> bool + 'm;
+
+/// What one batch takes from the queue. Jobs that stand between the appends are set aside: they come after the batch.
+struct Intake<'i> {
+    commands: &'i Receiver<Command>,
+    queued_bytes: &'i AtomicUsize,
+    jobs: Vec<Job>,
+    /// The first other command, if one was met. The batch ends there.
+    interruption: Option<Command>,
+    events: usize,
+    bytes: usize,
+    /// Nothing is added any more.
+    complete: bool,
 }
 
-fn refuse(batch: &mut Vec<Work>, reason: &str) {
+impl<'i> Intake<'i> {
+    fn new(commands: &'i Receiver<Command>, queued_bytes: &'i AtomicUsize) -> Self {
+        let (jobs, interruption) = (Vec::new(), None);
+        Self { commands, queued_bytes, jobs, interruption, events: 0, bytes: 0, complete: false }
+    }
+
+    /// Adds what waits, for as long as the batch before is on its way to the disk, and once more after that.
+    fn more(&mut self, batch: &mut Vec<Work>, syncer: &mut Syncer) -> bool {
+        loop {
+            let busy = syncer.is_busy();
+            if self.complete {
+                return false;
+            }
+            if self.take(batch) {
+                self.complete = !busy;
+                return true;
+            }
+            if !busy || !self.has_room() {
+                return false;
+            }
+            syncer.wait();
+        }
+    }
+
+    /// Adds what waits in the queue. Returns whether that was anything.
+    fn take(&mut self, batch: &mut Vec<Work>) -> bool {
+        let had = batch.len();
+        while self.has_room() {
+            match self.commands.try_recv() {
+                Ok(Command::Append(work)) => self.put(*work, batch),
+                Ok(Command::Job(job)) => self.jobs.push(job),
+                Ok(other) => self.interruption = Some(other),
+                Err(_) => break,
+            }
+        }
+        batch.len() > had
+    }
+
+    fn put(&mut self, work: Work, batch: &mut Vec<Work>) {
+        let bytes = work.bytes();
+        self.queued_bytes.fetch_sub(bytes, Ordering::Relaxed);
+        self.events += work.events.len();
+        self.bytes += bytes;
+        batch.push(work);
+    }
+
+    fn has_room(&self) -> bool {
+        self.events < BATCH_EVENTS
+            && self.bytes < BATCH_BYTES
+            && self.jobs.len() < BATCH_JOBS
+            && self.interruption.is_none()
+    }
+}
+
+pub(super) fn refuse(batch: &mut Vec<Work>, reason: &str) {
     for work in batch.drain(..) {
         // The sender may have hung up.
         let _ = work.answer.send(Err(AppendError::Unavailable(reason.to_owned())));
@@ -523,6 +606,8 @@ struct Outcome {
     unsigned: bool,
     /// Whether there are new deliveries.
     routed: bool,
+    /// Whether anything was written at all.
+    changed: bool,
     duplicates: Vec<DuplicateOf>,
 }
 
@@ -533,55 +618,65 @@ struct DuplicateOf {
     peer: std::net::IpAddr,
 }
 
-/// One batch, one transaction.
+/// One batch, one transaction. `more` adds to it while there is something to wait for.
 fn commit(
     connection: &mut Connection,
     ids: &mut EventIds,
     ledger: &mut Ledger,
-    batch: &mut [Work],
+    batch: &mut Vec<Work>,
+    mut more: impl FnMut(&mut Vec<Work>) -> bool,
     now: UnixMicros,
 ) -> Result<Outcome, rusqlite::Error> {
     crate::crash::point("before_insert");
+    let changes = connection.total_changes();
     let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
     let mut outcome = Outcome {
-        receipts: Vec::with_capacity(batch.len()),
+        receipts: Vec::with_capacity(BATCH_USUAL),
         stored: 0,
         unsigned: false,
         routed: false,
+        changed: false,
         duplicates: Vec::new(),
     };
     let mut counts: HashMap<SourceName, SourceCounts> = HashMap::new();
     ledger.begin();
     {
         let mut statements = Statements::prepare(&transaction)?;
-        for work in &*batch {
-            let mut receipt = Receipt::with_capacity(work.events.len());
-            for event in &work.events {
-                let appended: Appended = statements.append(ids, ledger, event, now)?;
-                outcome.unsigned |= !event.key_signed;
-                outcome.routed |= appended.verdict == Verdict::New && !event.routes.is_empty();
-                match appended.verdict {
-                    Verdict::Duplicate => outcome.duplicates.push(DuplicateOf {
-                        event: appended.id,
-                        source: event.source.clone(),
-                        at: event.received_at,
-                        peer: event.peer,
-                    }),
-                    verdict => {
-                        let counts = counts.entry(event.source.clone()).or_default();
-                        match verdict {
-                            Verdict::Conflict => counts.conflicts += 1,
-                            Verdict::Quarantined => {
-                                counts.events += 1;
-                                counts.quarantined += 1;
+        let mut done = 0;
+        loop {
+            for work in batch.iter().skip(done) {
+                let mut receipt = Receipt::with_capacity(work.events.len());
+                for event in &work.events {
+                    let appended: Appended = statements.append(ids, ledger, event, now)?;
+                    outcome.unsigned |= !event.key_signed;
+                    outcome.routed |= appended.verdict == Verdict::New && !event.routes.is_empty();
+                    match appended.verdict {
+                        Verdict::Duplicate => outcome.duplicates.push(DuplicateOf {
+                            event: appended.id,
+                            source: event.source.clone(),
+                            at: event.received_at,
+                            peer: event.peer,
+                        }),
+                        verdict => {
+                            let counts = counts.entry(event.source.clone()).or_default();
+                            match verdict {
+                                Verdict::Conflict => counts.conflicts += 1,
+                                Verdict::Quarantined => {
+                                    counts.events += 1;
+                                    counts.quarantined += 1;
+                                }
+                                Verdict::New | Verdict::Duplicate => counts.events += 1,
                             }
-                            Verdict::New | Verdict::Duplicate => counts.events += 1,
                         }
                     }
+                    receipt.push(appended);
                 }
-                receipt.push(appended);
+                outcome.receipts.push(receipt);
             }
-            outcome.receipts.push(receipt);
+            done = batch.len();
+            if !more(batch) {
+                break;
+            }
         }
         for (source, counts) in &counts {
             outcome.stored += counts.events;
@@ -599,6 +694,7 @@ fn commit(
         transaction.commit()?;
     }
     crate::crash::point("after_commit");
+    outcome.changed = connection.total_changes() != changes;
     ledger.committed();
     Ok(outcome)
 }
