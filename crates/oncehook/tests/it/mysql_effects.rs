@@ -1,6 +1,8 @@
 //! The way out on MariaDB: the user's effect happens once, together with the record that it happened, whoever else
 //! works on the same database.
 
+mod functions;
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;

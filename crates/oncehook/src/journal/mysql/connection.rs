@@ -108,11 +108,13 @@ pub(super) struct EngineError {
     too_big: bool,
     /// The connection is gone or was never there.
     silent: bool,
+    /// The driver did not send it: the parameters are not those that the statement has.
+    misfit: bool,
 }
 
 impl EngineError {
     pub(super) fn other(told: impl Into<String>) -> Self {
-        Self { told: told.into(), code: None, unsound: false, too_big: false, silent: false }
+        Self { told: told.into(), code: None, unsound: false, too_big: false, silent: false, misfit: false }
     }
 
     pub(super) fn unsound(told: impl Into<String>) -> Self {
@@ -182,7 +184,7 @@ impl EngineError {
             1080, 1105, 1114, 1152, 1158, 1159, 1160, 1161, 1180, 1181, 1184, 1206, 1290, 1461, 1792, 1836,
             1927, 3100, 3101, 4031,
         ];
-        self.too_big || self.code.is_some() && !self.is_one_of(&ENGINE)
+        self.too_big || self.misfit || self.code.is_some() && !self.is_one_of(&ENGINE)
     }
 }
 
@@ -196,6 +198,9 @@ impl From<mysql_async::Error> for EngineError {
             },
             mysql_async::Error::Io(error) => Self::away(error.to_string()),
             mysql_async::Error::Driver(error) if error_is_loss(&error) => Self::away(error.to_string()),
+            mysql_async::Error::Driver(error) if error_is_misfit(&error) => {
+                Self { misfit: true, ..Self::other(error.to_string()) }
+            }
             other => Self::other(other.to_string()),
         }
     }
@@ -205,6 +210,13 @@ impl From<mysql_async::Error> for EngineError {
 fn error_is_loss(error: &mysql_async::DriverError) -> bool {
     use mysql_async::DriverError::{ConnectionClosed, PoolDisconnected, UnexpectedPacket};
     matches!(error, ConnectionClosed | PoolDisconnected | UnexpectedPacket { .. })
+}
+
+/// Parameters were named, too many or too few.
+fn error_is_misfit(error: &mysql_async::DriverError) -> bool {
+    use mysql_async::DriverError::{MixedParams, StmtParamsMismatch, StmtParamsNumberExceedsLimit};
+    let named = matches!(error, mysql_async::DriverError::Params(_));
+    named || matches!(error, MixedParams | StmtParamsMismatch { .. } | StmtParamsNumberExceedsLimit { .. })
 }
 
 /// The server quotes the value that did not fit, and says what for: the value is left out.
@@ -329,6 +341,7 @@ impl Connector {
                 mariadb: false,
                 used: Instant::now(),
                 known: HashSet::new(),
+                retired: false,
             };
             let ground = ground::check(&mut session).await?;
             (session.packet, session.mariadb) = (ground.packet, ground.mariadb);
@@ -388,6 +401,8 @@ pub(super) struct Session {
     used: Instant,
     /// Statements of the user's that were looked at.
     known: HashSet<String>,
+    /// It is not lent again.
+    retired: bool,
 }
 
 impl Session {
@@ -405,6 +420,20 @@ impl Session {
             self.known.clear();
         }
         self.known.insert(statement.to_owned());
+    }
+
+    /// Has the connection closed after this use: something of it would show in the next.
+    pub(super) fn retire(&mut self) {
+        self.retired = true;
+    }
+
+    pub(super) fn is_retired(&self) -> bool {
+        self.retired
+    }
+
+    /// Whether a statement and its parameters fit into a packet.
+    pub(super) fn has_room_for(&self, sql: &str, parameters: &[Value]) -> bool {
+        sql.len().saturating_add(weight(parameters)) <= self.packet.saturating_sub(self.packet / 4)
     }
 
     /// How many bytes a batch may have at most, so that its rows fit into packets.
@@ -437,13 +466,23 @@ impl Session {
         in_time(self.patience, self.conn.exec(sql, positional(parameters))).await
     }
 
-    /// The same for a statement that is prepared already; also tells how many rows it changed.
+    /// The same for a statement that is prepared already.
     pub(super) async fn rows_of(
         &mut self,
         statement: &mysql_async::Statement,
         parameters: Vec<Value>,
     ) -> Result<Vec<Row>, EngineError> {
         in_time(self.patience, self.conn.exec(statement, positional(parameters))).await
+    }
+
+    /// The same; also tells how many rows it changed.
+    pub(super) async fn answer_of(
+        &mut self,
+        statement: &mysql_async::Statement,
+        parameters: Vec<Value>,
+    ) -> Result<(Vec<Row>, u64), EngineError> {
+        let rows = self.rows_of(statement, parameters).await?;
+        Ok((rows, self.conn.affected_rows()))
     }
 
     /// Runs one statement once for each set of parameters, in one go where the server can.
@@ -619,8 +658,12 @@ impl DerefMut for Lent<'_> {
 }
 
 impl Lent<'_> {
-    /// Gives the connection back for the next caller. Only for one that is in no transaction.
+    /// Gives the connection back for the next caller, unless it is [retired](Session::retire). Only for one that is in no
+    /// transaction.
     pub(super) fn keep(mut self) {
+        if self.session.retired {
+            return;
+        }
         self.session.used = Instant::now();
         let mut idle = self.pool.idle.lock().unwrap_or_else(PoisonError::into_inner);
         if idle.len() < IDLE_KEPT && !self.pool.permits.is_closed() {
