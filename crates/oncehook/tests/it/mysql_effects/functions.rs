@@ -226,7 +226,7 @@ async fn r20_two_functions_on_mysql_that_collide_take_effect_once_each_in_one_at
         let meets = counted.fetch_add(1, Ordering::SeqCst) < 2;
         Box::pin(async move {
             insert_order(database, event).await?;
-            let first = if event.key.display().to_string() == "evt_1" { ["a", "b"] } else { ["b", "a"] };
+            let first = if event.key.display() == "evt_1" { ["a", "b"] } else { ["b", "a"] };
             for (place, name) in first.into_iter().enumerate() {
                 let sell = "UPDATE stock SET sold = sold + 1 WHERE name = ?";
                 // A function that swallows what went wrong makes no difference.
