@@ -5,7 +5,7 @@
 //! deadline; a connection on which anything went wrong, or whose caller went away half-way, is closed and never lent again,
 //! so nobody inherits an open transaction.
 //!
-//! Does not: retry. What an error means is the caller's to say ([`EngineError`]). Does not speak TLS yet.
+//! Does not: retry. What an error means is the caller's to say ([`EngineError`]).
 
 use std::collections::HashSet;
 use std::future::Future;
@@ -20,6 +20,7 @@ use tokio::sync::{Semaphore, SemaphorePermit};
 
 use super::OpenError;
 use super::ground;
+use super::tls::Tls;
 
 /// The longest that the server may take to be reached, and to answer one of our own statements.
 pub(super) const CONNECT_WAIT: Duration = Duration::from_secs(3);
@@ -110,11 +111,21 @@ pub(super) struct EngineError {
     silent: bool,
     /// The driver did not send it: the parameters are not those that the statement has.
     misfit: bool,
+    /// The server cannot encrypt.
+    no_tls: bool,
 }
 
 impl EngineError {
     pub(super) fn other(told: impl Into<String>) -> Self {
-        Self { told: told.into(), code: None, unsound: false, too_big: false, silent: false, misfit: false }
+        Self {
+            told: told.into(),
+            code: None,
+            unsound: false,
+            too_big: false,
+            silent: false,
+            misfit: false,
+            no_tls: false,
+        }
     }
 
     pub(super) fn unsound(told: impl Into<String>) -> Self {
@@ -196,6 +207,14 @@ impl From<mysql_async::Error> for EngineError {
                 code: Some(said.code),
                 ..Self::other("")
             },
+            mysql_async::Error::Driver(mysql_async::DriverError::NoClientSslFlagFromServer) => Self {
+                no_tls: true,
+                ..Self::other("the server does not speak TLS, and ssl-mode in the URL asks for it")
+            },
+            // Waiting does not mend a certificate.
+            mysql_async::Error::Io(error) if error_is_about_tls(&error) => {
+                Self::other(format!("TLS: {error}; see ssl-mode and ssl-ca in the URL"))
+            }
             mysql_async::Error::Io(error) => Self::away(error.to_string()),
             mysql_async::Error::Driver(error) if error_is_loss(&error) => Self::away(error.to_string()),
             mysql_async::Error::Driver(error) if error_is_misfit(&error) => {
@@ -210,6 +229,14 @@ impl From<mysql_async::Error> for EngineError {
 fn error_is_loss(error: &mysql_async::DriverError) -> bool {
     use mysql_async::DriverError::{ConnectionClosed, PoolDisconnected, UnexpectedPacket};
     matches!(error, ConnectionClosed | PoolDisconnected | UnexpectedPacket { .. })
+}
+
+/// Not the connection, but who is at its other end.
+fn error_is_about_tls(error: &mysql_async::IoError) -> bool {
+    match error {
+        mysql_async::IoError::Tls(_) => true,
+        mysql_async::IoError::Io(error) => error.get_ref().is_some_and(|inner| inner.is::<rustls::Error>()),
+    }
 }
 
 /// Parameters were named, too many or too few.
@@ -255,6 +282,7 @@ pub(super) struct Connector {
     /// The one that let us in last.
     good: AtomicUsize,
     handler_time: Duration,
+    tls: Tls,
 }
 
 impl Connector {
@@ -274,6 +302,9 @@ impl Connector {
             Some(at) => authority.split_at(at + 1),
             None => ("", authority),
         };
+        let (path, parameters) = path.split_once('?').unwrap_or((path, ""));
+        let (tls, parameters) = Tls::of(parameters).map_err(OpenError::Url)?;
+        let path = if parameters.is_empty() { path.to_owned() } else { format!("{path}?{parameters}") };
         let mut opened = Vec::new();
         for host in hosts.split(',') {
             let opts =
@@ -289,7 +320,11 @@ impl Connector {
             if opts.db_name().is_none_or(str::is_empty) {
                 return Err(wrong("name a database: mysql://USER@HOST/DATABASE"));
             }
+            if opts.socket().is_some() && tls.options.is_some() {
+                return Err(wrong("ssl-mode is for hosts, not for sockets"));
+            }
             let builder = OptsBuilder::from_opts(opts)
+                .ssl_opts(tls.options.clone())
                 // Where the URL leads, and not to a socket that the server names.
                 .prefer_socket(Some(false))
                 .tcp_keepalive(Some(Duration::from_secs(10)))
@@ -298,7 +333,7 @@ impl Connector {
                 .client_found_rows(false);
             opened.push(Opts::from(builder));
         }
-        Ok(Self { hosts: opened, good: AtomicUsize::new(0), handler_time })
+        Ok(Self { hosts: opened, good: AtomicUsize::new(0), handler_time, tls })
     }
 
     /// Where it leads, without what is secret.
@@ -329,7 +364,13 @@ impl Connector {
 
     async fn open_at(&self, opts: &Opts, purpose: Purpose) -> Result<Session, EngineError> {
         let opening = async {
-            let conn = Conn::new(opts.clone()).await?;
+            let conn = match Conn::new(opts.clone()).await.map_err(EngineError::from) {
+                // Asked for only if the server can.
+                Err(error) if error.no_tls && self.tls.optional => {
+                    Conn::new(OptsBuilder::from_opts(opts.clone()).ssl_opts(None)).await?
+                }
+                opened => opened?,
+            };
             let patience = match purpose {
                 Purpose::Work => ANSWER_WAIT.max(self.handler_time.saturating_add(Duration::from_secs(5))),
                 Purpose::Append | Purpose::Read => ANSWER_WAIT,

@@ -38,6 +38,7 @@ mod schema;
 mod self_test;
 mod settle;
 mod standing;
+mod tls;
 mod turn;
 mod user_sql;
 mod wake;
