@@ -19,6 +19,8 @@ use std::sync::Arc;
 
 pub use elsewhere::{Elsewhere, Guarded};
 pub use function::Function;
+#[cfg(feature = "mysql")]
+pub use function::{MysqlTransaction, OnMysql};
 #[cfg(feature = "postgres")]
 pub use function::{OnPostgres, PostgresTransaction};
 pub use http::{Fetch, FetchOptions, HttpHandler, HttpOptions, OnClientError};

@@ -12,9 +12,9 @@ use oncehook::clock::Clock;
 use oncehook::delivery::{Failure, HandedEvent, RouteName};
 use oncehook::event::{NewEvent, SourceName};
 use oncehook::handler::{
-    Dialect, Elsewhere, Expression, Fetch, FetchOptions, Guarded, Handler, OnPostgres, SqlHandler,
+    Dialect, Elsewhere, Expression, Fetch, FetchOptions, Guarded, Handler, OnMysql, OnPostgres, SqlHandler,
 };
-use oncehook::journal::mysql::MysqlElsewhere;
+use oncehook::journal::mysql::{MysqlElsewhere, MysqlJournal, MysqlOptions};
 use oncehook::journal::postgres::{PostgresElsewhere, PostgresJournal, PostgresOptions};
 use oncehook::journal::sqlite::{SqliteJournal, SqliteOptions};
 use oncehook::journal::{Deliveries, Journal, JournalReader, Retention};
@@ -145,6 +145,23 @@ async fn r31_a_function_on_postgres_is_given_what_was_fetched() {
     deliver(&journal, Handler::Function(Arc::new(write))).await;
     journal.close().await;
     assert_eq!(database.query("SELECT entity, status FROM seen ORDER BY ctid"), SEEN);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn r31_a_function_on_mysql_is_given_what_was_fetched() {
+    let database = mysql::Server::shared().database();
+    database.query(TABLE);
+    let journal = Arc::new(MysqlJournal::open(&MysqlOptions::new(database.url())).await.unwrap());
+    let write = OnMysql::new(|database, event| {
+        Box::pin(async move {
+            let row = [event.entity.clone().into(), status(event).into()];
+            database.execute("INSERT INTO seen VALUES (?, ?)", &row).await?;
+            Ok(None)
+        })
+    });
+    deliver(&journal, Handler::Function(Arc::new(write))).await;
+    journal.close().await;
+    assert_eq!(database.query("SELECT entity, status FROM seen"), SEEN);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -19,6 +19,8 @@ mod mysql;
 #[cfg(test)]
 mod mysql_effects;
 #[cfg(test)]
+mod mysql_tls;
+#[cfg(test)]
 mod ordering;
 #[cfg(test)]
 mod outbound;

@@ -1,6 +1,8 @@
 //! The way out on MariaDB: the user's effect happens once, together with the record that it happened, whoever else
 //! works on the same database.
 
+mod functions;
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -33,14 +35,22 @@ struct Shop {
 
 impl Shop {
     async fn new() -> Self {
+        Self::with(Duration::from_millis(500)).await
+    }
+
+    /// Handlers have that long.
+    async fn with(handler_time: Duration) -> Self {
         let database = Server::shared().database();
         database.query(SHOP);
-        let journal = Self::open(&database).await;
+        let journal = Self::open_with(&database, handler_time).await;
         Self { database, journal }
     }
 
     async fn open(database: &Database<'_>) -> Arc<MysqlJournal> {
-        let handler_time = Duration::from_millis(500);
+        Self::open_with(database, Duration::from_millis(500)).await
+    }
+
+    async fn open_with(database: &Database<'_>, handler_time: Duration) -> Arc<MysqlJournal> {
         let options = MysqlOptions { handler_time, ..MysqlOptions::new(database.url()) };
         Arc::new(MysqlJournal::open(&options).await.unwrap())
     }

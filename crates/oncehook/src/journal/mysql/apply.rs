@@ -18,11 +18,11 @@ use super::queue::{self, Due, Locked};
 use super::settle::{self, Ended, Held};
 use super::turn::{self, One, Turns};
 use super::user_sql::{self, Bound, Prepared, Trouble};
-use crate::delivery::{Claim, Failure, Fence, Settled, Verdict};
+use crate::delivery::{Failure, Fence, Verdict};
 use crate::handler::SqlHandler;
 use crate::journal::Progress;
 use crate::ordering::{Company, Mark};
-use crate::route::{KnownLines, Route, Tried};
+use crate::route::{Route, Tried};
 
 /// Deliveries that run alone end after this time, so that the worker looks up now and then.
 const ALONE_TIME: Duration = Duration::from_secs(2);
@@ -103,64 +103,6 @@ async fn prepare(
         Err(Trouble::Failed(failure)) => Ok(Err(failure)),
         Err(Trouble::Collision) => Err(EngineError::other("a statement could not be prepared now")),
         Err(Trouble::Engine(error)) => Err(error),
-    }
-}
-
-/// What a leased delivery needs to be run and settled.
-pub(super) struct Leased<'l> {
-    pub(super) given: Option<i64>,
-    /// From which the due times of verdicts are counted.
-    pub(super) from: UnixMicros,
-    pub(super) route: &'l Route,
-    /// The rules of routes that look at entities.
-    pub(super) lines: &'l KnownLines,
-    pub(super) handler: &'l SqlHandler,
-    pub(super) claim: &'l Claim,
-    pub(super) chance: f64,
-}
-
-impl Leased<'_> {
-    /// Runs the statements and settles the delivery in the same transaction. Returns also whether something that was parked is
-    /// due now.
-    pub(super) async fn run(&self, session: &mut Session) -> Result<(Settled, bool), EngineError> {
-        let verdict = match self.effect(session).await {
-            Ok(Ok(result)) => Verdict::Succeeded(result),
-            Ok(Err(failure)) | Err(Trouble::Failed(failure)) => {
-                // What it did is undone before its failure is written down.
-                session.run("ROLLBACK").await?;
-                let (attempt, limit) = (self.claim.fence.attempt, self.claim.attempt_limit);
-                let tried = Tried { attempt, limit, parked_at: self.claim.parked_at };
-                self.route.after_failure(failure, tried, self.from, self.chance)
-            }
-            Err(Trouble::Collision) => return Err(EngineError::other("other transactions were in the way")),
-            Err(Trouble::Engine(error)) => return Err(error),
-        };
-        if let Verdict::Dead(failure) = &verdict {
-            let (event, route) = (self.claim.event.id, self.route.name.as_str());
-            tracing::error!(%event, route, error = failure.message.as_str(), "a delivery is dead");
-        }
-        let ended = [Ended { fence: &self.claim.fence, verdict: &verdict, followups: &self.route.followups }];
-        let (done, woken) =
-            settle::settle_along_the_line(session, self.given, self.from, &ended, self.lines).await?;
-        if done.is_empty() {
-            session.run("ROLLBACK").await?;
-            return Ok((Settled::Lost, false));
-        }
-        session.run("COMMIT").await?;
-        Ok((Settled::Done, woken))
-    }
-
-    async fn effect(&self, session: &mut Session) -> Result<Outcome, Trouble> {
-        let prepared = user_sql::prepare(session, self.handler).await?;
-        let values = match self.handler.values(&self.claim.event) {
-            Ok(values) => values,
-            Err(failure) => return Ok(Err(failure)),
-        };
-        crate::crash::point(if self.route.after.is_some() { "in_follow_up" } else { "in_handler" });
-        let bound = vec![user_sql::bind(self.handler, &values)];
-        let ran = user_sql::run(session, &prepared, bound).await?;
-        crate::crash::point("after_effect");
-        Ok(ran.into_iter().next().unwrap_or(Ok(None)))
     }
 }
 

@@ -5,7 +5,7 @@
 //! deadline; a connection on which anything went wrong, or whose caller went away half-way, is closed and never lent again,
 //! so nobody inherits an open transaction.
 //!
-//! Does not: retry. What an error means is the caller's to say ([`EngineError`]). Does not speak TLS yet.
+//! Does not: retry. What an error means is the caller's to say ([`EngineError`]).
 
 use std::collections::HashSet;
 use std::future::Future;
@@ -20,6 +20,7 @@ use tokio::sync::{Semaphore, SemaphorePermit};
 
 use super::OpenError;
 use super::ground;
+use super::tls::Tls;
 
 /// The longest that the server may take to be reached, and to answer one of our own statements.
 pub(super) const CONNECT_WAIT: Duration = Duration::from_secs(3);
@@ -108,11 +109,23 @@ pub(super) struct EngineError {
     too_big: bool,
     /// The connection is gone or was never there.
     silent: bool,
+    /// The driver did not send it: the parameters are not those that the statement has.
+    misfit: bool,
+    /// The server cannot encrypt.
+    no_tls: bool,
 }
 
 impl EngineError {
     pub(super) fn other(told: impl Into<String>) -> Self {
-        Self { told: told.into(), code: None, unsound: false, too_big: false, silent: false }
+        Self {
+            told: told.into(),
+            code: None,
+            unsound: false,
+            too_big: false,
+            silent: false,
+            misfit: false,
+            no_tls: false,
+        }
     }
 
     pub(super) fn unsound(told: impl Into<String>) -> Self {
@@ -182,7 +195,7 @@ impl EngineError {
             1080, 1105, 1114, 1152, 1158, 1159, 1160, 1161, 1180, 1181, 1184, 1206, 1290, 1461, 1792, 1836,
             1927, 3100, 3101, 4031,
         ];
-        self.too_big || self.code.is_some() && !self.is_one_of(&ENGINE)
+        self.too_big || self.misfit || self.code.is_some() && !self.is_one_of(&ENGINE)
     }
 }
 
@@ -194,8 +207,19 @@ impl From<mysql_async::Error> for EngineError {
                 code: Some(said.code),
                 ..Self::other("")
             },
+            mysql_async::Error::Driver(mysql_async::DriverError::NoClientSslFlagFromServer) => Self {
+                no_tls: true,
+                ..Self::other("the server does not speak TLS, and ssl-mode in the URL asks for it")
+            },
+            // Waiting does not mend a certificate.
+            mysql_async::Error::Io(error) if error_is_about_tls(&error) => {
+                Self::other(format!("TLS: {error}; see ssl-mode and ssl-ca in the URL"))
+            }
             mysql_async::Error::Io(error) => Self::away(error.to_string()),
             mysql_async::Error::Driver(error) if error_is_loss(&error) => Self::away(error.to_string()),
+            mysql_async::Error::Driver(error) if error_is_misfit(&error) => {
+                Self { misfit: true, ..Self::other(error.to_string()) }
+            }
             other => Self::other(other.to_string()),
         }
     }
@@ -205,6 +229,21 @@ impl From<mysql_async::Error> for EngineError {
 fn error_is_loss(error: &mysql_async::DriverError) -> bool {
     use mysql_async::DriverError::{ConnectionClosed, PoolDisconnected, UnexpectedPacket};
     matches!(error, ConnectionClosed | PoolDisconnected | UnexpectedPacket { .. })
+}
+
+/// Not the connection, but who is at its other end.
+fn error_is_about_tls(error: &mysql_async::IoError) -> bool {
+    match error {
+        mysql_async::IoError::Tls(_) => true,
+        mysql_async::IoError::Io(error) => error.get_ref().is_some_and(|inner| inner.is::<rustls::Error>()),
+    }
+}
+
+/// Parameters were named, too many or too few.
+fn error_is_misfit(error: &mysql_async::DriverError) -> bool {
+    use mysql_async::DriverError::{MixedParams, StmtParamsMismatch, StmtParamsNumberExceedsLimit};
+    let named = matches!(error, mysql_async::DriverError::Params(_));
+    named || matches!(error, MixedParams | StmtParamsMismatch { .. } | StmtParamsNumberExceedsLimit { .. })
 }
 
 /// The server quotes the value that did not fit, and says what for: the value is left out.
@@ -243,6 +282,7 @@ pub(super) struct Connector {
     /// The one that let us in last.
     good: AtomicUsize,
     handler_time: Duration,
+    tls: Tls,
 }
 
 impl Connector {
@@ -262,6 +302,9 @@ impl Connector {
             Some(at) => authority.split_at(at + 1),
             None => ("", authority),
         };
+        let (path, parameters) = path.split_once('?').unwrap_or((path, ""));
+        let (tls, parameters) = Tls::of(parameters).map_err(OpenError::Url)?;
+        let path = if parameters.is_empty() { path.to_owned() } else { format!("{path}?{parameters}") };
         let mut opened = Vec::new();
         for host in hosts.split(',') {
             let opts =
@@ -277,7 +320,11 @@ impl Connector {
             if opts.db_name().is_none_or(str::is_empty) {
                 return Err(wrong("name a database: mysql://USER@HOST/DATABASE"));
             }
+            if opts.socket().is_some() && tls.options.is_some() {
+                return Err(wrong("ssl-mode is for hosts, not for sockets"));
+            }
             let builder = OptsBuilder::from_opts(opts)
+                .ssl_opts(tls.options.clone())
                 // Where the URL leads, and not to a socket that the server names.
                 .prefer_socket(Some(false))
                 .tcp_keepalive(Some(Duration::from_secs(10)))
@@ -286,7 +333,7 @@ impl Connector {
                 .client_found_rows(false);
             opened.push(Opts::from(builder));
         }
-        Ok(Self { hosts: opened, good: AtomicUsize::new(0), handler_time })
+        Ok(Self { hosts: opened, good: AtomicUsize::new(0), handler_time, tls })
     }
 
     /// Where it leads, without what is secret.
@@ -317,7 +364,13 @@ impl Connector {
 
     async fn open_at(&self, opts: &Opts, purpose: Purpose) -> Result<Session, EngineError> {
         let opening = async {
-            let conn = Conn::new(opts.clone()).await?;
+            let conn = match Conn::new(opts.clone()).await.map_err(EngineError::from) {
+                // Asked for only if the server can.
+                Err(error) if error.no_tls && self.tls.optional => {
+                    Conn::new(OptsBuilder::from_opts(opts.clone()).ssl_opts(None)).await?
+                }
+                opened => opened?,
+            };
             let patience = match purpose {
                 Purpose::Work => ANSWER_WAIT.max(self.handler_time.saturating_add(Duration::from_secs(5))),
                 Purpose::Append | Purpose::Read => ANSWER_WAIT,
@@ -329,6 +382,7 @@ impl Connector {
                 mariadb: false,
                 used: Instant::now(),
                 known: HashSet::new(),
+                retired: false,
             };
             let ground = ground::check(&mut session).await?;
             (session.packet, session.mariadb) = (ground.packet, ground.mariadb);
@@ -388,6 +442,8 @@ pub(super) struct Session {
     used: Instant,
     /// Statements of the user's that were looked at.
     known: HashSet<String>,
+    /// It is not lent again.
+    retired: bool,
 }
 
 impl Session {
@@ -405,6 +461,20 @@ impl Session {
             self.known.clear();
         }
         self.known.insert(statement.to_owned());
+    }
+
+    /// Has the connection closed after this use: something of it would show in the next.
+    pub(super) fn retire(&mut self) {
+        self.retired = true;
+    }
+
+    pub(super) fn is_retired(&self) -> bool {
+        self.retired
+    }
+
+    /// Whether a statement and its parameters fit into a packet.
+    pub(super) fn has_room_for(&self, sql: &str, parameters: &[Value]) -> bool {
+        sql.len().saturating_add(weight(parameters)) <= self.packet.saturating_sub(self.packet / 4)
     }
 
     /// How many bytes a batch may have at most, so that its rows fit into packets.
@@ -437,13 +507,23 @@ impl Session {
         in_time(self.patience, self.conn.exec(sql, positional(parameters))).await
     }
 
-    /// The same for a statement that is prepared already; also tells how many rows it changed.
+    /// The same for a statement that is prepared already.
     pub(super) async fn rows_of(
         &mut self,
         statement: &mysql_async::Statement,
         parameters: Vec<Value>,
     ) -> Result<Vec<Row>, EngineError> {
         in_time(self.patience, self.conn.exec(statement, positional(parameters))).await
+    }
+
+    /// The same; also tells how many rows it changed.
+    pub(super) async fn answer_of(
+        &mut self,
+        statement: &mysql_async::Statement,
+        parameters: Vec<Value>,
+    ) -> Result<(Vec<Row>, u64), EngineError> {
+        let rows = self.rows_of(statement, parameters).await?;
+        Ok((rows, self.conn.affected_rows()))
     }
 
     /// Runs one statement once for each set of parameters, in one go where the server can.
@@ -619,8 +699,12 @@ impl DerefMut for Lent<'_> {
 }
 
 impl Lent<'_> {
-    /// Gives the connection back for the next caller. Only for one that is in no transaction.
+    /// Gives the connection back for the next caller, unless it is [retired](Session::retire). Only for one that is in no
+    /// transaction.
     pub(super) fn keep(mut self) {
+        if self.session.retired {
+            return;
+        }
         self.session.used = Instant::now();
         let mut idle = self.pool.idle.lock().unwrap_or_else(PoisonError::into_inner);
         if idle.len() < IDLE_KEPT && !self.pool.permits.is_closed() {

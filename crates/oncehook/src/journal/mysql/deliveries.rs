@@ -9,6 +9,7 @@ use oncehook_verify::UnixMicros;
 use tokio::sync::watch;
 
 use super::connection::{EngineError, Tries};
+use super::function::{Caller, Effect};
 use super::orders::{self, Refused};
 use super::queue;
 use super::settle::{self, Ended};
@@ -153,17 +154,28 @@ impl Deliveries for MysqlJournal {
 
     fn call(&self, route: Arc<Route>, claims: Vec<Claim>) -> BoxFuture<'_, Result<Vec<Settled>, WorkError>> {
         Box::pin(async move {
-            let Handler::Sql(handler) = &route.handler else {
-                let told = format!("route `{}`: functions do not run on MySQL yet", route.name);
-                return Err(WorkError::Unsupported(told));
+            let effect = match &route.handler {
+                Handler::Function(function) => Effect::Function(function.as_ref()),
+                Handler::Sql(handler) => Effect::Statements(handler),
+                Handler::Http(_) | Handler::Elsewhere(_) => {
+                    let told = format!("route `{}` runs nothing inside the journal", route.name);
+                    return Err(WorkError::Unsupported(told));
+                }
             };
-            let (given, from) = (self.shared.given_time(), self.shared.clock.steady());
+            let caller = Caller {
+                pool: &self.workers,
+                given: self.shared.given_time(),
+                from: self.shared.clock.steady(),
+                route: &route,
+                lines: &self.lines,
+                effect,
+                time: self.function_time,
+            };
             let mut settled = Vec::with_capacity(claims.len());
             let mut woken = false;
             for claim in &claims {
-                let (lines, chance) = (&self.lines, queue::drawing(&self.chance)());
-                let leased = apply::Leased { given, from, route: &route, lines, handler, claim, chance };
-                let (came, also) = work!(self, |session| leased.run(&mut session))?;
+                let chance = queue::drawing(&self.chance)();
+                let (came, also) = caller.call(claim, chance).await.map_err(unavailable)?;
                 settled.push(came);
                 woken |= also;
             }

@@ -13,7 +13,7 @@
 //! duplicates behind it. `reader` serves people. `connection`, `ground` and `schema` check what all of it stands on.
 //!
 //! On the way out, `deliveries` is what workers and operators call: `queue` takes and settles deliveries, `apply` runs the
-//! user's statements (`user_sql`) in the transaction that settles them, `orders` does what operators ask, `forget` removes
+//! user's statements (`user_sql`) in the transaction that settles them and `function` the user's Rust functions, `orders` does what operators ask, `forget` removes
 //! what is old, `wake` looks for what other nodes did. Where order matters, `turn` says whose turn it is and `lines` knows who
 //! stands where.
 
@@ -23,6 +23,7 @@ mod connection;
 mod deliveries;
 mod follower;
 mod forget;
+mod function;
 mod ground;
 mod guard;
 mod incarnation;
@@ -37,6 +38,7 @@ mod schema;
 mod self_test;
 mod settle;
 mod standing;
+mod tls;
 mod turn;
 mod user_sql;
 mod wake;
@@ -81,7 +83,7 @@ pub struct MysqlOptions {
     pub lanes: usize,
     /// Connections for workers and operators.
     pub workers: usize,
-    /// How long a statement of a `sql` handler may take.
+    /// How long a statement of a `sql` handler may take, and a function as a whole; for a function ten seconds at most.
     pub handler_time: Duration,
     /// Where time comes from that is not the database's. A manual clock (in tests) also stands in for the database's.
     pub clock: Clock,
@@ -138,6 +140,9 @@ impl From<EngineError> for OpenError {
     }
 }
 
+/// The longest that a function may take, whatever the options say: its delivery is leased, and its session idle, for little longer.
+const FUNCTION_TIME: Duration = Duration::from_secs(10);
+
 /// The queues hold at most this many bytes of bodies, whoever still waits for them.
 const QUEUE_BYTES: usize = 64 << 20;
 
@@ -165,6 +170,8 @@ pub struct MysqlJournal {
     busy: Mutex<HashSet<RouteName>>,
     /// The rules of routes that look at entities.
     lines: KnownLines,
+    /// How long a function may take.
+    function_time: Duration,
     /// Ends what runs behind the accepts, also by being dropped.
     end: watch::Sender<bool>,
 }
@@ -297,6 +304,7 @@ impl MysqlJournal {
             chance: Mutex::new(Chance::random()),
             busy: Mutex::default(),
             lines: KnownLines::default(),
+            function_time: options.handler_time.min(FUNCTION_TIME),
             end,
         })
     }

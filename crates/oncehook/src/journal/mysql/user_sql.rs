@@ -2,7 +2,8 @@
 //!
 //! Promises: values are bound, never written into the text; a statement is one of those that read or change rows, names no
 //! table of ours, writes no table that cannot be rolled back, and cannot end the transaction; after the first error nothing
-//! more is sent (a deadlock has ended the transaction, and what came next would stand alone).
+//! more is sent (a deadlock has ended the transaction, and what came next would stand alone). A connection on which a
+//! statement used a variable (`@name`) or took a lock by name is not used again.
 //!
 //! The result is what the last statement returned that returned rows: `RETURNING` (MariaDB), or a statement of its own such as
 //! `SELECT LAST_INSERT_ID() AS id`. Where a handler asks for that, it is 0 unless this delivery's own statements made an id.
@@ -69,7 +70,7 @@ pub(super) async fn prepare(session: &mut Session, handler: &SqlHandler) -> Resu
 }
 
 /// One statement, checked and prepared.
-async fn checked(session: &mut Session, statement: &str) -> Result<Statement, Trouble> {
+pub(super) async fn checked(session: &mut Session, statement: &str) -> Result<Statement, Trouble> {
     let failed = |reason: String| Trouble::Failed(Failure::retry(Cause::Handler, reason));
     if let Some(refused) = refusal(statement) {
         return Err(failed(refused));
@@ -81,6 +82,9 @@ async fn checked(session: &mut Session, statement: &str) -> Result<Statement, Tr
             )));
         }
         session.make_known(statement);
+    }
+    if leaves_something(statement) {
+        session.retire();
     }
     session.prepared(statement).await.map_err(trouble)
 }
@@ -296,6 +300,19 @@ pub(super) fn refusal(text: &str) -> Option<String> {
     ours.then(|| "a handler may not touch tables named oncehook_…".to_owned())
 }
 
+/// Whether a statement may leave something in its session that outlives the transaction: a variable, or a lock by name.
+fn leaves_something(text: &str) -> bool {
+    let mut leaves = false;
+    pieces(text, |piece| {
+        leaves |= match piece {
+            Piece::Variable => true,
+            Piece::Word(word) => word.eq_ignore_ascii_case("get_lock"),
+            Piece::Comment(_) => false,
+        }
+    });
+    leaves
+}
+
 fn has_hidden_code(text: &str) -> bool {
     let mut hidden = false;
     pieces(text, |piece| {
@@ -318,6 +335,8 @@ fn words(text: &str) -> Vec<String> {
 enum Piece<'t> {
     Word(&'t str),
     Comment(&'t str),
+    /// A variable of the session's user (`@name`). Those of the server (`@@name`) can only be read.
+    Variable,
 }
 
 /// Cuts a statement into words and comments. Quoted text is passed over; the session's SQL mode is ours, so a backslash escapes
@@ -340,6 +359,11 @@ fn pieces<'t>(text: &'t str, mut found: impl FnMut(Piece<'t>)) {
             let end = name.find('`').unwrap_or(name.len());
             found(Piece::Word(name.get(..end).unwrap_or_default()));
             (end + 2).min(rest.len())
+        } else if rest.starts_with("@@") {
+            2
+        } else if first == '@' {
+            found(Piece::Variable);
+            1
         } else if is_word(first) {
             let end = rest.find(|c: char| !is_word(c)).unwrap_or(rest.len());
             found(Piece::Word(rest.get(..end).unwrap_or_default()));
@@ -411,6 +435,18 @@ mod tests {
             "REPLACE INTO orders VALUES (?)",
         ] {
             assert_eq!(refusal(text), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn what_outlives_a_transaction_is_seen() {
+        for text in
+            ["SELECT @a := 1", "SELECT id INTO @id FROM orders", "SELECT GET_LOCK('a', 1)", "SELECT @`a`"]
+        {
+            assert!(leaves_something(text), "{text}");
+        }
+        for text in ["SELECT @@version", "SELECT 'me@shop', \"@a\" /* @b */ -- @c", "SELECT 'get_lock'"] {
+            assert!(!leaves_something(text), "{text}");
         }
     }
 

@@ -7,14 +7,9 @@
 //!
 //! Does not: look into the function. What it does elsewhere (files, requests) may happen again.
 
-use std::future::{Future, poll_fn};
-use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::pin::pin;
 use std::sync::{Mutex, PoisonError};
-use std::task::Poll;
 
 use oncehook_verify::UnixMicros;
-use serde_json::Value;
 use tokio_postgres::Statement;
 
 use super::HANDLER_TIME;
@@ -23,7 +18,7 @@ use super::settle::{self, Ended, Held};
 use super::user_sql::{self, Trouble};
 use crate::delivery::{Cause, Claim, Failure, Settled, Verdict};
 use crate::handler::elsewhere::Answer;
-use crate::handler::function::{PostgresTransaction, Row, ToSql};
+use crate::handler::function::{PostgresTransaction, Row, ToSql, caught};
 use crate::handler::{Function, SqlHandler};
 use crate::route::{KnownLines, Route, Tried};
 
@@ -141,7 +136,8 @@ async fn returned(
     open: &Open<'_>,
     claim: &Claim,
 ) -> Result<Option<String>, Trouble> {
-    let returned = match tokio::time::timeout(HANDLER_TIME, caught(function, open, claim)).await {
+    let calling = caught(|| function.on_postgres(open, &claim.event));
+    let returned = match tokio::time::timeout(HANDLER_TIME, calling).await {
         Ok(returned) => returned,
         Err(_) => {
             let told = format!("the handler took longer than {} s", HANDLER_TIME.as_secs());
@@ -154,26 +150,6 @@ async fn returned(
         (None, Err(failure)) => Err(Trouble::Failed(failure)),
         (None, Ok(result)) => Ok(result.map(|result| result.to_string())),
     }
-}
-
-/// Calls the function. A panic, when it is called or later, is a failure like any other.
-async fn caught(function: &dyn Function, open: &Open<'_>, claim: &Claim) -> Result<Option<Value>, Failure> {
-    let called = catch_unwind(AssertUnwindSafe(|| function.on_postgres(open, &claim.event)));
-    let mut running = pin!(called.map_err(|panic| panicked(&*panic))?);
-    poll_fn(|context| {
-        let polled = catch_unwind(AssertUnwindSafe(|| running.as_mut().poll(context)));
-        polled.unwrap_or_else(|panic| Poll::Ready(Err(panicked(&*panic))))
-    })
-    .await
-}
-
-fn panicked(panic: &(dyn std::any::Any + Send)) -> Failure {
-    let said = panic
-        .downcast_ref::<&str>()
-        .map(|text| (*text).to_owned())
-        .or_else(|| panic.downcast_ref::<String>().cloned())
-        .unwrap_or_default();
-    Failure::retry(Cause::Handler, format!("the handler panicked: {said}"))
 }
 
 /// The transaction that a function is given.
