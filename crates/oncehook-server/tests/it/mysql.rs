@@ -59,11 +59,15 @@ fn shop(server: &Server) -> Database<'_> {
 }
 
 fn serve(url: &str, directory: &Path, roles: &[&str]) -> Gateway {
+    let arguments: Vec<&str> = roles.iter().flat_map(|role| ["--role", role]).collect();
+    try_serve(url, directory, &arguments).unwrap_or_else(|log| panic!("the gateway did not start:\n{log}"))
+}
+
+fn try_serve(url: &str, directory: &Path, arguments: &[&str]) -> Result<Gateway, String> {
     prepare(directory, CONFIG);
     let mut command = Command::new(BINARY);
-    command.arg("serve").env("SHOP_DATABASE", url);
-    command.args(roles.iter().flat_map(|role| ["--role", role]));
-    Gateway::try_start(command, directory).unwrap_or_else(|log| panic!("the gateway did not start:\n{log}"))
+    command.arg("serve").env("SHOP_DATABASE", url).args(arguments);
+    Gateway::try_start(command, directory)
 }
 
 /// Waits until it accepts events.
@@ -301,6 +305,36 @@ async fn fault_12_r4_r15_a_gateway_that_loses_mysql_refuses_at_once_and_finds_th
     senders.send_new(gateway.ingress, 20, 2).await;
     senders.check_some(gateway.ingress, &mut Random::new(1), 20).await;
     assert_eq!(check_once(&database).await, 60);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn fault_12_a_mysql_server_that_comes_later_than_the_gateway_is_waited_for() {
+    let server = Server::start(&[]);
+    let database = shop(&server);
+    let directory = tempfile::tempdir().unwrap();
+    let proxy = ChaosProxy::start(server.port());
+    let url = format!("mysql://root@127.0.0.1:{}/{}", proxy.port(), database.name());
+    proxy.down();
+    let gone = try_serve(&url, directory.path(), &["--database-wait", "1"]).err().unwrap();
+    assert!(gone.contains("waiting up to 1 s for the database"), "{gone}");
+    assert!(gone.contains("the database is not there"), "{gone}");
+    // What waiting does not mend is told at once.
+    proxy.up();
+    let unknown = url.replace(database.name(), "no_such_database");
+    let refused = try_serve(&unknown, directory.path(), &[]).err().unwrap();
+    assert!(refused.contains("no_such_database") && !refused.contains("waiting"), "{refused}");
+
+    proxy.down();
+    let gateway = std::thread::scope(|scope| {
+        let starting = scope.spawn(|| serve(&url, directory.path(), &[]));
+        std::thread::sleep(Duration::from_secs(1));
+        assert!(!starting.is_finished(), "there is nothing to serve on");
+        proxy.up();
+        starting.join().unwrap()
+    });
+    let senders = Senders::new(600, 0);
+    senders.send_new(gateway.ingress, 10, 2).await;
+    assert_eq!(check_once(&database).await, 10);
 }
 
 #[test]

@@ -20,7 +20,7 @@ fn main() -> anyhow::Result<()> {
     let repository = std::env::current_dir()?;
     let mut out = repository.join("bench");
     let mut plan = Plan {
-        seconds: 5,
+        seconds: 2,
         rounds: 3,
         connections: 256,
         peers: true,

@@ -136,7 +136,13 @@ pub enum OpenError {
 
 impl From<EngineError> for OpenError {
     fn from(error: EngineError) -> Self {
-        if error.unsound { Self::Durability(error.told) } else { Self::Engine(error.told) }
+        if error.unsound {
+            Self::Durability(error.told)
+        } else if error.is_away() {
+            Self::Away(error.told)
+        } else {
+            Self::Engine(error.told)
+        }
     }
 }
 
