@@ -40,10 +40,11 @@ bench-rows: services ## In detail: keys, full ledger, memory, effects, history, 
 	./target/release/effects
 	./target/release/order
 
-bench-growth: services ## A history that grows to ten million events, on SQLite and PostgreSQL (about 40 minutes); bench/GROWTH.md
+bench-growth: services ## A history that grows to ten million events, on SQLite, PostgreSQL and MariaDB (about an hour); bench/GROWTH.md
 	$(CARGO) build --release -p oncehook-server --bin oncehook -p oncehook-testkit --bin effects
 	./target/release/effects growth
 	./target/release/effects growth --journal postgres
+	./target/release/effects growth --journal mysql
 
 layers: services ## Copies over four nodes with Redis in trouble, and a database that is away for a minute (about 5 minutes)
 	$(CARGO) build --release -p oncehook-server --bin oncehook

@@ -21,6 +21,8 @@ pub mod postgres;
 mod read;
 #[cfg(any(feature = "postgres", feature = "mysql"))]
 mod silence;
+#[cfg(any(feature = "postgres", feature = "mysql"))]
+mod spans;
 #[cfg(feature = "sqlite")]
 pub mod sqlite;
 mod tally;

@@ -13,11 +13,15 @@ mod intake;
 #[cfg(test)]
 mod ledger;
 #[cfg(test)]
+mod lists;
+#[cfg(test)]
 mod memory;
 #[cfg(test)]
 mod mysql;
 #[cfg(test)]
 mod mysql_effects;
+#[cfg(test)]
+mod mysql_search;
 #[cfg(test)]
 mod mysql_tls;
 #[cfg(test)]

@@ -4,100 +4,15 @@ use std::time::{Duration, Instant};
 
 use oncehook::clock::Clock;
 use oncehook::event::{NewEvent, SourceName};
+use oncehook::handler::Dialect;
 use oncehook::journal::memory::MemoryJournal;
 use oncehook::journal::postgres::{PostgresJournal, PostgresOptions};
-use oncehook::journal::{Deliveries, EventQuery, EventStatus, Journal, JournalReader, Order, Verb, Who};
-use oncehook_testkit::deliveries::WholeJournal;
+use oncehook::journal::{EventQuery, EventStatus, Journal, JournalReader};
 use oncehook_testkit::journal::{NOW, append, event};
 use oncehook_testkit::postgres::{Database, Server};
-use oncehook_verify::{Quarantine, UnixMicros};
+use oncehook_verify::UnixMicros;
 
-fn second(number: i64) -> UnixMicros {
-    UnixMicros(NOW.0 + number * 1_000_000)
-}
-
-/// Sources, types, entities, routes and states, mixed.
-fn mixed(number: i64) -> NewEvent {
-    let source = ["shop", "bank", "mail"][(number % 3) as usize];
-    let routes: &[&str] = if number % 4 == 0 { &[] } else { &["orders"] };
-    NewEvent {
-        source: SourceName::new(source).unwrap(),
-        kind: (number % 7 != 0).then(|| format!("type-{}", number % 5)),
-        entity: (number % 6 != 0).then(|| format!("entity-{}", number % 40)),
-        received_at: second(number),
-        quarantine: (number % 29 == 0).then_some(Quarantine::AmbiguousJson),
-        routes: routes.iter().map(|route| oncehook::delivery::RouteName::new(route).unwrap()).collect(),
-        ..event(&format!("evt_{number}"), "{}")
-    }
-}
-
-/// What the filters look for.
-fn filters() -> Vec<EventQuery> {
-    let text = |text: &str| Some(text.to_owned());
-    let mut filters = vec![EventQuery::default()];
-    for source in ["shop", "bank", "late", "nobody"] {
-        filters.push(EventQuery { source: text(source), ..Default::default() });
-    }
-    for kind in ["type-0", "type-3", "late", "none"] {
-        filters.push(EventQuery { kind: text(kind), ..Default::default() });
-    }
-    for entity in ["entity-1", "entity-39", "late", "none"] {
-        filters.push(EventQuery { entity: text(entity), ..Default::default() });
-    }
-    for status in [
-        EventStatus::Ready,
-        EventStatus::Skipped,
-        EventStatus::Unrouted,
-        EventStatus::Quarantined,
-        EventStatus::Dead,
-        EventStatus::Succeeded,
-    ] {
-        filters.push(EventQuery { status: Some(status), ..Default::default() });
-        filters.push(EventQuery { status: Some(status), source: text("bank"), ..Default::default() });
-    }
-    filters.push(EventQuery { source: text("bank"), since: Some(second(50)), ..Default::default() });
-    filters.push(EventQuery { entity: text("entity-7"), until: Some(second(99)), ..Default::default() });
-    // One came when the clock had been set back: its id is of later.
-    filters.push(EventQuery { until: Some(second(31)), ..Default::default() });
-    filters.push(EventQuery { until: Some(second(99)), source: text("late"), ..Default::default() });
-    filters.push(EventQuery {
-        until: Some(second(99)),
-        status: Some(EventStatus::Ready),
-        ..Default::default()
-    });
-    filters
-}
-
-/// The keys that a query finds, page by page.
-async fn keys(journal: &impl JournalReader, query: &EventQuery) -> Vec<String> {
-    let mut found = Vec::new();
-    let mut query = EventQuery { limit: 7, ..query.clone() };
-    loop {
-        let page = journal.list(query.clone()).await.unwrap();
-        found.extend(page.events.iter().map(|event| format!("{:?}", event.key)));
-        match page.next {
-            Some(next) => query.after = Some(next),
-            None => return found,
-        }
-    }
-}
-
-async fn skip(journal: &impl Deliveries, event: oncehook::event::EventId) {
-    let who = Who { name: "test".to_owned(), reason: None };
-    let order = Order { event, verb: Verb::Skip, route: None, wanting: Vec::new(), attempts: 1, who };
-    journal.order(order).await.unwrap();
-}
-
-async fn fill(journal: &impl WholeJournal) {
-    for number in 1..=200 {
-        let id = append(journal, [mixed(number)]).await[0].id;
-        if number % 11 == 0 && number % 4 != 0 && number % 29 != 0 {
-            skip(journal, id).await;
-        }
-    }
-    let back = NewEvent { received_at: second(30), ..mixed(201) };
-    append(journal, [back]).await;
-}
+use crate::lists::{fill, filters, keys, orders, second, work};
 
 /// Waits until everything up to this time is marked.
 async fn marked(database: &Database<'_>, to: UnixMicros) {
@@ -117,6 +32,8 @@ async fn r34_lists_on_postgres_find_with_the_index_what_the_reference_finds() {
     let journal = PostgresJournal::open(&options).await.unwrap();
     fill(&reference).await;
     fill(&journal).await;
+    work(&reference, orders(Dialect::Postgres), 60).await;
+    work(&journal, orders(Dialect::Postgres), 60).await;
     let agree = async |when: &str| {
         for filter in filters() {
             assert_eq!(keys(&journal, &filter).await, keys(&reference, &filter).await, "{when}: {filter:?}");

@@ -19,6 +19,7 @@ pub async fn effects(engine: Engine, count: usize) -> anyhow::Result<Measured> {
     let store = Store::new(engine)?;
     let (before, started) = (store.cost()?, Instant::now());
     match &store {
+        Store::Mysql(_) => anyhow::bail!("only `growth` is measured on MariaDB"),
         Store::Sqlite(_) => embedded(&store, count)?,
         Store::Postgres(database) => {
             let lanes = (0..LANES).map(|lane| tokio::spawn(pipelined(database.url(), lane, count)));

@@ -6,17 +6,19 @@
 //! What a program that was killed has left behind goes when the next one makes a store.
 
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use oncehook::clock::Clock;
 use oncehook::handler::Dialect;
+use oncehook::journal::mysql::{MysqlJournal, MysqlOptions};
 use oncehook::journal::postgres::{PostgresJournal, PostgresOptions};
 use oncehook::journal::sqlite::{SqliteJournal, SqliteOptions};
 use oncehook_testkit::deliveries::WholeJournal;
+use oncehook_testkit::mysql;
 use oncehook_testkit::postgres::{Database, Server};
 use rusqlite::Connection;
 
-/// The user's statement, the same on all engines.
+/// The user's statement.
 pub const INSERT: &str = "INSERT INTO orders (payment, amount, event_key) VALUES (:payment, :amount, :key) ON CONFLICT (payment) DO NOTHING";
 
 /// Which journal is measured.
@@ -24,6 +26,7 @@ pub const INSERT: &str = "INSERT INTO orders (payment, amount, event_key) VALUES
 pub enum Engine {
     Sqlite,
     Postgres,
+    Mysql,
 }
 
 impl Engine {
@@ -32,6 +35,7 @@ impl Engine {
         match self {
             Self::Sqlite => "SQLite",
             Self::Postgres => "PostgreSQL",
+            Self::Mysql => "MariaDB",
         }
     }
 
@@ -39,6 +43,17 @@ impl Engine {
         match self {
             Self::Sqlite => Dialect::Sqlite,
             Self::Postgres => Dialect::Postgres,
+            Self::Mysql => Dialect::Mysql,
+        }
+    }
+
+    /// The user's statement in the engine's words.
+    pub fn statement(self) -> &'static str {
+        match self {
+            Self::Sqlite | Self::Postgres => INSERT,
+            Self::Mysql => {
+                "INSERT INTO orders (payment, amount, event_key) VALUES (:payment, :amount, :key) ON DUPLICATE KEY UPDATE payment = payment"
+            }
         }
     }
 
@@ -54,6 +69,10 @@ impl Engine {
             Self::Postgres => {
                 "CREATE TABLE orders
                    (id bigserial PRIMARY KEY, payment text NOT NULL UNIQUE, amount bigint NOT NULL, event_key text NOT NULL)"
+            }
+            Self::Mysql => {
+                "CREATE TABLE orders
+                   (id BIGINT AUTO_INCREMENT PRIMARY KEY, payment VARCHAR(64) NOT NULL UNIQUE, amount BIGINT NOT NULL, event_key VARCHAR(255) NOT NULL)"
             }
         }
     }
@@ -75,10 +94,23 @@ fn sweep(target: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// The server for MariaDB's stores: with as much memory as one that has so much to keep would have.
+fn mariadb() -> &'static mysql::Server {
+    static SERVER: OnceLock<mysql::Server> = OnceLock::new();
+    SERVER.get_or_init(|| {
+        mysql::Server::start(&[
+            "--innodb-buffer-pool-size=3G",
+            "--innodb-log-file-size=2G",
+            "--max-allowed-packet=64M",
+        ])
+    })
+}
+
 /// A new place for a journal.
 pub enum Store {
     Sqlite(tempfile::TempDir),
     Postgres(Database<'static>),
+    Mysql(mysql::Database<'static>),
 }
 
 impl Store {
@@ -92,6 +124,7 @@ impl Store {
                 Self::Sqlite(tempfile::Builder::new().prefix(&name).tempdir_in(target)?)
             }
             Engine::Postgres => Self::Postgres(Server::shared().database()),
+            Engine::Mysql => Self::Mysql(mariadb().database()),
         };
         store.run(engine.table())?;
         Ok(store)
@@ -101,6 +134,7 @@ impl Store {
         match self {
             Self::Sqlite(_) => Engine::Sqlite,
             Self::Postgres(_) => Engine::Postgres,
+            Self::Mysql(_) => Engine::Mysql,
         }
     }
 
@@ -116,6 +150,10 @@ impl Store {
                 let options = PostgresOptions { clock, ..PostgresOptions::new(database.url()) };
                 Arc::new(PostgresJournal::open(&options).await?)
             }
+            Self::Mysql(database) => {
+                let options = MysqlOptions { clock, ..MysqlOptions::new(database.url()) };
+                Arc::new(MysqlJournal::open(&options).await?)
+            }
         })
     }
 
@@ -124,6 +162,7 @@ impl Store {
         match self {
             Self::Sqlite(directory) => format!("sqlite://{}", directory.path().join("bench.db").display()),
             Self::Postgres(database) => database.url(),
+            Self::Mysql(database) => database.url(),
         }
     }
 
@@ -131,7 +170,7 @@ impl Store {
     pub fn file(&self) -> anyhow::Result<Connection> {
         match self {
             Self::Sqlite(directory) => Ok(Connection::open(directory.path().join("bench.db"))?),
-            Self::Postgres(_) => anyhow::bail!("this journal is not a file"),
+            Self::Postgres(_) | Self::Mysql(_) => anyhow::bail!("this journal is not a file"),
         }
     }
 
@@ -140,6 +179,9 @@ impl Store {
         match self {
             Self::Sqlite(_) => self.file()?.execute_batch(sql)?,
             Self::Postgres(database) => {
+                database.try_query(sql).map_err(anyhow::Error::msg)?;
+            }
+            Self::Mysql(database) => {
                 database.try_query(sql).map_err(anyhow::Error::msg)?;
             }
         }
@@ -151,17 +193,27 @@ impl Store {
         Ok(match self {
             Self::Sqlite(_) => self.file()?.query_row(sql, [], |row| row.get(0))?,
             Self::Postgres(database) => database.try_query(sql).map_err(anyhow::Error::msg)?.parse()?,
+            Self::Mysql(database) => database.try_query(sql).map_err(anyhow::Error::msg)?.parse()?,
         })
     }
 
-    /// How many orders there are.
+    /// How many orders there are; on MariaDB how many there may be, because numbers that were not used are lost.
     pub fn applied(&self) -> anyhow::Result<usize> {
         let sql = match self {
             Self::Sqlite(_) => "SELECT coalesce(max(id), 0) FROM orders",
             // Asking a server costs the machine something; the sequence is one row.
             Self::Postgres(_) => "SELECT CASE WHEN is_called THEN last_value ELSE 0 END FROM orders_id_seq",
+            Self::Mysql(_) => "SELECT COALESCE(MAX(id), 0) FROM orders",
         };
         Ok(usize::try_from(self.number(sql)?)?)
+    }
+
+    /// Whether there are so many orders, counted where their numbers do not tell. Asked when they say so.
+    pub fn has_applied(&self, wanted: usize) -> anyhow::Result<bool> {
+        match self {
+            Self::Sqlite(_) | Self::Postgres(_) => Ok(true),
+            Self::Mysql(_) => Ok(usize::try_from(self.number("SELECT COUNT(*) FROM orders")?)? >= wanted),
+        }
     }
 
     /// What was spent so far.
@@ -176,6 +228,7 @@ impl Store {
                 let (server, log) = told.split_once(' ').unwrap_or_default();
                 Ok(Cost { own, server: server_micros(server.parse()?), log: log.parse()? })
             }
+            Self::Mysql(_) => Ok(Cost { own, server: processor_micros(mariadb().pid()), log: 0.0 }),
         }
     }
 }

@@ -482,6 +482,11 @@ impl Session {
         self.packet / 2
     }
 
+    /// How long an answer may take from now on.
+    pub(super) fn wait_for_answers(&mut self, patience: Duration) {
+        self.patience = patience;
+    }
+
     /// Runs a statement without parameters.
     pub(super) async fn run(&mut self, sql: &str) -> Result<(), EngineError> {
         in_time(self.patience, self.conn.query_drop(sql)).await

@@ -12,6 +12,7 @@
 
 use super::connection::{EngineError, Session};
 use super::row::{IDS, bytes, event, id, ids, is_true, number, text};
+use super::{ends, search};
 use crate::event::EventId;
 use crate::journal::{Forgotten, Retention};
 
@@ -114,6 +115,7 @@ async fn events(
         );
         let gone = found(session, &sql, vec![ids(locked), dead.into(), dead.into()]).await?;
         delete(session, &gone).await?;
+        search::forget_marks(session, &gone).await?;
         forgotten.events = gone.len();
     }
     let through = old.len() < retention.batch;
@@ -134,6 +136,7 @@ async fn delete(session: &mut Session, events: &[EventId]) -> Result<(), EngineE
     if events.is_empty() {
         return Ok(());
     }
+    ends::forget(session, events).await?;
     let bodies = format!(
         "DELETE b FROM {IDS} STRAIGHT_JOIN oncehook_events e ON e.id = UNHEX(t.id)
             STRAIGHT_JOIN oncehook_bodies b ON b.source = e.source AND b.digest = e.digest AND b.event = e.id

@@ -10,7 +10,7 @@
 //!
 //! The parts, in the order of an append: [`MysqlJournal::submit`] puts it on the bounded queue of a lane; `writer` takes
 //! what has gathered while the last commit ran, and stores it in one transaction (`queries`); `follower` adds up
-//! duplicates behind it. `reader` serves people. `connection`, `ground` and `schema` check what all of it stands on.
+//! duplicates behind it and marks what lists will look for (`search`). `reader` serves people. `connection`, `ground` and `schema` check what all of it stands on.
 //!
 //! On the way out, `deliveries` is what workers and operators call: `queue` takes and settles deliveries, `apply` runs the
 //! user's statements (`user_sql`) in the transaction that settles them and `function` the user's Rust functions, `orders` does what operators ask, `forget` removes
@@ -21,6 +21,7 @@ mod aliases;
 mod apply;
 mod connection;
 mod deliveries;
+mod ends;
 mod follower;
 mod forget;
 mod function;
@@ -35,6 +36,7 @@ mod reader;
 mod rehearse;
 mod row;
 mod schema;
+mod search;
 mod self_test;
 mod settle;
 mod standing;
@@ -47,7 +49,7 @@ mod writer;
 use std::collections::HashSet;
 use std::hash::{BuildHasher, RandomState};
 use std::net::IpAddr;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::Duration;
 
@@ -206,6 +208,8 @@ struct Shared {
     changes: watch::Sender<u64>,
     /// For counts that are written behind the accepts.
     shard: u16,
+    /// How far the database's clock is ahead of this node's, in microseconds. Looked at every second.
+    database_ahead: AtomicI64,
 }
 
 impl Shared {
@@ -235,6 +239,12 @@ impl Shared {
         self.clock.given().map(|now| now.0)
     }
 
+    /// About the database's time. Where it must be exact, the database is asked.
+    fn database_time(&self) -> i64 {
+        let ahead = self.clock.given().map_or_else(|| self.database_ahead.load(Ordering::Relaxed), |_| 0);
+        self.clock.now().0.saturating_add(ahead)
+    }
+
     fn set_failing(&self, lane: usize, reason: Option<String>) {
         let mut failing = self.failing.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(place) = failing.get_mut(lane) {
@@ -256,6 +266,7 @@ impl MysqlJournal {
         schema::migrate(&mut first).await?;
         schema::check(&mut first).await?;
         self_test::run(&mut first).await?;
+        let ahead = first.now(None).await? - options.clock.now().0;
         let last = queries::last_id(&mut first).await?.map_or(0, |id| id.sequence());
 
         let lanes = options.lanes.max(1);
@@ -272,6 +283,7 @@ impl MysqlJournal {
             queued_bytes: AtomicUsize::new(0),
             changes: watch::Sender::new(0),
             shard: random_shard(),
+            database_ahead: AtomicI64::new(ahead),
         });
         let lane_limit = options.queue_limit.div_ceil(lanes).max(1);
         let mut queues = Vec::with_capacity(lanes);
@@ -296,6 +308,7 @@ impl MysqlJournal {
         let workers = Arc::new(Pool::new(Arc::clone(&connector), Purpose::Work, options.workers.max(2)));
         let end = watch::Sender::new(false);
         tokio::spawn(follower::run(Arc::clone(&shared), Arc::clone(&workers), end.subscribe()));
+        tokio::spawn(follower::mark(Arc::clone(&shared), Arc::clone(&workers), end.subscribe()));
         tokio::spawn(incarnation::watch(Arc::clone(&shared), Arc::clone(&connector), end.subscribe()));
         tokio::spawn(wake::look(Arc::clone(&shared), Arc::clone(&workers), end.subscribe()));
         let readers = Readers::new(Pool::new(connector, Purpose::Read, READS_AT_ONCE), Arc::clone(&shared));

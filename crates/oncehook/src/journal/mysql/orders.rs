@@ -6,10 +6,10 @@
 use std::collections::BTreeSet;
 
 use super::connection::{EngineError, Session};
-use super::lines;
 use super::queue::{self, route_name};
 use super::row::{id, is_true, list, maybe_text, small, text};
-use crate::delivery::RouteName;
+use super::{ends, lines};
+use crate::delivery::{DeliveryState, RouteName};
 use crate::journal::{Order, OrderError, Ordered, Pausable, Pause, Verb, Who};
 
 /// Why an order was not carried out: it did not fit, or the database failed.
@@ -101,6 +101,7 @@ pub(super) async fn carry_out(
             queue::enqueue(session, now, order.event, 0, new).await?.into_iter().collect()
         }
     };
+    ends::revived(session, order.event).await?;
     if let Some(entity) = &entity {
         // Whoever waited for a delivery that was changed may look again.
         for route in &routes {
@@ -206,6 +207,7 @@ async fn skip(
                 WHERE event = ? AND route = COALESCE(?, route)
                   AND state IN ('ready', 'running', 'retrying', 'parked', 'dead')";
     session.change(sql, vec![now.into(), now.into(), id(order.event), only(order).into()]).await?;
+    ends::write(session, std::iter::once((DeliveryState::Skipped, order.event))).await?;
     Ok(routes)
 }
 

@@ -3,26 +3,26 @@
 //! Each answer is one snapshot, with the counts that are still in this node's memory added. Those in the memory of other
 //! nodes show half a second later.
 //!
-//! Does not: keep a search index for filters yet. A list walks the events from the newest on, so a rare value in a long
-//! history may take longer than a read may. What waits, is leased, dead or parked is found by the queues' index.
+//! Does not: know where to look for the events of a list; `search` does.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use bytes::Bytes;
-use mysql_async::{Row, Value};
+use mysql_async::Row;
 use oncehook_verify::{EventKey, UnixMicros};
 
 use super::Shared;
 use super::connection::{EngineError, Pool, Session};
 use super::queries::parse_latest;
 use super::row::{IDS, bytes, count, digest, event, id, ids, maybe_number, maybe_text, number, small, text};
+use super::search::{self, summaries, summary};
 use crate::delivery::{DeliveryId, DeliveryState};
 use crate::event::EventId;
 use crate::journal::tally::remember;
 use crate::journal::{
-    Attempt, AuditEntry, Backlog, Conflict, Delivery, EventDetail, EventPage, EventQuery, EventStatus,
-    EventSummary, Flag, ReadError, RecentKey, SourceCounts, Standing, Stats, StoredBody,
+    Attempt, AuditEntry, Backlog, Conflict, Delivery, EventDetail, EventPage, EventQuery, EventSummary,
+    ReadError, RecentKey, SourceCounts, Standing, Stats, StoredBody,
 };
 use crate::ordering::NO_TIME;
 
@@ -61,7 +61,7 @@ impl Readers {
     }
 
     async fn page(&self, session: &mut Session, query: &EventQuery) -> Result<EventPage, EngineError> {
-        let mut events = find(session, query).await?;
+        let mut events = search::find(session, query).await?;
         let more = events.len() > query.limit;
         events.truncate(query.limit);
         self.complete(session, &mut events).await?;
@@ -209,97 +209,6 @@ async fn recent_keys(session: &mut Session, limit: usize) -> Result<Vec<RecentKe
         });
     }
     Ok(keys)
-}
-
-/// An event's status, derived: quarantined, else unrouted, else the worst of its deliveries.
-const STATUS: &str = "CASE
-   WHEN EXISTS (SELECT 1 FROM oncehook_flags f WHERE f.event = e.id AND f.flag = 'quarantined') THEN 'quarantined'
-   ELSE COALESCE((SELECT CONVERT(w.state USING utf8mb4) FROM oncehook_deliveries w WHERE w.event = e.id
-                   ORDER BY FIELD(w.state, 'dead', 'parked', 'retrying', 'running', 'ready', 'superseded', 'skipped', 'succeeded')
-                   LIMIT 1), 'unrouted') END";
-
-/// The columns of a summary, and where they come from.
-fn summaries() -> String {
-    format!(
-        "SELECT e.id, e.source, e.`key`, e.type, e.entity, {STATUS}, e.integrity, e.occurred_at, e.received_at, e.size,
-                COALESCE((SELECT d.journal + d.memory + d.redis FROM oncehook_duplicates d WHERE d.event = e.id), 0),
-                (SELECT GROUP_CONCAT(f.flag) FROM oncehook_flags f WHERE f.event = e.id), e.digest
-           FROM oncehook_events e"
-    )
-}
-
-/// The events that match, newest first; one more than the page holds. Only the conditions that were given are in the
-/// statement, so that each is planned for itself.
-async fn find(session: &mut Session, query: &EventQuery) -> Result<Vec<EventSummary>, EngineError> {
-    let mut conditions: Vec<String> = Vec::new();
-    let mut parameters: Vec<Value> = Vec::new();
-    let mut also = |condition: &str, parameter: Option<Value>| {
-        if let Some(parameter) = parameter {
-            conditions.push(condition.to_owned());
-            parameters.push(parameter);
-        }
-    };
-    let text = |text: &Option<String>| text.as_deref().map(Value::from);
-    also("e.source = ?", text(&query.source));
-    also("e.type = ?", text(&query.kind));
-    also("e.entity = ?", text(&query.entity));
-    also("e.received_at >= ?", query.since.map(|at| at.0.into()));
-    also("e.received_at < ?", query.until.map(|at| at.0.into()));
-    also("e.id < ?", query.after.map(id));
-    // An id is never below the millisecond of receipt, so this bound loses nothing. There is no such bound for `until`:
-    // after the clock was set back, ids run ahead of it. A day of slack keeps old pages cheap.
-    also("e.id >= ?", query.since.map(|since| first_of(since.0 / 1_000)));
-    also("e.id < ?", query.until.map(|until| first_of(until.0 / 1_000 + 86_400_000)));
-    // Asks the ledger. Keys are scoped to a source, so every source is asked.
-    also(
-        "e.id IN (SELECT k.event FROM (SELECT DISTINCT source FROM oncehook_totals) t
-                   STRAIGHT_JOIN oncehook_keys k ON k.source = t.source AND k.`key` = ?)",
-        query.key.as_ref().map(|key| key.as_bytes().into()),
-    );
-    // What stands in a queue is looked up there; the events decide.
-    let queue = query.status.and_then(|status| match status {
-        EventStatus::Ready | EventStatus::Retrying => Some(0),
-        EventStatus::Running => Some(1),
-        EventStatus::Dead => Some(2),
-        EventStatus::Parked => Some(3),
-        _ => None,
-    });
-    also("e.id IN (SELECT q.event FROM oncehook_deliveries q WHERE q.place = ?)", queue.map(Value::Int));
-    also(&format!("{STATUS} = ?"), query.status.map(|status| status.as_str().into()));
-    let limit = u64::try_from(query.limit).unwrap_or(u64::MAX).saturating_add(1);
-    parameters.push(limit.into());
-    let conditions = if conditions.is_empty() { "TRUE".to_owned() } else { conditions.join(" AND ") };
-    let sql = format!("{} WHERE {conditions} ORDER BY e.id DESC LIMIT ?", summaries());
-    session.rows(&sql, parameters).await?.iter().map(summary).collect()
-}
-
-/// The first id of a millisecond.
-fn first_of(millis: i64) -> Value {
-    let millis = millis.clamp(0, (1 << 48) - 1).unsigned_abs();
-    let bytes = (u128::from(millis) << 80).to_be_bytes();
-    Value::from(&bytes[..])
-}
-
-fn summary(row: &Row) -> Result<EventSummary, EngineError> {
-    let flags = maybe_text(row, 11)?;
-    let mut flags: Vec<Flag> =
-        flags.iter().flat_map(|flags| flags.split(',')).filter_map(Flag::parse).collect();
-    flags.sort_unstable();
-    Ok(EventSummary {
-        id: event(row, 0)?,
-        source: text(row, 1)?,
-        key: EventKey::from_bytes(bytes(row, 2)?).ok_or_else(EngineError::damaged)?,
-        kind: maybe_text(row, 3)?,
-        entity: maybe_text(row, 4)?,
-        status: EventStatus::parse(&text(row, 5)?).unwrap_or(EventStatus::Unrouted),
-        flags,
-        integrity: text(row, 6)?,
-        occurred_at: maybe_number(row, 7)?.map(UnixMicros),
-        received_at: UnixMicros(number(row, 8)?),
-        size: count(row, 9)?,
-        duplicates: count(row, 10)?,
-        deliveries: Vec::new(),
-    })
 }
 
 async fn deliveries(

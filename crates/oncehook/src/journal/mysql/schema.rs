@@ -5,8 +5,10 @@
 //! A named lock lets one node at a time do it. A migration that was recorded with another text is an error: the schema was
 //! made by another program.
 
+use std::time::Duration;
+
 use super::OpenError;
-use super::connection::Session;
+use super::connection::{ANSWER_WAIT, Session};
 use super::row::{maybe_number, maybe_text, number, small, text};
 
 struct Migration {
@@ -17,6 +19,7 @@ struct Migration {
 const MIGRATIONS: &[Migration] = &[
     Migration { name: "001_journal", sql: include_str!("migrations/001_journal.sql") },
     Migration { name: "002_order", sql: include_str!("migrations/002_order.sql") },
+    Migration { name: "003_lists", sql: include_str!("migrations/003_lists.sql") },
 ];
 
 /// The lock of this database's migrations: named locks are the whole server's, and have at most 64 characters.
@@ -24,6 +27,9 @@ const LOCK: &str = "CONCAT('oncehook-', SHA1(DATABASE()))";
 
 /// How long one node waits for another's migration, in seconds.
 const LOCK_WAIT: u32 = 9;
+
+/// The longest that a statement of a migration may take: some go over a whole table.
+const MIGRATION_WAIT: Duration = Duration::from_secs(3_600);
 
 const MIGRATIONS_TABLE: &str = "CREATE TABLE IF NOT EXISTS oncehook_migrations (
   name       VARBINARY(64) NOT NULL PRIMARY KEY,
@@ -42,12 +48,14 @@ pub(super) async fn migrate(session: &mut Session) -> Result<Vec<String>, OpenEr
         return Err(OpenError::Schema("another node is still making the schema".to_owned()));
     }
     session.run(MIGRATIONS_TABLE).await?;
+    session.wait_for_answers(MIGRATION_WAIT);
     let mut applied = Vec::new();
     for migration in MIGRATIONS {
         if apply(session, migration).await? {
             applied.push(migration.name.to_owned());
         }
     }
+    session.wait_for_answers(ANSWER_WAIT);
     refuse_unknown_migrations(session).await?;
     session.row(&format!("SELECT RELEASE_LOCK({LOCK})"), Vec::new()).await?;
     session.run("COMMIT").await?;
@@ -127,8 +135,8 @@ pub(super) async fn check(session: &mut Session) -> Result<(), OpenError> {
 
 /// The tables and views that are ours. Others may have names like ours: effects of another journal are recorded in such.
 const OURS: &str = "('oncehook_attempts', 'oncehook_audit', 'oncehook_bodies', 'oncehook_conflicts', 'oncehook_deliveries',
-  'oncehook_duplicates', 'oncehook_entities', 'oncehook_event_status', 'oncehook_events', 'oncehook_flags', 'oncehook_keys', 'oncehook_life',
-  'oncehook_migrations', 'oncehook_pauses', 'oncehook_processed_events', 'oncehook_retry_logs',
+  'oncehook_duplicates', 'oncehook_ends', 'oncehook_entities', 'oncehook_event_status', 'oncehook_events', 'oncehook_flags',
+  'oncehook_keys', 'oncehook_life', 'oncehook_marked', 'oncehook_marks', 'oncehook_migrations', 'oncehook_pauses', 'oncehook_processed_events', 'oncehook_retry_logs',
   'oncehook_spool_aliases', 'oncehook_totals')";
 
 /// Our part of the catalogue.

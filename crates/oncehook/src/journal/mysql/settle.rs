@@ -10,6 +10,7 @@ use oncehook_verify::UnixMicros;
 use serde_json::json;
 
 use super::connection::{EngineError, Insert, Session};
+use super::ends;
 use super::lines::{self, Came};
 use super::queue::{FENCES, all_changed, fence_list, follow};
 use super::row::{count, hex, id, list};
@@ -112,6 +113,8 @@ pub(super) async fn settle(
     let sql = format!("{SETTLE}, {granted} WHERE {fence}");
     let changed = session.change(&sql, vec![list(outcomes), now.into(), now.into(), now.into()]).await?;
     all_changed(changed, live.len())?;
+    let ends = live.iter().map(|ended| (ended.verdict.columns().state, ended.fence.delivery.event));
+    ends::write(session, ends).await?;
     write_attempts(session, now, held, written).await?;
     follow(session, now, followups).await?;
     lines::name_parked(session, &parked).await?;

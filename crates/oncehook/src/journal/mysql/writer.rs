@@ -19,7 +19,7 @@ use tokio::sync::{mpsc, oneshot};
 
 use super::connection::{Connector, EngineError, Purpose, Session};
 use super::queries::{self, Candidate, Ruling, Witness};
-use super::{Shared, self_test};
+use super::{Shared, search, self_test};
 use crate::event::{EventId, NewEvents, SourceName};
 use crate::journal::{AppendError, Appended, Layer, Receipt, Verdict};
 
@@ -342,6 +342,9 @@ async fn append(
         return Ok(None);
     }
     let rulings = queries::append(session, shared.given_time(), shard, &candidates).await?;
+    let new = candidates.iter().zip(&rulings).filter(|(_, ruling)| ruling.new);
+    let new = new.map(|(candidate, _)| (candidate.id, candidate.event));
+    search::mark_late(session, shared.database_time(), new).await?;
     let Decided { mut outcome, conflicts } = decide(batch, &groups, &rulings)?;
     if !conflicts.is_empty() {
         let mut conflicts: Vec<_> = conflicts;

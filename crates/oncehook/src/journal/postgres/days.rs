@@ -15,7 +15,7 @@ use tokio_postgres::error::SqlState;
 use uuid::Uuid;
 
 use super::connection::{EngineError, Session};
-use super::search::first_of;
+use crate::journal::spans::first_of;
 
 /// Days that are made ahead, besides today.
 const AHEAD: i64 = 3;

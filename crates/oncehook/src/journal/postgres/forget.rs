@@ -19,7 +19,7 @@ use uuid::Uuid;
 use super::connection::{EngineError, Session};
 use super::days::{self, DAY_MICROS, Day, Dropped, When};
 use super::{search, sweep};
-use crate::journal::{Forgotten, Retention};
+use crate::journal::{Forgotten, Retention, spans};
 
 /// Where a round is.
 #[derive(Debug, Clone)]
@@ -88,7 +88,7 @@ pub(super) async fn batch(
                     forgotten.events = events;
                     Round::Events(day.beyond())
                 }
-                Some(Dropped::Crowded) if *walked == Walked::No => Round::Events(search::behind(day.first())),
+                Some(Dropped::Crowded) if *walked == Walked::No => Round::Events(spans::behind(day.first())),
                 // Somebody is in the way, or much of it has to stay: the next round looks again.
                 Some(Dropped::Crowded) | None => Round::Events(day.beyond()),
             })
@@ -265,7 +265,7 @@ async fn walk(
     }
     Ok(match old.last() {
         _ if old.len() < rows.len() => Walk::Young,
-        Some((last, _)) if old.len() == retention.batch => Walk::To(search::behind(*last)),
+        Some((last, _)) if old.len() == retention.batch => Walk::To(spans::behind(*last)),
         _ => Walk::Through,
     })
 }

@@ -126,7 +126,7 @@ fn is_odd(event: &NewEvent) -> bool {
 }
 
 /// Stores the candidates whose keys are new, all in one statement that is its own transaction, and returns their ids. The
-/// candidates have different keys. `late`: some may be older than [`LATE_MICROS`](super::search::LATE_MICROS).
+/// candidates have different keys. `late`: some may be older than [`LATE_MICROS`](crate::journal::spans::LATE_MICROS).
 ///
 /// - The unique key decides; its columns are named, so without a valid unique index on exactly these this is an error.
 /// - The row of a concurrent winner is not visible to this statement; [`first_ids`] asks afterwards.

@@ -9,7 +9,7 @@
 //! a status costs what it finds, and not the whole history. A mark may promise too much, never too little: a span is
 //! marked once [`SETTLED_MICROS`] have passed, and an event that is stored later than that marks its span itself (`queries`).
 //! Does not: bound the time of two filters that are common alone and rare together; the reader's deadline ends that. Needs
-//! every append to be committed or undone within [`SETTLED_MICROS`] less [`LATE_MICROS`]; the server's own timeout for them
+//! every append to be committed or undone within [`SETTLED_MICROS`] less [`LATE_MICROS`](spans::LATE_MICROS); the server's own timeout for them
 //! is a fifth of that.
 
 use oncehook_verify::{EventKey, UnixMicros};
@@ -18,105 +18,22 @@ use tokio_postgres::types::ToSql;
 use uuid::Uuid;
 
 use super::connection::{EngineError, Session};
-use super::queries::{event_id, uuid};
+use super::queries::event_id;
 use super::reader::count;
+use crate::journal::spans::{
+    self, AHEAD, FIRST_CANDIDATES, MARKED_AT_ONCE, MOST_CANDIDATES, Part, SETTLED_MICROS, STRETCH, before,
+    bounds, first_of, first_of_span, mark_of, more_candidates, span_of, usual,
+};
 use crate::journal::{EventQuery, EventStatus, EventSummary, Flag};
 
-/// The milliseconds of a span, as a power of two. `oncehook.span` in the schema says the same.
-const SPAN_BITS: u32 = 12;
-
-/// Events younger than this are not marked yet.
-const SETTLED_MICROS: i64 = 30_000_000;
-
-/// An event that is older than this when it is stored marks its own span (`queries` has the same number).
-pub(super) const LATE_MICROS: i64 = 5_000_000;
-
-/// Events that are marked at once.
-const MARKED_AT_ONCE: i64 = 5_000;
-
-/// How many of the newest events are looked at before a queue that is not in their order is sorted.
-const STRETCH: i64 = 1_000;
-
-/// Candidates that are looked at by one statement: few at first, because a page may be full soon.
-const FIRST_CANDIDATES: i64 = 4;
-const MOST_CANDIDATES: i64 = 256;
-
-/// A part of the ids, both ends included.
-#[derive(Debug, Clone, Copy)]
-struct Part {
-    from: Uuid,
-    to: Uuid,
-}
-
-impl Part {
-    const ALL: Self = Self { from: Uuid::nil(), to: Uuid::max() };
-
-    /// The ids of some spans.
-    fn of_spans(first: i64, last: i64) -> Self {
-        Self { from: first_of(first << SPAN_BITS), to: before(first_of((last + 1) << SPAN_BITS)) }
-    }
-
-    fn is_empty(self) -> bool {
-        self.from > self.to
-    }
-
-    fn within(self, other: Self) -> Self {
-        Self { from: self.from.max(other.from), to: self.to.min(other.to) }
-    }
-}
-
-/// The first id of a millisecond.
-pub(super) fn first_of(millis: i64) -> Uuid {
-    let millis = millis.clamp(0, (1 << 48) - 1).unsigned_abs();
-    Uuid::from_u64_pair(millis << 16, 0)
-}
-
-fn before(id: Uuid) -> Uuid {
-    Uuid::from_u128(id.as_u128().saturating_sub(1))
-}
-
-/// The next id.
-pub(super) fn behind(id: Uuid) -> Uuid {
-    Uuid::from_u128(id.as_u128().saturating_add(1))
-}
-
-fn span_of(id: Uuid) -> i64 {
-    (id.as_u64_pair().0 >> 16 >> SPAN_BITS).cast_signed()
-}
-
-/// The ids that a query can match, as far as they tell.
-fn bounds(query: &EventQuery) -> Part {
-    // An id is never below the millisecond of receipt, so this bound loses nothing. There is no such bound for `until`:
-    // after the clock was set back, ids run ahead of it. A day of slack keeps old pages cheap.
-    let since = query.since.map_or(Uuid::nil(), |since| first_of(since.0 / 1_000));
-    let until = query.until.map_or(Uuid::max(), |until| before(first_of(until.0 / 1_000 + 86_400_000)));
-    let after = query.after.map_or(Uuid::max(), |after| before(uuid(after)));
-    Part { from: since, to: until.min(after) }
-}
-
-/// An id is not further ahead of the millisecond of receipt than this, or its span is marked ([`MARK`] has the same number).
-const AHEAD_MILLIS: i64 = 2_000;
-
-/// The ids that a query can match, without those that run ahead.
-fn usual(query: &EventQuery) -> Part {
-    let until = query.until.map_or(Uuid::max(), |until| first_of(until.0 / 1_000 + AHEAD_MILLIS + 1));
-    Part { to: before(until), ..Part::ALL }.within(bounds(query))
-}
-
-/// The events above the usual ones: they were received before `until`, but their ids run ahead. There are some where a clock
-/// had been set back.
+/// The events above the usual ones.
 async fn ahead(
     session: &Session,
     query: &EventQuery,
-    usual: Part,
     wanted: usize,
 ) -> Result<Vec<EventSummary>, EngineError> {
-    let above = Part { from: Uuid::from_u128(usual.to.as_u128().saturating_add(1)), ..Part::ALL }
-        .within(bounds(query));
-    if query.until.is_none() || above.is_empty() {
-        return Ok(Vec::new());
-    }
-    marked(session, query, "b".to_owned(), above, wanted).await
+    let Some(above) = spans::ahead(query) else { return Ok(Vec::new()) };
+    marked(session, query, AHEAD.to_owned(), above, wanted).await
 }
 
 /// Finds one event more than the page holds, newest first. The choice of the way is here and nowhere else.
@@ -126,7 +43,7 @@ pub(super) async fn find(session: &Session, query: &EventQuery) -> Result<Vec<Ev
         return find_by_key(session, query, key, wanted).await;
     }
     let usual = usual(query);
-    let mut events = ahead(session, query, usual, wanted).await?;
+    let mut events = ahead(session, query, wanted).await?;
     let rest = wanted - events.len();
     // An entity has fewer events than a status, and a type or source not many more.
     if query.entity.is_none()
@@ -135,15 +52,9 @@ pub(super) async fn find(session: &Session, query: &EventQuery) -> Result<Vec<Ev
         events.extend(follow(session, query, way, usual, rest).await?);
         return Ok(events);
     }
-    let mark = match query {
-        EventQuery { entity: Some(entity), .. } => format!("e{entity}"),
-        EventQuery { kind: Some(kind), .. } => format!("t{kind}"),
-        EventQuery { source: Some(source), .. } => format!("s{source}"),
-        EventQuery { status: Some(EventStatus::Unrouted), .. } => "u".to_owned(),
-        _ => {
-            events.extend(scan(session, query, usual, rest).await?);
-            return Ok(events);
-        }
+    let Some(mark) = mark_of(query) else {
+        events.extend(scan(session, query, usual, rest).await?);
+        return Ok(events);
     };
     events.extend(marked(session, query, mark, usual, rest).await?);
     Ok(events)
@@ -161,7 +72,7 @@ async fn find_by_key(
                 CROSS JOIN LATERAL (SELECT event FROM oncehook.keys k WHERE k.source = t.source AND k.key = $1 LIMIT 1) k";
     let rows = session.rows(sql, &[&key.as_bytes()]).await?;
     let bounds = bounds(query);
-    let parts = rows.iter().map(|row| Part { from: row.get(0), to: row.get(0) }.within(bounds));
+    let parts = rows.iter().map(|row| Part::of_one(row.get(0)).within(bounds));
     let parts: Vec<Part> = parts.filter(|part| !part.is_empty()).collect();
     if parts.is_empty() {
         return Ok(Vec::new());
@@ -177,7 +88,7 @@ async fn marked(
     within: Part,
     wanted: usize,
 ) -> Result<Vec<EventSummary>, EngineError> {
-    let young = first_of((marked_to(session).await? + 1) << SPAN_BITS);
+    let young = first_of_span(marked_to(session).await? + 1);
     let mut events = Vec::new();
     let behind = Part { from: young, ..Part::ALL }.within(within);
     if !behind.is_empty() {
@@ -280,13 +191,13 @@ async fn follow(
             }
             Way::Events(sql) | Way::Queue(sql) => {
                 let rows = session.rows(sql, &[&rest.from, &rest.to, &at_once]).await?;
-                rows.iter().map(|row| Part { from: row.get(0), to: row.get(0) }).collect()
+                rows.iter().map(|row| Part::of_one(row.get(0))).collect()
             }
         };
         let Some(last) = parts.last() else { break };
         rest.to = before(last.from);
         events.extend(scan_parts(session, query, &parts, wanted - events.len()).await?);
-        at_once = (at_once * 4).min(MOST_CANDIDATES);
+        at_once = more_candidates(at_once);
     }
     Ok(events)
 }
@@ -512,5 +423,5 @@ pub(super) async fn sweep_marks(
     if i64::try_from(gone).unwrap_or(i64::MAX) >= limit {
         return Ok(Some(from));
     }
-    Ok((next < span_of(beyond)).then(|| first_of(next << SPAN_BITS)))
+    Ok((next < span_of(beyond)).then(|| first_of_span(next)))
 }

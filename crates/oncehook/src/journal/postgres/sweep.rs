@@ -10,6 +10,7 @@ use uuid::Uuid;
 
 use super::connection::{EngineError, Session};
 use super::search;
+use crate::journal::spans;
 
 /// Tables in which rows stand beside an event. Attempts that have days are dropped with them.
 const TABLES: [&str; 7] =
@@ -68,5 +69,5 @@ async fn beside(
     );
     let row = session.row(&sql, &[&from, &beyond, &limit]).await?;
     let (looked, last): (i64, Option<Uuid>) = row.map_or((0, None), |row| (row.get(0), row.get(1)));
-    Ok(last.filter(|_| looked >= limit).map(search::behind))
+    Ok(last.filter(|_| looked >= limit).map(spans::behind))
 }

@@ -18,9 +18,9 @@ use tokio::sync::{mpsc, oneshot};
 
 use super::connection::{Connector, EngineError, Purpose, Session};
 use super::queries::{self, Candidate, Known};
-use super::search::LATE_MICROS;
 use super::{Shared, self_test};
 use crate::event::{EventId, NewEvents, SourceName};
+use crate::journal::spans::LATE_MICROS;
 use crate::journal::{AppendError, Appended, Layer, Receipt, Verdict};
 
 /// What a lane can be told.

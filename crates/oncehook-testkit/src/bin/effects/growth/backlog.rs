@@ -11,7 +11,7 @@ use oncehook_testkit::compare::growth::Backlog;
 use oncehook_testkit::gateway::{CONFIG, Gateway, prepare};
 
 use super::super::rate;
-use super::super::store::{Engine, INSERT, Store};
+use super::super::store::{Engine, Store};
 use super::history::{self, History};
 use super::{SIZE, gateway, indexed, made, progress};
 
@@ -47,15 +47,16 @@ pub async fn drain(engine: Engine, waiting: usize) -> anyhow::Result<Backlog> {
     history::load(&store, &backlog, 0, waiting)?;
     indexed(&store).await?;
     let route = format!(
-        "\n[[route]]\nname = \"orders\"\nsource = \"shop\"\n[route.sql]\nstatement = \"{INSERT}\"\n\
-         bind = {{ payment = \"/data/object/id\", amount = \"/data/object/amount\", key = \"$key\" }}\n"
+        "\n[[route]]\nname = \"orders\"\nsource = \"shop\"\n[route.sql]\nstatement = \"{}\"\n\
+         bind = {{ payment = \"/data/object/id\", amount = \"/data/object/amount\", key = \"$key\" }}\n",
+        engine.statement()
     );
     let mut gateway = start(&store, &route)?;
     let (begun, before) = (Instant::now(), store.applied()?);
     let mut told = Instant::now();
     loop {
         let applied = store.applied()?;
-        if applied >= waiting {
+        if applied >= waiting && store.has_applied(waiting)? {
             break;
         }
         let patience = Duration::from_secs(60) + PATIENCE_PER_THOUSAND * u32::try_from(waiting / 1_000)?;

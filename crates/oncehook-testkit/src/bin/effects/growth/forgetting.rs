@@ -15,7 +15,7 @@ use oncehook_testkit::compare::growth::Forgetting;
 use super::super::store::Store;
 use super::super::{Bench, rate};
 use super::history::{History, SHORT};
-use super::{Plan, SIZE, middle, progress};
+use super::{Plan, SIZE, mariadb, middle, progress};
 
 /// A run takes so many times what a run of the rates takes: forgetting needs a little time to be felt.
 const LONGER: usize = 1;
@@ -73,6 +73,13 @@ fn forgotten(store: &Store, history: &History) -> anyhow::Result<usize> {
             (
                 format!("SELECT count(*) FROM oncehook.events WHERE id < {border}"),
                 format!("SELECT received_at FROM oncehook.events WHERE id >= {border} ORDER BY id LIMIT 1"),
+            )
+        }
+        Store::Mysql(_) => {
+            let border = mariadb::first_id(border);
+            (
+                format!("SELECT COUNT(*) FROM oncehook_events WHERE id < {border}"),
+                format!("SELECT received_at FROM oncehook_events WHERE id >= {border} ORDER BY id LIMIT 1"),
             )
         }
     };

@@ -1,7 +1,7 @@
 //! A history, loaded in bulk with SQL: what accepting and handling its events would have left.
 //!
 //! Promises: keys, events, settled deliveries and counts are there, in the order in which the journal would have written them;
-//! on PostgreSQL the marks of the search index too (the embedded journal writes its own when it is opened). A part can be
+//! on a server the marks of the search index too (the embedded journal writes its own when it is opened). A part can be
 //! loaded behind one that is there. The keys are scattered ([`scattered`]), so that scattered ones of later events fall
 //! among them, and those that grow with time ([`ordered`]) behind them all. What is odd (another source, type, entity or
 //! status) is among the first [`SHORT`] events only: in a long history it lies deep.
@@ -15,19 +15,19 @@ use rusqlite::{Connection, params};
 
 use super::super::body;
 use super::super::store::Store;
-use super::progress;
+use super::{mariadb, progress};
 
 /// Events of a short history, and those of a long one among which the filters find something.
 pub const SHORT: usize = 10_000;
 
 /// Events that are loaded between two signs of life.
-const PART: usize = 250_000;
+pub(super) const PART: usize = 250_000;
 
 /// How long a key is remembered.
-const WINDOW_MICROS: i64 = 35 * 86_400 * 1_000_000;
+pub(super) const WINDOW_MICROS: i64 = 35 * 86_400 * 1_000_000;
 
 /// A due time that does not come while anything is measured.
-const LATER_MICROS: i64 = 365 * 86_400 * 1_000_000;
+pub(super) const LATER_MICROS: i64 = 365 * 86_400 * 1_000_000;
 
 /// A history to load.
 #[derive(Clone)]
@@ -45,7 +45,7 @@ pub struct History {
 }
 
 impl History {
-    fn step_micros(&self) -> i64 {
+    pub(super) fn step_micros(&self) -> i64 {
         let over = i64::try_from(self.over.as_micros()).unwrap_or(i64::MAX);
         if over == 0 { 1_000 } else { (over / self.count.max(1) as i64).max(1) }
     }
@@ -108,6 +108,7 @@ pub fn load(store: &Store, history: &History, from: usize, to: usize) -> anyhow:
     match store {
         Store::Sqlite(_) => load_file(store.file()?, history, from, to)?,
         Store::Postgres(_) => load_server(store, history, from, to)?,
+        Store::Mysql(_) => mariadb::load(store, history, from, to)?,
     }
     progress(&format!(
         "{to} events loaded, the last {} in {:.0} s",
@@ -149,6 +150,7 @@ pub fn trim(store: &Store, last: UnixMicros) -> anyhow::Result<()> {
                  TRUNCATE orders RESTART IDENTITY"
             ))?;
         }
+        Store::Mysql(_) => mariadb::trim(store, last)?,
     }
     Ok(())
 }
@@ -294,7 +296,7 @@ fn insert(
 }
 
 /// The odd ones by their number, as [`History::oddity`] has them.
-const ODD_STATE: &str =
+pub(super) const ODD_STATE: &str =
     "CASE odd WHEN 9 THEN 'dead' WHEN 10 THEN 'skipped' WHEN 13 THEN 'superseded' WHEN 14 THEN 'parked'
                                   WHEN 15 THEN 'retrying' WHEN 16 THEN 'ready' ELSE 'succeeded' END";
 

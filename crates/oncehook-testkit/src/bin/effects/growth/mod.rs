@@ -12,6 +12,7 @@ mod backlog;
 mod forgetting;
 pub mod history;
 mod lists;
+mod mariadb;
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -167,7 +168,7 @@ async fn indexed(store: &Store) -> anyhow::Result<f64> {
 /// Whether the blocks of an embedded journal's search index are in groups, but for the last few.
 fn grouped(store: &Store) -> anyhow::Result<bool> {
     let sql = "SELECT count(*) FROM oncehook_blocks WHERE last > (SELECT coalesce(max(last), 0) FROM oncehook_groups WHERE cell = 0)";
-    Ok(store.engine() == Engine::Postgres || store.number(sql)? < 64)
+    Ok(store.engine() != Engine::Sqlite || store.number(sql)? < 64)
 }
 
 /// Accepting and taking effect, in turns with a store without a history.
