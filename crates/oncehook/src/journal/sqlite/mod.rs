@@ -29,6 +29,7 @@ mod ledger;
 mod lines;
 mod orders;
 pub(crate) mod place;
+mod priority;
 mod queries;
 mod queue;
 mod reader;

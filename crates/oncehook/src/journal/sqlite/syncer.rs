@@ -19,8 +19,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use crossbeam_channel::{Receiver, Sender};
 
-use super::OpenError;
 use super::writer::{Work, refuse};
+use super::{OpenError, priority};
 use crate::journal::Receipt;
 use crate::planted::{self, Bug};
 
@@ -113,6 +113,7 @@ struct Desk {
 
 impl Desk {
     fn run(self) {
+        priority::raise();
         // However this ends, nothing is accepted by somebody who cannot sync.
         let _last_word = LastWord(Arc::clone(&self.failed));
         let mut taken = Vec::new();

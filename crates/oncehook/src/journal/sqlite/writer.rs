@@ -32,7 +32,7 @@ use super::place::LockFile;
 use super::queries::{self, Statements};
 use super::reader::Readers;
 use super::syncer::{Committed, Syncer};
-use super::{OpenError, Shared, connection, follower, self_test, user_sql};
+use super::{OpenError, Shared, connection, follower, priority, self_test, user_sql};
 use crate::clock::Clock;
 use crate::event::{EventId, EventIds, NewEvents, SourceName};
 use crate::journal::{AppendError, Appended, Layer, Receipt, SelfTestError, SourceCounts, Verdict};
@@ -182,6 +182,7 @@ impl Writer {
 
     /// Runs until told to close, or until the last handle to the journal is gone.
     pub(super) fn run(mut self, commands: &Receiver<Command>) {
+        priority::raise();
         loop {
             match commands.recv_timeout(TICK) {
                 Ok(Command::Append(work)) => match self.accept(*work, commands) {
