@@ -93,6 +93,10 @@ impl Work {
 const BATCH_EVENTS: usize = 512;
 const BATCH_BYTES: usize = 8 << 20;
 
+/// So many events are worth a commit as soon as the disk is free, and so many are stored before it is asked again whether it is.
+const BATCH_ENOUGH: usize = 64;
+const TAKEN_AT_ONCE: usize = 32;
+
 /// Room that is made for a batch at its beginning.
 const BATCH_USUAL: usize = 128;
 
@@ -533,25 +537,23 @@ struct Intake<'i> {
     interruption: Option<Command>,
     events: usize,
     bytes: usize,
-    /// Nothing is added any more.
-    complete: bool,
 }
 
 impl<'i> Intake<'i> {
     fn new(commands: &'i Receiver<Command>, queued_bytes: &'i AtomicUsize) -> Self {
         let (jobs, interruption) = (Vec::new(), None);
-        Self { commands, queued_bytes, jobs, interruption, events: 0, bytes: 0, complete: false }
+        Self { commands, queued_bytes, jobs, interruption, events: 0, bytes: 0 }
     }
 
-    /// Adds what waits, for as long as the batch before is on its way to the disk, and once more after that.
+    /// Adds what waits, a little at a time, for as long as the batch before is on its way to the disk. The disk is not kept
+    /// waiting for a larger batch than is worth a commit.
     fn more(&mut self, batch: &mut Vec<Work>, syncer: &mut Syncer) -> bool {
         loop {
             let busy = syncer.is_busy();
-            if self.complete {
+            if !busy && self.events >= BATCH_ENOUGH {
                 return false;
             }
             if self.take(batch) {
-                self.complete = !busy;
                 return true;
             }
             if !busy || !self.has_room() {
@@ -561,10 +563,10 @@ impl<'i> Intake<'i> {
         }
     }
 
-    /// Adds what waits in the queue. Returns whether that was anything.
+    /// Adds some of what waits in the queue. Returns whether that was anything.
     fn take(&mut self, batch: &mut Vec<Work>) -> bool {
-        let had = batch.len();
-        while self.has_room() {
+        let (had, end) = (batch.len(), self.events + TAKEN_AT_ONCE);
+        while self.has_room() && self.events < end {
             match self.commands.try_recv() {
                 Ok(Command::Append(work)) => self.put(*work, batch),
                 Ok(Command::Job(job)) => self.jobs.push(job),
