@@ -25,6 +25,7 @@ mod deliveries;
 mod follower;
 mod forget;
 mod groups;
+mod intake;
 mod ledger;
 mod lines;
 mod orders;

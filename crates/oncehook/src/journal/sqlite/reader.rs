@@ -172,7 +172,11 @@ impl Readers {
         let keys = self.latest_keys(limit)?;
         let synced = LogFile::open(&self.path).and_then(|log| log.sync());
         synced.map_err(|error| ReadError::Engine(error.to_string()))?;
-        Ok(keys)
+        // A new handle does not hear of a sync that failed before it was opened.
+        match &*self.shared.failing() {
+            Some(reason) => Err(ReadError::Engine(reason.clone())),
+            None => Ok(keys),
+        }
     }
 
     fn latest_keys(&self, limit: usize) -> Result<Vec<RecentKey>, ReadError> {
