@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use rusqlite::Connection;
 
-use super::Plan;
+use super::{Plan, family};
 use super::stack::{Engine, effect, orders_table};
 use crate::{mysql, postgres};
 
@@ -19,6 +19,7 @@ const CONNECTIONS: usize = 2;
 
 /// Statements per second.
 pub(super) async fn rate(engine: Engine, plan: &Plan, count: usize) -> anyhow::Result<f64> {
+    family::settle();
     match engine {
         Engine::Sqlite => on_sqlite(plan, count),
         Engine::Postgres => on_postgres(count).await,

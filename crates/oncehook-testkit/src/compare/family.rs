@@ -82,6 +82,12 @@ fn field(text: &str, name: &str) -> f64 {
     number.unwrap_or(0.0)
 }
 
+/// Lets the disk finish what earlier rows have left to it. Whoever syncs next would wait for that, too.
+pub(super) fn settle() {
+    let synced = std::process::Command::new("sync").status();
+    assert!(synced.is_ok_and(|status| status.success()), "sync");
+}
+
 /// Time of all cores so far, in ticks, and how much of it the hypervisor gave to others.
 pub fn stolen() -> (f64, f64) {
     let stat = std::fs::read_to_string("/proc/stat").unwrap_or_default();

@@ -117,7 +117,7 @@ pub(super) fn judge(report: &Report) -> Vec<Goal> {
         reached: latency.map(|latency| latency.p99),
         rounds: rounds.map(|latency| latency.p99).collect(),
     };
-    let spike = report.spike.as_ref().map_or_else(Figure::default, |spike| Figure {
+    let spike = report.spikes.first().map_or_else(Figure::default, |spike| Figure {
         reached: Some(spike.judged()),
         rounds: spike.rounds.clone(),
     });

@@ -50,6 +50,7 @@ pub(super) struct Latency {
 /// A short time of five times the rate.
 #[derive(Debug, Clone, Serialize)]
 pub(super) struct Spike {
+    pub(super) stack: Stack,
     pub(super) rate: f64,
     pub(super) seconds: f64,
     pub(super) p99: f64,
@@ -129,7 +130,8 @@ pub struct Report {
     pub(super) latency: Vec<Latency>,
     /// Every round of the rows whose latency is a goal, not the median alone.
     pub(super) latency_rounds: Vec<Latency>,
-    pub(super) spike: Option<Spike>,
+    /// The first is the goal's.
+    pub(super) spikes: Vec<Spike>,
     /// Idle, and the most under load, in bytes.
     pub(super) memory: Option<(f64, f64)>,
     pub(super) effects: Vec<Effects>,
@@ -149,7 +151,7 @@ impl Report {
             accepts: Vec::new(),
             latency: Vec::new(),
             latency_rounds: Vec::new(),
-            spike: None,
+            spikes: Vec::new(),
             memory: None,
             effects: Vec::new(),
             growth: Growth::read(&plan.repository.join("bench")),
@@ -275,16 +277,22 @@ impl Report {
             rounds(Stack::SQLITE),
             rounds(Stack::Ceiling)
         )?;
-        if let Some(spike) = &self.spike {
+        writeln!(text, "\nFive times as much at once, after a steady 10,000/s, over 1,024 connections:\n")?;
+        writeln!(text, "| stack | offered/s | for s | p99 ms | every round | max ms | refused | stolen % |")?;
+        writeln!(text, "| --- | ---: | ---: | ---: | --- | ---: | ---: | ---: |")?;
+        for row in &self.spikes {
+            let rounds: Vec<String> = row.rounds.iter().map(|p99| format!("{p99:.0}")).collect();
             writeln!(
                 text,
-                "\nSpike on SQLite: {:.0}/s for {:.0} s after a steady 10,000/s: p99 {:.1} ms, max {:.1} ms, {} refused, {:.1} % stolen.",
-                spike.rate,
-                spike.seconds,
-                spike.p99,
-                spike.max,
-                spike.refused,
-                spike.stolen * 100.0
+                "| {} | {:.0} | {:.1} | {:.1} | {} | {:.1} | {} | {:.1} |",
+                row.stack.name(),
+                row.rate,
+                row.seconds,
+                row.p99,
+                rounds.join(", "),
+                row.max,
+                row.refused,
+                row.stolen * 100.0
             )?;
         }
         if let Some((idle, most)) = self.memory {

@@ -98,6 +98,7 @@ impl Stack {
 
     /// Starts it in a fresh directory; `routes` is added to a gateway's configuration.
     pub(super) fn start(self, plan: &Plan, routes: &str) -> anyhow::Result<Running> {
+        family::settle();
         let directory = tempfile::tempdir_in(&plan.scratch)?;
         let own = std::env::current_exe()?;
         let (engine, with_redis) = match self {

@@ -13,6 +13,9 @@ use super::{EventQuery, EventStatus};
 /// The milliseconds of a span, as a power of two. Schemas and migrations say the same.
 const SPAN_BITS: u32 = 12;
 
+/// The milliseconds of a slot, as a power of two: a span has 32, one for each bit of [`Slots`].
+const SLOT_BITS: u32 = SPAN_BITS - 5;
+
 /// Events younger than this are not marked yet.
 pub(super) const SETTLED_MICROS: i64 = 30_000_000;
 
@@ -52,6 +55,42 @@ pub(super) fn mark_of(query: &EventQuery) -> Option<String> {
         EventQuery { source: Some(source), .. } => Some(format!("s{source}")),
         EventQuery { status: Some(EventStatus::Unrouted), .. } => Some(UNROUTED.to_owned()),
         _ => None,
+    }
+}
+
+/// In which slots of a span a mark is true, where the journal writes that down: what is rare is then looked for among its
+/// neighbours of a moment, and not among all events of the span.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Slots(pub(super) u32);
+
+/// The most parts into which a span is cut. What occurs oftener is looked for between its first and its last slot.
+const MOST_RUNS: usize = 4;
+
+impl Slots {
+    /// The slot of an id.
+    pub(super) fn of(id: Uuid) -> Self {
+        Self(1 << ((millis_of(id) >> SLOT_BITS) & 31))
+    }
+
+    /// The ids of these slots of a span, the newest first.
+    pub(super) fn parts(self, span: i64) -> Vec<Part> {
+        let slots = |first: u32, last: u32| {
+            let at = |slot: u32| first_of((span << SPAN_BITS) + (i64::from(slot) << SLOT_BITS));
+            Part { from: at(first), to: before(at(last + 1)) }
+        };
+        let mut left = self.0;
+        let mut runs = Vec::new();
+        while left != 0 {
+            let last = left.ilog2();
+            let length = (left << (31 - last)).leading_ones();
+            let first = last + 1 - length;
+            if runs.len() == MOST_RUNS {
+                return vec![slots(self.0.trailing_zeros(), self.0.ilog2())];
+            }
+            runs.push(slots(first, last));
+            left &= (1 << first) - 1;
+        }
+        runs
     }
 }
 
@@ -152,6 +191,26 @@ mod tests {
         assert_eq!((span_of(before(part.from)), span_of(behind(part.to))), (6, 9));
         assert_eq!(millis_of(first_of(123_456)), 123_456);
         assert!(Part { from: part.to, to: part.from }.is_empty());
+    }
+
+    #[test]
+    fn a_mark_that_is_true_of_a_few_slots_has_their_ids_and_no_others() {
+        let has = |slots: Slots, id: Uuid| slots.parts(7).iter().any(|part| part.from <= id && id <= part.to);
+        // The first and the last, two runs, all, and so many runs that they are one.
+        for bits in [1, 1 << 31, 0b1100_0110, u32::MAX, 0b1_0101_0101] {
+            let slots = Slots(bits);
+            for slot in 0..32 {
+                let millis = (7 << SPAN_BITS) + (slot << SLOT_BITS);
+                let (first, last) = (first_of(millis), before(first_of(millis + (1 << SLOT_BITS))));
+                assert_eq!((Slots::of(first), Slots::of(last)), (Slots(1 << slot), Slots(1 << slot)));
+                let wanted = if bits == 0b1_0101_0101 { slot <= 8 } else { bits & (1 << slot) != 0 };
+                assert_eq!((has(slots, first), has(slots, last)), (wanted, wanted), "{bits:b}, slot {slot}");
+            }
+            let parts = slots.parts(7);
+            assert!(parts.is_sorted_by(|newer, older| newer.from > older.to), "{parts:?}");
+        }
+        assert_eq!(Slots(u32::MAX).parts(7), [Part::of_spans(7, 7)]);
+        assert_eq!(Slots(0).parts(7), []);
     }
 
     #[test]

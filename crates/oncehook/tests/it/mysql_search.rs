@@ -257,3 +257,34 @@ async fn r34_a_rare_value_in_a_long_history_on_mysql_is_found_without_a_walk() {
     }
     journal.close().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn r34_one_event_in_a_crowd_on_mysql_is_found_without_looking_at_the_crowd() {
+    let server = Server::start(&[]);
+    let database = server.database();
+    MysqlJournal::migrate(&database.url()).await.unwrap();
+    // One event a millisecond, two minutes long; one in ten thousand is odd.
+    database.query(&format!(
+        "INSERT INTO oncehook_events (id, source, `key`, key_signed, received_at, integrity, digest, size, headers, body)
+         SELECT UNHEX(CONCAT(LPAD(HEX(at DIV 1000), 12, '0'), '70008000000000000000')), IF(n % 10000 = 0, 'rare', 'shop'),
+                CONCAT('evt_', n), 1, at, 'body', REPEAT('x', 32), 0, '', ''
+           FROM (SELECT seq AS n, {} + seq * 1000 AS at FROM seq_1_to_120000) t;
+         INSERT INTO oncehook_deliveries (event, route, state, attempt, run_at)
+         SELECT id, 'orders', 'succeeded', 1, 0 FROM oncehook_events WHERE source = 'shop'",
+        NOW.0
+    ));
+    let journal = MysqlJournal::open(&MysqlOptions::new(database.url())).await.unwrap();
+    marked(&database, second(121)).await;
+    for query in [
+        EventQuery { source: Some("rare".to_owned()), ..Default::default() },
+        EventQuery { status: Some(EventStatus::Unrouted), ..Default::default() },
+    ] {
+        let before = read(&database);
+        let page = journal.list(EventQuery { limit: 50, ..query.clone() }).await.unwrap();
+        let read = read(&database) - before;
+        assert_eq!(page.events.len(), 12, "{query:?}");
+        // Twelve moments of 128 milliseconds hold 1,536 events, and twelve spans 49,152.
+        assert!(read < 12_000, "{read} steps among 120,000 events for {query:?}");
+    }
+    journal.close().await;
+}

@@ -20,6 +20,7 @@ const MIGRATIONS: &[Migration] = &[
     Migration { name: "001_journal", sql: include_str!("migrations/001_journal.sql") },
     Migration { name: "002_order", sql: include_str!("migrations/002_order.sql") },
     Migration { name: "003_lists", sql: include_str!("migrations/003_lists.sql") },
+    Migration { name: "004_slots", sql: include_str!("migrations/004_slots.sql") },
 ];
 
 /// The lock of this database's migrations: named locks are the whole server's, and have at most 64 characters.

@@ -2,7 +2,8 @@
 //!
 //! An index on the events for every filter would make each accept dearer. Instead the ids are cut into spans of about four seconds
 //! (`spans`), and `oncehook_marks` says which sources, types and entities occur in a span, and whether an event without
-//! deliveries does, or one whose id runs ahead of its receipt. [`mark`] fills it behind the accepts. Readers look at the
+//! deliveries does, or one whose id runs ahead of its receipt; and in which slots of the span, so that what is rare is not looked
+//! for among all that came within four seconds. [`mark`] fills it behind the accepts. Readers look at the
 //! spans that are marked with what they want, and at all events behind the last one that was marked, so nobody sees a lag. What
 //! ended badly is written down by event (`ends`), what is held is found by its flag, and what waits by the queues' index.
 //!
@@ -15,7 +16,7 @@
 //! Hints stand where the optimizer could take another way that reads everything. There are no lateral joins on all
 //! servers, so several parts of the events are one statement with several ranges.
 
-use std::collections::{BTreeSet, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use mysql_async::{Row, Value};
 use oncehook_verify::{EventKey, UnixMicros};
@@ -23,11 +24,11 @@ use serde_json::json;
 use uuid::Uuid;
 
 use super::connection::{EngineError, Insert, Session};
-use super::row::{bytes, count, event, list, maybe_number, maybe_text, number, text};
+use super::row::{bytes, count, event, list, maybe_number, maybe_text, number, small, text};
 use crate::event::{EventId, NewEvent};
 use crate::journal::spans::{
     self, AHEAD, AHEAD_MILLIS, FIRST_CANDIDATES, LATE_MICROS, MARKED_AT_ONCE, MOST_CANDIDATES, Part,
-    SETTLED_MICROS, STRETCH, UNROUTED, before, behind, bounds, first_of, first_of_span, mark_of, millis_of,
+    SETTLED_MICROS, STRETCH, Slots, UNROUTED, before, behind, bounds, first_of, first_of_span, mark_of, millis_of,
     more_candidates, span_of, usual,
 };
 use crate::journal::{EventQuery, EventStatus, EventSummary, Flag};
@@ -187,30 +188,45 @@ async fn follow(
         rest.to = before(from);
     }
     while events.len() < wanted && !rest.is_empty() {
-        let parts: Vec<Part> = match &way {
-            Way::Marks(value) => {
-                let sql = "SELECT span FROM oncehook_marks FORCE INDEX (PRIMARY) WHERE value = ? AND span BETWEEN ? AND ?
-                            ORDER BY span DESC LIMIT ?";
-                let (first, last) = (span_of(rest.from), span_of(rest.to));
-                let asked = vec![Value::from(&value[..]), first.into(), last.into(), at_once.into()];
-                let spans = session.rows(sql, asked).await?;
-                let part = |row: &Row| Ok(Part::of_spans(number(row, 0)?, number(row, 0)?).within(rest));
-                spans.iter().map(part).collect::<Result<_, EngineError>>()?
-            }
+        let (parts, oldest) = match &way {
+            Way::Marks(value) => marked_parts(session, value, rest, at_once).await?,
             Way::Events(sql) | Way::Queue(sql) => {
                 let asked = vec![id(rest.from), id(rest.to), at_once.into()];
-                ones(&session.rows(sql, asked).await?)?.collect()
+                let parts: Vec<Part> = ones(&session.rows(sql, asked).await?)?.collect();
+                let oldest = parts.last().map(|part| part.from);
+                (parts, oldest)
             }
         };
-        let Some(last) = parts.last() else { break };
-        rest.to = before(last.from);
+        let Some(oldest) = oldest else { break };
         events.extend(scan(session, query, &parts, wanted - events.len()).await?);
-        if last.from.is_nil() {
+        if oldest.is_nil() {
             break;
         }
+        rest.to = before(oldest);
         at_once = more_candidates(at_once);
     }
     Ok(events)
+}
+
+/// What of a part is marked with a value, in its newest so many spans that are; and where the oldest of these begins.
+async fn marked_parts(
+    session: &mut Session,
+    value: &MarkValue,
+    within: Part,
+    at_once: i64,
+) -> Result<(Vec<Part>, Option<Uuid>), EngineError> {
+    let sql = "SELECT span, slots FROM oncehook_marks FORCE INDEX (PRIMARY) WHERE value = ? AND span BETWEEN ? AND ?
+                ORDER BY span DESC LIMIT ?";
+    let (first, last) = (span_of(within.from), span_of(within.to));
+    let asked = vec![Value::from(&value[..]), first.into(), last.into(), at_once.into()];
+    let (mut parts, mut oldest) = (Vec::new(), None);
+    for row in session.rows(sql, asked).await? {
+        let span = number(&row, 0)?;
+        let slots = Slots(small(&row, 1)?).parts(span).into_iter().map(|part| part.within(within));
+        parts.extend(slots.filter(|part| !part.is_empty()));
+        oldest = Some(first_of_span(span));
+    }
+    Ok((parts, oldest))
 }
 
 /// An event's status, derived: quarantined, else unrouted, else the worst of its deliveries.
@@ -322,6 +338,9 @@ fn value(mark: &str) -> MarkValue {
     digest.first_chunk().copied().unwrap_or_default()
 }
 
+/// Marks with their slots, in the order of their table.
+type Marks = BTreeMap<(MarkValue, i64), u32>;
+
 /// What is looked for in an event.
 struct Marked<'e> {
     id: Uuid,
@@ -335,9 +354,9 @@ struct Marked<'e> {
 
 impl Marked<'_> {
     /// Adds the marks of its span.
-    fn add_to(&self, marks: &mut BTreeSet<(MarkValue, i64)>) {
-        let span = span_of(self.id);
-        let mut add = |mark: &str| marks.insert((value(mark), span));
+    fn add_to(&self, marks: &mut Marks) {
+        let (span, Slots(slot)) = (span_of(self.id), Slots::of(self.id));
+        let mut add = |mark: &str| *marks.entry((value(mark), span)).or_default() |= slot;
         add(&format!("s{}", self.source));
         if let Some(kind) = self.kind {
             add(&format!("t{kind}"));
@@ -354,17 +373,18 @@ impl Marked<'_> {
     }
 }
 
-/// Those that are there stay, and are locked like new ones: nobody removes them before the commit.
+/// Those that are there gain slots, and are locked like new ones: nobody removes them before the commit.
 const MARKS: Insert = Insert {
-    head: "INSERT INTO oncehook_marks (value, span)",
-    row: "(?, ?)",
-    tail: " ON DUPLICATE KEY UPDATE span = oncehook_marks.span",
+    head: "INSERT INTO oncehook_marks (value, span, slots)",
+    row: "(?, ?, ?)",
+    tail: " ON DUPLICATE KEY UPDATE slots = oncehook_marks.slots | VALUES(slots)",
 };
 
-/// Writes marks, in the order of their table.
-async fn write(session: &mut Session, marks: BTreeSet<(MarkValue, i64)>) -> Result<(), EngineError> {
-    let rows = marks.into_iter().map(|(value, span)| vec![Value::from(&value[..]), span.into()]);
-    session.insert(MARKS, rows.collect()).await?;
+async fn write(session: &mut Session, marks: Marks) -> Result<(), EngineError> {
+    let row = |((value, span), slots): ((MarkValue, i64), u32)| {
+        vec![Value::from(&value[..]), span.into(), slots.into()]
+    };
+    session.insert(MARKS, marks.into_iter().map(row).collect()).await?;
     Ok(())
 }
 
@@ -376,7 +396,7 @@ pub(super) async fn mark_late<'e>(
     stored: impl Iterator<Item = (EventId, &'e NewEvent)>,
 ) -> Result<(), EngineError> {
     let late = (now - LATE_MICROS) / 1_000;
-    let mut marks = BTreeSet::new();
+    let mut marks = Marks::new();
     for (id, event) in stored.map(|(id, event)| (uuid(id), event)).filter(|(id, _)| millis_of(*id) < late) {
         let marked = Marked {
             id,
@@ -417,7 +437,7 @@ pub(super) async fn mark(session: &mut Session, given: Option<i64>) -> Result<bo
         "SELECT DISTINCT event FROM oncehook_deliveries FORCE INDEX (PRIMARY) WHERE event BETWEEN ? AND ?";
     let routed = session.rows(sql, vec![super::row::id(first), super::row::id(last)]).await?;
     let routed: HashSet<EventId> = routed.iter().map(|row| event(row, 0)).collect::<Result<_, _>>()?;
-    let mut marks = BTreeSet::new();
+    let mut marks = Marks::new();
     for row in &rows {
         let id = event(row, 0)?;
         let (kind, entity) = (maybe_text(row, 2)?, maybe_text(row, 3)?);
