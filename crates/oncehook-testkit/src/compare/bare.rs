@@ -7,8 +7,8 @@ use std::time::Instant;
 
 use rusqlite::Connection;
 
-use super::{Plan, family};
 use super::stack::{Engine, effect, orders_table};
+use super::{Plan, family};
 use crate::{mysql, postgres};
 
 /// The worker's batch.

@@ -3,7 +3,8 @@
 //! An event that was spooled keeps its id if it is the first of its key. Only where another node, or an append whose outcome
 //! was unknown, came before it is there an alias; `forget` removes it with the event.
 
-use super::connection::{EngineError, Insert, Session};
+use super::connection::{Insert, Session};
+use super::engine_error::EngineError;
 use super::row::{event, id};
 use crate::event::EventId;
 use crate::journal::Alias;

@@ -12,7 +12,8 @@ use std::time::{Duration, Instant};
 
 use oncehook_verify::UnixMicros;
 
-use super::connection::{EngineError, Session};
+use super::connection::Session;
+use super::engine_error::EngineError;
 use super::lines::{self, Came};
 use super::queue::{self, Due, Locked};
 use super::settle::{self, Ended, Held};

@@ -8,7 +8,7 @@ use std::time::Duration;
 use oncehook_verify::UnixMicros;
 use tokio::sync::watch;
 
-use super::connection::{EngineError, Tries};
+use super::engine_error::{EngineError, Tries};
 use super::function::{Caller, Effect};
 use super::orders::{self, Refused};
 use super::queue;

@@ -6,7 +6,8 @@
 //! Promises: what is in such a state is written down here. Does not: promise the reverse; a list looks at the deliveries
 //! themselves. What is superseded or skipped stays so; the dead are removed when an operator revives or skips them.
 
-use super::connection::{EngineError, Insert, Session};
+use super::connection::{Insert, Session};
+use super::engine_error::EngineError;
 use super::row::{IDS, id, ids};
 use crate::delivery::DeliveryState;
 use crate::event::EventId;

@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::watch;
 
-use super::connection::{EngineError, Pool, Tries};
+use super::connection::Pool;
+use super::engine_error::{EngineError, Tries};
 use super::{Shared, queries, search};
 
 const TICK: Duration = Duration::from_millis(100);

@@ -10,7 +10,8 @@
 //!
 //! Does not: drop day partitions. A unique key of a partitioned table would have to hold the day.
 
-use super::connection::{EngineError, Session};
+use super::connection::Session;
+use super::engine_error::EngineError;
 use super::row::{IDS, bytes, event, id, ids, is_true, number, text};
 use super::{ends, search};
 use crate::event::EventId;

@@ -15,7 +15,8 @@ use std::time::{Duration, Instant};
 use mysql_async::{Row, Value};
 use oncehook_verify::UnixMicros;
 
-use super::connection::{EngineError, Pool, Session, Tries};
+use super::connection::{Pool, Session};
+use super::engine_error::{EngineError, Tries};
 use super::settle::{self, Ended};
 use super::user_sql::{self, Trouble};
 use crate::delivery::{Cause, Claim, Failure, Settled, Verdict};

@@ -5,7 +5,8 @@
 
 use std::collections::HashMap;
 
-use super::connection::{EngineError, Session};
+use super::connection::Session;
+use super::engine_error::EngineError;
 use super::row::text;
 
 /// What a server is.

@@ -20,7 +20,8 @@ use mysql_async::{Row, Value};
 use serde_json::json;
 
 use super::OpenError;
-use super::connection::{Connector, EngineError, Insert, Pool, Purpose, Session};
+use super::connection::{Connector, Insert, Pool, Purpose, Session};
+use super::engine_error::EngineError;
 use super::row::{event, hex, id, is_true, list, maybe_text, small, text};
 use super::standing;
 use super::user_sql::{self, Prepared, Trouble};

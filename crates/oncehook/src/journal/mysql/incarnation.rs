@@ -21,7 +21,8 @@ use tokio::sync::watch;
 use tokio::time::timeout;
 
 use super::Shared;
-use super::connection::{Connector, EngineError, Purpose, Session};
+use super::connection::{Connector, Purpose, Session};
+use super::engine_error::EngineError;
 use super::row::{maybe_number, text};
 
 /// How often the database is asked.

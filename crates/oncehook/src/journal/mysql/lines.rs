@@ -16,7 +16,8 @@ use mysql_async::{Row, Value};
 use oncehook_verify::UnixMicros;
 use serde_json::json;
 
-use super::connection::{EngineError, Insert, Session};
+use super::connection::{Insert, Session};
+use super::engine_error::EngineError;
 use super::queue::{FENCES, Taken, attempt_limit, fence_list, route_name};
 use super::row::{
     IDS, count, event, hex, id, ids, is_true, list, maybe_number, maybe_text, number, small, text,

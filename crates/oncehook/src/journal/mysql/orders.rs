@@ -5,7 +5,8 @@
 
 use std::collections::BTreeSet;
 
-use super::connection::{EngineError, Session};
+use super::connection::Session;
+use super::engine_error::EngineError;
 use super::queue::{self, route_name};
 use super::row::{id, is_true, list, maybe_text, small, text};
 use super::{ends, lines};

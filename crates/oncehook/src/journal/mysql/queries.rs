@@ -11,7 +11,8 @@ use oncehook_verify::{EventKey, UnixMicros};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
-use super::connection::{EngineError, Insert, Session};
+use super::connection::{Insert, Session};
+use super::engine_error::EngineError;
 use super::row::{IDS, bytes, count, digest, event, id, ids, list, number, text};
 use crate::delivery::RouteName;
 use crate::event::{EventId, NewEvent, SourceName};

@@ -13,7 +13,8 @@ use mysql_async::{Row, Value};
 use oncehook_verify::{EventKey, UnixMicros};
 use serde_json::json;
 
-use super::connection::{EngineError, Insert, Session};
+use super::connection::{Insert, Session};
+use super::engine_error::EngineError;
 use super::lines::{self, Came};
 use super::row::{
     self, IDS, count, event, hex, id, ids, list, maybe_number, maybe_text, number, small, text,

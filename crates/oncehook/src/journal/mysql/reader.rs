@@ -13,7 +13,8 @@ use mysql_async::Row;
 use oncehook_verify::{EventKey, UnixMicros};
 
 use super::Shared;
-use super::connection::{EngineError, Pool, Session};
+use super::connection::{Pool, Session};
+use super::engine_error::EngineError;
 use super::queries::parse_latest;
 use super::row::{IDS, bytes, count, digest, event, id, ids, maybe_number, maybe_text, number, small, text};
 use super::search::{self, summaries, summary};

@@ -5,7 +5,7 @@
 
 use mysql_async::{Row, Value};
 
-use super::connection::EngineError;
+use super::engine_error::EngineError;
 use crate::event::EventId;
 
 fn value(row: &Row, column: usize) -> Result<&Value, EngineError> {

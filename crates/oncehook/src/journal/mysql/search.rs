@@ -23,13 +23,14 @@ use oncehook_verify::{EventKey, UnixMicros};
 use serde_json::json;
 use uuid::Uuid;
 
-use super::connection::{EngineError, Insert, Session};
+use super::connection::{Insert, Session};
+use super::engine_error::EngineError;
 use super::row::{bytes, count, event, list, maybe_number, maybe_text, number, small, text};
 use crate::event::{EventId, NewEvent};
 use crate::journal::spans::{
     self, AHEAD, AHEAD_MILLIS, FIRST_CANDIDATES, LATE_MICROS, MARKED_AT_ONCE, MOST_CANDIDATES, Part,
-    SETTLED_MICROS, STRETCH, Slots, UNROUTED, before, behind, bounds, first_of, first_of_span, mark_of, millis_of,
-    more_candidates, span_of, usual,
+    SETTLED_MICROS, STRETCH, Slots, UNROUTED, before, behind, bounds, first_of, first_of_span, mark_of,
+    millis_of, more_candidates, span_of, usual,
 };
 use crate::journal::{EventQuery, EventStatus, EventSummary, Flag};
 

@@ -7,7 +7,8 @@
 use bytes::Bytes;
 use oncehook_verify::{EventKey, Integrity, UnixMicros};
 
-use super::connection::{EngineError, Session, Tries};
+use super::connection::Session;
+use super::engine_error::{EngineError, Tries};
 use super::queries::{self, Candidate};
 use super::schema;
 use crate::event::{EventIds, NewEvent, SourceName};

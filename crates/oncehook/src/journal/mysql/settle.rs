@@ -9,8 +9,9 @@ use std::sync::Arc;
 use oncehook_verify::UnixMicros;
 use serde_json::json;
 
-use super::connection::{EngineError, Insert, Session};
+use super::connection::{Insert, Session};
 use super::ends;
+use super::engine_error::EngineError;
 use super::lines::{self, Came};
 use super::queue::{FENCES, all_changed, fence_list, follow};
 use super::row::{count, hex, id, list};

@@ -11,7 +11,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use mysql_async::{Row, Value};
 use oncehook_verify::UnixMicros;
 
-use super::connection::{EngineError, Insert, Session};
+use super::connection::{Insert, Session};
+use super::engine_error::EngineError;
 use super::row::{list, maybe_number, maybe_text, number, text};
 use crate::handler::elsewhere::Comparison;
 use crate::handler::entities::Standings;

@@ -7,7 +7,8 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use oncehook_verify::UnixMicros;
 
-use super::connection::{EngineError, Session};
+use super::connection::Session;
+use super::engine_error::EngineError;
 use super::lines::{self, Came, Peeked};
 use super::queue::{BODIES_AT_ONCE, Taken};
 use super::settle::{self, Ended, Held};

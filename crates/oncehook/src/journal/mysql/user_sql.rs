@@ -17,7 +17,8 @@ use mysql_async::consts::{ColumnFlags, ColumnType};
 use mysql_async::{Column, Row, Statement, Value as Raw};
 use serde_json::{Map, Value};
 
-use super::connection::{EngineError, Session};
+use super::connection::Session;
+use super::engine_error::EngineError;
 use super::row::text;
 use crate::delivery::{Cause, Failure};
 use crate::handler::{Found, SqlHandler};

@@ -10,7 +10,8 @@ use std::time::Duration;
 use tokio::sync::watch;
 
 use super::Shared;
-use super::connection::{EngineError, Pool};
+use super::connection::Pool;
+use super::engine_error::EngineError;
 use super::row::{maybe_bytes, maybe_number};
 
 /// How long to wait before looking again: at least, after a change, and at most, when nothing happens.

@@ -17,7 +17,8 @@ use std::time::Duration;
 use oncehook_verify::UnixMicros;
 use tokio::sync::{mpsc, oneshot};
 
-use super::connection::{Connector, EngineError, Purpose, Session};
+use super::connection::{Connector, Purpose, Session};
+use super::engine_error::EngineError;
 use super::queries::{self, Candidate, Ruling, Witness};
 use super::{Shared, search, self_test};
 use crate::event::{EventId, NewEvents, SourceName};
@@ -135,7 +136,7 @@ impl Lane {
         let others = || self.shared.witness.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let called = self.witness.clone().or_else(others).filter(|(_, until)| until.0 > now.0);
         let mut witness = called.map(|(witness, _)| witness);
-        let mut tries = super::connection::Tries::default();
+        let mut tries = super::engine_error::Tries::default();
         let stored = loop {
             match append(session, &self.shared, self.shard, witness.as_ref(), batch).await {
                 Ok(Some(outcome)) => break Ok(outcome),
