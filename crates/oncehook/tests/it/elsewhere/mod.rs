@@ -3,46 +3,40 @@
 //!
 //! The tables have no unique keys on purpose. Whatever happens twice stands there twice.
 
-use std::collections::BTreeMap;
-use std::sync::Arc;
-use std::time::Duration;
-
-use oncehook::clock::Clock;
-use oncehook::delivery::{Claim, DeliveryId, Fence, Remedy, RouteName, Settled, Settlement, Verdict};
-use oncehook::event::{NewEvent, SourceName};
-use oncehook::handler::elsewhere::{Applied, Comparison, Round, Task, Voided};
-use oncehook::handler::{Dialect, Elsewhere, Expression, Guarded, Handler, SqlHandler};
-use oncehook::journal::mysql::MysqlElsewhere;
-use oncehook::journal::postgres::PostgresElsewhere;
-use oncehook::journal::sqlite::{SqliteJournal, SqliteOptions};
-use oncehook::journal::{Deliveries, Delivery, EventQuery, JournalReader, Order, Retention, Verb, Who};
-use oncehook::machine::{Machine, Misfit, Transition};
-use oncehook::observe::Metrics;
-use oncehook::ordering::{Ordering, Parking};
-use oncehook::retry::RetryPolicy;
-use oncehook::route::{BreakerPolicy, Route, Routes};
-use oncehook::worker::Worker;
-use oncehook_testkit::journal::{append, event};
-use oncehook_testkit::{mysql, postgres};
-use oncehook_verify::UnixMicros;
-
 /// Each scenario on both engines.
 macro_rules! on_both {
     ($($scenario:ident),* $(,)?) => {
         mod on_postgres {
             $(#[tokio::test(flavor = "multi_thread")]
             async fn $scenario() {
-                super::$scenario(super::Engine::Postgres).await;
+                super::$scenario($crate::elsewhere::shop::Engine::Postgres).await;
             })*
         }
         mod on_mysql {
             $(#[tokio::test(flavor = "multi_thread")]
             async fn $scenario() {
-                super::$scenario(super::Engine::Mysql).await;
+                super::$scenario($crate::elsewhere::shop::Engine::Mysql).await;
             })*
         }
     };
 }
+
+mod memory;
+mod shop;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use oncehook::clock::Clock;
+use oncehook::delivery::{Claim, DeliveryId, Fence, Settled, Verdict};
+use oncehook::event::NewEvent;
+use oncehook::handler::Handler;
+use oncehook::handler::elsewhere::{Applied, Round, Voided};
+use oncehook::journal::{Deliveries, EventQuery, JournalReader};
+use oncehook::route::Routes;
+use oncehook_testkit::journal::{append, event};
+
+use shop::{Database, Duel, Engine, LEASE, Server, Shop, name, payment, task};
 
 on_both!(
     r20_r22_r25_an_effect_in_another_database_happens_once_and_its_follow_up_knows_its_result,
@@ -55,214 +49,7 @@ on_both!(
     r28_a_database_that_is_down_makes_no_dead_letters,
     fault_105_guards_that_were_changed_are_an_error_and_nothing_is_lost,
     r33_guards_are_forgotten_when_they_are_old_and_their_deliveries_settled,
-    r29_a_zombie_in_another_database_brings_nothing_older_back,
-    r30_what_was_superseded_in_another_database_does_not_run_when_its_state_comes_back,
-    fault_105_a_lost_memory_of_entities_is_an_error,
-    fault_41_what_waited_too_long_in_another_database_is_void_before_it_is_dead,
 );
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Engine {
-    Postgres,
-    Mysql,
-}
-
-/// A server of the test's own, to be stopped.
-enum Server {
-    Postgres(&'static postgres::Server),
-    Mysql(&'static mysql::Server),
-}
-
-impl Server {
-    fn shared(engine: Engine) -> Self {
-        match engine {
-            Engine::Postgres => Self::Postgres(postgres::Server::shared()),
-            Engine::Mysql => Self::Mysql(mysql::Server::shared()),
-        }
-    }
-
-    fn start(engine: Engine) -> Self {
-        match engine {
-            Engine::Postgres => Self::Postgres(Box::leak(Box::new(postgres::Server::start(&[])))),
-            Engine::Mysql => Self::Mysql(Box::leak(Box::new(mysql::Server::start(&[])))),
-        }
-    }
-
-    fn database(&self) -> Database {
-        match self {
-            Self::Postgres(server) => Database::Postgres(server.database()),
-            Self::Mysql(server) => Database::Mysql(server.database()),
-        }
-    }
-
-    fn crash(&self) {
-        match self {
-            Self::Postgres(server) => server.crash(),
-            Self::Mysql(server) => server.crash(),
-        }
-    }
-
-    fn restart(&self) {
-        match self {
-            Self::Postgres(server) => server.restart(),
-            Self::Mysql(server) => server.restart(),
-        }
-    }
-}
-
-/// The shop's database.
-#[derive(Clone)]
-enum Database {
-    Postgres(postgres::Database<'static>),
-    Mysql(mysql::Database<'static>),
-}
-
-impl Database {
-    /// Runs statements in which GUARDS stands for the table of the guards.
-    fn query(&self, sql: &str) -> String {
-        match self {
-            Self::Postgres(database) => {
-                database.query(&sql.replace("GUARDS", "oncehook_guard.oncehook_applied"))
-            }
-            Self::Mysql(database) => database.query(&sql.replace("GUARDS", "oncehook_applied")),
-        }
-    }
-
-    /// As a process sees it that starts now.
-    fn open(&self) -> Arc<dyn Guarded> {
-        match self {
-            Self::Postgres(database) => Arc::new(PostgresElsewhere::new(&database.url()).unwrap()),
-            Self::Mysql(database) => Arc::new(MysqlElsewhere::new(&database.url()).unwrap()),
-        }
-    }
-
-    fn dialect(&self) -> Dialect {
-        match self {
-            Self::Postgres(_) => Dialect::Postgres,
-            Self::Mysql(_) => Dialect::Mysql,
-        }
-    }
-
-    fn make_tables(&self) {
-        let id = match self {
-            Self::Postgres(_) => "serial",
-            Self::Mysql(_) => "integer AUTO_INCREMENT",
-        };
-        self.query(&format!(
-            "CREATE TABLE orders (id {id} PRIMARY KEY, payment varchar(100) NOT NULL, amount integer NOT NULL);
-             CREATE TABLE mails (order_id integer NOT NULL, event_key varchar(100) NOT NULL)"
-        ));
-    }
-}
-
-const LEASE: Duration = Duration::from_secs(15);
-
-const YEARS: Duration = Duration::from_secs(36_500 * 86_400);
-
-/// A journal in a file, a shop in a database.
-struct Shop {
-    _directory: tempfile::TempDir,
-    journal: Arc<SqliteJournal>,
-    clock: Clock,
-    database: Database,
-    elsewhere: Arc<dyn Guarded>,
-}
-
-impl Shop {
-    fn new(server: &Server, clock: Clock) -> Self {
-        let directory = tempfile::tempdir().unwrap();
-        let path = directory.path().join("journal.db");
-        let options = SqliteOptions { clock: clock.clone(), ..SqliteOptions::new(path) };
-        let journal = Arc::new(SqliteJournal::open(&options).unwrap());
-        let database = server.database();
-        database.make_tables();
-        let elsewhere = database.open();
-        Self { _directory: directory, journal, clock, database, elsewhere }
-    }
-
-    fn shared(engine: Engine) -> Self {
-        Self::new(&Server::shared(engine), Clock::system())
-    }
-
-    fn handler(&self, statements: &[&str], bind: &[(&str, &str)]) -> Handler {
-        let bind: BTreeMap<_, _> = bind
-            .iter()
-            .map(|(name, value)| ((*name).to_owned(), Expression::parse(value).unwrap()))
-            .collect();
-        Handler::Elsewhere(Arc::new(Elsewhere {
-            statements: SqlHandler::new(statements, &bind, self.database.dialect()).unwrap(),
-            database: self.elsewhere.clone(),
-            keep: YEARS,
-        }))
-    }
-
-    fn orders(&self) -> Route {
-        let insert = "INSERT INTO orders (payment, amount) VALUES (:payment, :amount) RETURNING id, payment";
-        route("orders", self.handler(&[insert], &[("payment", "/payment"), ("amount", "/amount")]))
-    }
-
-    fn mails(&self) -> Route {
-        let insert = "INSERT INTO mails VALUES (:order, :key)";
-        let mut mails = route("mails", self.handler(&[insert], &[("order", "$result/id"), ("key", "$key")]));
-        mails.after = Some(name("orders"));
-        mails
-    }
-
-    fn work(&self, routes: &Routes) -> Worker {
-        let retention = Retention { payload: YEARS, dead: None, audit: YEARS, batch: 100 };
-        let deliveries = Arc::clone(&self.journal) as Arc<dyn Deliveries>;
-        Worker::start(deliveries, routes, retention, self.clock.clone(), Arc::new(Metrics::new()))
-    }
-
-    fn count(&self, sql: &str) -> i64 {
-        self.database.query(sql).parse().unwrap()
-    }
-
-    /// Waits until no delivery waits or runs.
-    async fn drained(&self) {
-        for _ in 0..3_000 {
-            let backlog = self.journal.backlog().await.unwrap();
-            if backlog.iter().all(|route| route.waiting + route.running == 0) {
-                return;
-            }
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
-        panic!("not drained: {:?}", self.journal.backlog().await);
-    }
-
-    /// The delivery of a route, of the only event.
-    async fn delivery(&self, route: &str) -> Delivery {
-        let page = self.journal.list(EventQuery { limit: 2, ..EventQuery::default() }).await.unwrap();
-        assert_eq!(page.events.len(), 1);
-        let story = self.journal.show(page.events[0].id).await.unwrap().unwrap();
-        story.event.deliveries.into_iter().find(|one| one.route == route).unwrap()
-    }
-
-    async fn retry(&self, event: oncehook::event::EventId) {
-        let who = Who { name: "test".to_owned(), reason: None };
-        let (verb, wanting) = (Verb::Retry, Vec::new());
-        let order = Order { event, verb, route: None, who, wanting, attempts: 3 };
-        self.journal.order(order).await.unwrap();
-    }
-}
-
-fn name(text: &str) -> RouteName {
-    RouteName::new(text).unwrap()
-}
-
-fn route(text: &str, handler: Handler) -> Route {
-    let mut route = Route::new(name(text), SourceName::new("shop").unwrap(), handler);
-    route.retry =
-        RetryPolicy { max_attempts: 3, base: Duration::from_millis(20), cap: Duration::from_millis(50) };
-    let short = Duration::from_millis(20);
-    route.breaker = BreakerPolicy { failures: 3, rest: short, longest_rest: short * 5 };
-    route
-}
-
-fn payment(number: usize) -> NewEvent {
-    let body = format!(r#"{{"payment":"pi_{number}","amount":{number}}}"#);
-    NewEvent { routes: [name("orders")].into_iter().collect(), ..event(&format!("evt_{number}"), &body) }
-}
 
 async fn r20_r22_r25_an_effect_in_another_database_happens_once_and_its_follow_up_knows_its_result(
     engine: Engine,
@@ -311,64 +98,6 @@ async fn fault_50_a_poison_event_in_another_database_costs_only_itself(engine: E
     assert_eq!(dead, [("nowhere", 1), ("null", 3), ("text", 3)]);
     // None of them can come back by an attempt that was forgotten.
     assert_eq!(shop.count("SELECT count(*) FROM GUARDS WHERE void"), 3);
-}
-
-fn task(statements: &SqlHandler) -> Task<'_> {
-    Task { statements, journal: 7, comparison: None }
-}
-
-/// Two who hold attempts of the same delivery, as after a freeze, and a journal to settle them.
-struct Duel {
-    shop: Shop,
-    route: Arc<Route>,
-    statements: Arc<Elsewhere>,
-}
-
-impl Duel {
-    fn new(engine: Engine) -> Self {
-        let shop = Shop::new(&Server::shared(engine), Clock::manual(UnixMicros(1_700_000_000_000_000)));
-        let routes = Routes::new(vec![shop.orders(), shop.mails()]).unwrap();
-        let route = Arc::clone(routes.get("orders").unwrap());
-        let Handler::Elsewhere(statements) = route.handler.clone() else { panic!() };
-        Self { shop, route, statements }
-    }
-
-    /// What is done for claims of the journal with mark 7.
-    fn task(&self) -> Task<'_> {
-        task(&self.statements.statements)
-    }
-
-    async fn claim(&self) -> Claim {
-        let mut claims = self.shop.journal.claim(Arc::clone(&self.route), 10, LEASE).await.unwrap();
-        assert_eq!(claims.len(), 1);
-        claims.pop().unwrap()
-    }
-
-    /// The lease of the latest attempt runs out, and its back-off passes.
-    async fn lose(&self) {
-        let clock = &self.shop.clock;
-        clock.set(UnixMicros(clock.now().0 + 20_000_000));
-        assert_eq!(self.shop.journal.reclaim(Arc::clone(&self.route)).await.unwrap(), 1);
-        clock.set(UnixMicros(clock.now().0 + 20_000_000));
-    }
-
-    async fn apply(&self, claim: &Claim) -> Applied {
-        let claims = std::slice::from_ref(claim);
-        let mut applied = self.statements.database.apply(self.task(), claims).await;
-        assert_eq!(applied.len(), 1);
-        applied.pop().unwrap()
-    }
-
-    async fn void(&self, claim: &Claim) -> Voided {
-        let fences = std::slice::from_ref(&claim.fence);
-        self.statements.database.void(7, fences).await.unwrap().pop().unwrap()
-    }
-
-    async fn settle(&self, claim: &Claim, verdict: Verdict) -> Settled {
-        let followups = self.route.followups.clone();
-        let settlement = Settlement { fence: claim.fence.clone(), verdict, followups };
-        self.shop.journal.settle(vec![settlement]).await.unwrap()[0]
-    }
 }
 
 async fn r20_a_crash_between_the_commits_is_resolved_by_the_guard_and_the_result_is_not_lost(engine: Engine) {
@@ -663,164 +392,6 @@ async fn r33_guards_are_forgotten_when_they_are_old_and_their_deliveries_settled
     let zombie = Claim { fence: Fence { attempt: 1, ..claims[4].fence.clone() }, ..claims[4].clone() };
     assert!(matches!(duel.apply(&zombie).await, Applied::Done(Some(_))));
     assert_eq!(shop.count("SELECT count(*) FROM orders"), 6);
-}
-
-/// The claim of an event about an entity, on the first attempt.
-async fn about(duel: &Duel, number: usize, kind: &str, version: Option<i64>) -> Claim {
-    append(&*duel.shop.journal, [payment(number)]).await;
-    let mut claim = duel.claim().await;
-    claim.event.entity = Some("door".to_owned());
-    claim.event.kind = Some(kind.to_owned());
-    claim.event.version = version;
-    claim.event.occurred_at = None;
-    claim
-}
-
-/// The same claim on another attempt.
-fn attempt(claim: &Claim, attempt: u32) -> Claim {
-    Claim { fence: Fence { attempt, ..claim.fence.clone() }, ..claim.clone() }
-}
-
-async fn compare(duel: &Duel, comparison: &Comparison, claim: &Claim) -> Applied {
-    let task = Task { comparison: Some(comparison), ..duel.task() };
-    let database = &duel.statements.database;
-    database.apply(task, std::slice::from_ref(claim)).await.pop().unwrap()
-}
-
-fn newer_only() -> Comparison {
-    let rules = Ordering { newer_only: true, ..Ordering::default() };
-    Comparison { scope: "orders".to_owned(), rules }
-}
-
-async fn r29_a_zombie_in_another_database_brings_nothing_older_back(engine: Engine) {
-    let duel = Duel::new(engine);
-    let newer_only = newer_only();
-    let frozen = about(&duel, 1, "set", Some(1)).await;
-    let newer = about(&duel, 2, "set", Some(2)).await;
-    assert!(matches!(compare(&duel, &newer_only, &newer).await, Applied::Done(_)));
-    // The zombie wakes, and so does whoever came after it.
-    for number in [1, 2] {
-        let late = compare(&duel, &newer_only, &attempt(&frozen, number)).await;
-        assert!(matches!(&late, Applied::Superseded(why) if why.contains("version 2")), "{late:?}");
-    }
-    // Another entity, another route and another gateway know nothing of it.
-    let mut other = about(&duel, 3, "set", Some(1)).await;
-    other.event.entity = Some("window".to_owned());
-    assert!(matches!(compare(&duel, &newer_only, &other).await, Applied::Done(_)));
-    let other = about(&duel, 4, "set", Some(1)).await;
-    let scope = Comparison { scope: "others".to_owned(), ..newer_only.clone() };
-    assert!(matches!(compare(&duel, &scope, &other).await, Applied::Done(_)));
-    let other = about(&duel, 5, "set", Some(1)).await;
-    let task = Task { comparison: Some(&newer_only), journal: 8, ..duel.task() };
-    let applied = duel.statements.database.apply(task, &[other]).await;
-    assert!(matches!(applied[..], [Applied::Done(_)]), "{applied:?}");
-    assert_eq!(duel.shop.database.query("SELECT amount FROM orders ORDER BY id"), "2\n3\n4\n5");
-}
-
-/// A door that is opened and shut: what does not fit now fits again later.
-async fn r30_what_was_superseded_in_another_database_does_not_run_when_its_state_comes_back(engine: Engine) {
-    let way = |on: &str, from: &str, to: &str| Transition {
-        on: on.to_owned(),
-        from: vec![from.to_owned()],
-        to: to.to_owned(),
-    };
-    let ways = vec![way("open", "shut", "opened"), way("shut", "opened", "shut")];
-    let states = vec!["shut".to_owned(), "opened".to_owned()];
-    let machine = |misfit| Machine::new("door", states.clone(), "shut", ways.clone(), misfit).unwrap();
-    for misfit in [Misfit::Supersede, Misfit::Park, Misfit::Dead] {
-        let duel = Duel::new(engine);
-        let rules = Ordering { machine: Some(Arc::new(machine(misfit))), ..Ordering::default() };
-        let door = Comparison { scope: "machine:door".to_owned(), rules };
-        let first = about(&duel, 1, "open", None).await;
-        let second = about(&duel, 2, "open", None).await;
-        let shuts = about(&duel, 3, "shut", None).await;
-        assert!(matches!(compare(&duel, &door, &first).await, Applied::Done(_)));
-        // The second attempt is told; the first one hangs.
-        let told = compare(&duel, &door, &attempt(&second, 2)).await;
-        match (misfit, &told) {
-            (Misfit::Supersede, Applied::Superseded(_)) => {}
-            (Misfit::Park, Applied::Failed(failure)) => assert_eq!(failure.remedy, Remedy::Defer),
-            (Misfit::Dead, Applied::Failed(failure)) => assert_eq!(failure.remedy, Remedy::GiveUp),
-            _ => panic!("{misfit:?}: {told:?}"),
-        }
-        assert!(matches!(compare(&duel, &door, &shuts).await, Applied::Done(_)));
-        // Now it would fit. But of what was told, nothing is true if the first attempt takes effect now.
-        assert_eq!(compare(&duel, &door, &second).await, Applied::Void, "{misfit:?}");
-        assert_eq!(duel.shop.count("SELECT count(*) FROM orders"), 2);
-        // A later attempt may: a parked one is looked at again, a dead one retried.
-        assert!(matches!(compare(&duel, &door, &attempt(&second, 3)).await, Applied::Done(_)));
-        assert_eq!(duel.shop.count("SELECT count(*) FROM orders"), 3);
-    }
-}
-
-async fn fault_41_what_waited_too_long_in_another_database_is_void_before_it_is_dead(engine: Engine) {
-    let shop = Shop::shared(engine);
-    let bind = [("payment", "/payment"), ("amount", "/amount")]
-        .map(|(name, from)| (name.to_owned(), Expression::parse(from).unwrap()));
-    let insert = ["INSERT INTO orders (payment, amount) VALUES (:payment, :amount)"];
-    let dialect = shop.database.dialect();
-    let statements =
-        SqlHandler::with_requirement("SELECT 1 FROM mails", &insert, &BTreeMap::from(bind), dialect).unwrap();
-    let elsewhere = Elsewhere { statements, database: Arc::clone(&shop.elsewhere), keep: YEARS };
-    let mut orders = route("orders", Handler::Elsewhere(Arc::new(elsewhere)));
-    // Nothing is waited for, so the first look is the last.
-    orders.ordering.parking = Parking { longest: Duration::ZERO, every: Duration::from_secs(1) };
-    let routes = Routes::new(vec![orders]).unwrap();
-    let event = append(&*shop.journal, [payment(1)]).await[0].id;
-    let worker = shop.work(&routes);
-    shop.drained().await;
-    let dead = shop.delivery("orders").await;
-    assert_eq!((dead.state.as_str(), dead.attempt), ("dead", 1), "{dead:?}");
-    assert_eq!(shop.count("SELECT count(*) FROM GUARDS WHERE void AND attempt = 1"), 1);
-    // What it waited for comes after all, and an operator has it tried again.
-    shop.database.query("INSERT INTO mails VALUES (0, 'x')");
-    shop.retry(event).await;
-    shop.drained().await;
-    worker.stop().await;
-    assert_eq!(shop.delivery("orders").await.state, "succeeded");
-    assert_eq!(shop.count("SELECT count(*) FROM orders"), 1);
-}
-
-async fn fault_105_a_lost_memory_of_entities_is_an_error(engine: Engine) {
-    let duel = Duel::new(engine);
-    let database = &duel.shop.database;
-    let newer_only = newer_only();
-    let newer = about(&duel, 2, "set", Some(2)).await;
-    assert!(matches!(compare(&duel, &newer_only, &newer).await, Applied::Done(_)));
-    let older = about(&duel, 1, "set", Some(1)).await;
-    let (lose, find) = match engine {
-        Engine::Postgres => (
-            "ALTER TABLE oncehook_guard.oncehook_applied_entities RENAME TO gone",
-            "ALTER TABLE oncehook_guard.gone RENAME TO oncehook_applied_entities",
-        ),
-        Engine::Mysql => (
-            "RENAME TABLE oncehook_applied_entities TO gone",
-            "RENAME TABLE gone TO oncehook_applied_entities",
-        ),
-    };
-    database.query(lose);
-    for _ in 0..2 {
-        let lost = compare(&duel, &newer_only, &older).await;
-        assert!(
-            matches!(&lost, Applied::Unreached(why) if why.contains("oncehook_applied_entities")),
-            "{lost:?}"
-        );
-    }
-    database.query(find);
-    assert!(matches!(compare(&duel, &newer_only, &older).await, Applied::Superseded(_)));
-    // Without its key it would remember twice, or nothing.
-    database.query(match engine {
-        Engine::Postgres => {
-            "ALTER TABLE oncehook_guard.oncehook_applied_entities DROP CONSTRAINT applied_entities_once"
-        }
-        Engine::Mysql => "ALTER TABLE oncehook_applied_entities DROP PRIMARY KEY",
-    });
-    for database in [Arc::clone(&duel.statements.database), database.open()] {
-        let task = Task { comparison: Some(&newer_only), ..duel.task() };
-        let refused = database.apply(task, &[attempt(&older, 2)]).await;
-        assert!(matches!(&refused[..], [Applied::Unreached(_)]), "{refused:?}");
-    }
-    assert_eq!(duel.shop.count("SELECT count(*) FROM orders"), 1);
 }
 
 /// The table had another name once, and what it knows decides.
