@@ -1,6 +1,7 @@
 //! The way out on MariaDB: the user's effect happens once, together with the record that it happened, whoever else
 //! works on the same database.
 
+mod batches;
 mod functions;
 
 use std::collections::BTreeMap;

@@ -253,11 +253,11 @@ fn sum_up(mut refusals: Vec<(String, EngineError)>) -> EngineError {
 
 /// A statement that inserts many rows: `head VALUES row, row, … tail`.
 #[derive(Clone, Copy)]
-pub(super) struct Insert {
-    pub(super) head: &'static str,
+pub(super) struct Insert<'s> {
+    pub(super) head: &'s str,
     /// One row, with its placeholders.
-    pub(super) row: &'static str,
-    pub(super) tail: &'static str,
+    pub(super) row: &'s str,
+    pub(super) tail: &'s str,
 }
 
 /// At most this many rows in one statement.
@@ -363,16 +363,6 @@ impl Session {
         Ok((rows, self.conn.affected_rows()))
     }
 
-    /// Runs one statement once for each set of parameters, in one go where the server can.
-    pub(super) async fn bulk(
-        &mut self,
-        statement: &mysql_async::Statement,
-        mut parameters: Vec<Vec<Value>>,
-    ) -> Result<(), EngineError> {
-        make_uniform(&mut parameters);
-        in_time(self.patience, self.conn.exec_batch(statement, parameters.into_iter().map(positional))).await
-    }
-
     /// Runs one statement and returns its first row.
     pub(super) async fn row(
         &mut self,
@@ -391,7 +381,11 @@ impl Session {
     /// Inserts rows, in their order, and returns how many rows were changed.
     ///
     /// Statements have 1, 2, 4 … rows, so that a few prepared ones serve every batch, and each fits into a packet.
-    pub(super) async fn insert(&mut self, insert: Insert, rows: Vec<Vec<Value>>) -> Result<u64, EngineError> {
+    pub(super) async fn insert(
+        &mut self,
+        insert: Insert<'_>,
+        rows: Vec<Vec<Value>>,
+    ) -> Result<u64, EngineError> {
         let room = self.packet.saturating_sub(self.packet / 4);
         let weights: Vec<usize> = rows.iter().map(|row| weight(row)).collect();
         if weights.iter().any(|weight| *weight > room) {
@@ -427,29 +421,6 @@ impl Session {
             None => {
                 let row = self.row(&format!("SELECT {}", super::NOW), Vec::new()).await?;
                 row.as_ref().map_or_else(|| Err(EngineError::damaged()), |row| super::row::number(row, 0))
-            }
-        }
-    }
-}
-
-/// The types of such parameters are told once for all rows: where a column has several, its numbers become text.
-fn make_uniform(rows: &mut [Vec<Value>]) {
-    let kind = |value: &Value| match value {
-        Value::NULL => None,
-        value => Some(std::mem::discriminant(value)),
-    };
-    let columns = rows.first().map_or(0, Vec::len);
-    for column in 0..columns {
-        let mut kinds = rows.iter().filter_map(|row| row.get(column).and_then(kind));
-        let first = kinds.next();
-        if kinds.all(|kind| Some(kind) == first) {
-            continue;
-        }
-        for value in rows.iter_mut().filter_map(|row| row.get_mut(column)) {
-            match value {
-                Value::Int(number) => *value = Value::from(number.to_string()),
-                Value::UInt(number) => *value = Value::from(number.to_string()),
-                _ => {}
             }
         }
     }
@@ -553,20 +524,6 @@ impl Lent<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn columns_of_a_batch_have_one_type() {
-        let mut rows = vec![
-            vec![Value::Int(1), Value::Int(7), Value::NULL],
-            vec![Value::from("1.5"), Value::NULL, Value::UInt(3)],
-            vec![Value::UInt(2), Value::Int(8), Value::NULL],
-        ];
-        make_uniform(&mut rows);
-        let first: Vec<&Value> = rows.iter().filter_map(|row| row.first()).collect();
-        assert_eq!(first, [&Value::from("1"), &Value::from("1.5"), &Value::from("2")]);
-        assert_eq!(rows[0][1..], [Value::Int(7), Value::NULL]);
-        assert_eq!(rows[1][1..], [Value::NULL, Value::UInt(3)]);
-    }
 
     #[test]
     fn urls_name_hosts_and_a_database() {

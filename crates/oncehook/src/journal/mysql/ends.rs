@@ -15,7 +15,7 @@ use crate::event::EventId;
 /// All states that are written down.
 const STATES: [DeliveryState; 3] = [DeliveryState::Dead, DeliveryState::Superseded, DeliveryState::Skipped];
 
-const ENDS: Insert = Insert {
+const ENDS: Insert<'static> = Insert {
     head: "INSERT INTO oncehook_ends (state, event)",
     row: "(?, ?)",
     tail: " ON DUPLICATE KEY UPDATE event = oncehook_ends.event",

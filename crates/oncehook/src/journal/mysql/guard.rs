@@ -454,7 +454,7 @@ async fn look<'d>(
     rows.iter().map(guard).collect()
 }
 
-const NEW_GUARDS: Insert = Insert {
+const NEW_GUARDS: Insert<'static> = Insert {
     head: "INSERT INTO oncehook_applied (event, route, epoch, attempt, void, journal, at)",
     row: "(?, ?, ?, ?, ?, ?, TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)))",
     tail: "",
@@ -550,11 +550,12 @@ async fn keep_results(session: &mut Session, results: Vec<(&Fence, String)>) -> 
     }
     let sql = "UPDATE oncehook_applied SET result = ? WHERE event = ? AND route = ? AND epoch = ?";
     let statement = session.prepared(sql).await?;
-    let rows = results.into_iter().map(|(fence, result)| -> Vec<Value> {
+    for (fence, result) in results {
         let DeliveryId { event, route, epoch } = &fence.delivery;
-        vec![result.into(), id(*event), route.as_str().into(), i64::from(*epoch).into()]
-    });
-    session.bulk(&statement, rows.collect()).await
+        let row = vec![result.into(), id(*event), route.as_str().into(), i64::from(*epoch).into()];
+        session.rows_of(&statement, row).await?;
+    }
+    Ok(())
 }
 
 /// Voids attempts: see [`Guarded::void`].

@@ -439,7 +439,7 @@ pub(super) async fn after(
     let_go_on(session, now, &route.name, &free.into_iter().collect::<Vec<_>>()).await
 }
 
-const REMEMBER: Insert = Insert {
+const REMEMBER: Insert<'static> = Insert {
     head: "INSERT INTO oncehook_entities (scope, entity, version, last_at, state, newest)",
     row: "(?, ?, ?, ?, ?, ?)",
     tail:

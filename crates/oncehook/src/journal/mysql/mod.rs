@@ -30,6 +30,7 @@ mod ground;
 mod guard;
 mod incarnation;
 mod lines;
+mod many_rows;
 mod orders;
 mod queries;
 mod queue;

@@ -56,13 +56,13 @@ pub(super) struct Witness {
 /// have. A row that was inserted counts 1 and one that was there counts 0, so a batch without duplicates needs no further
 /// question; otherwise [`first_ids`] reads back, in the same transaction, whose event holds each key. Rows that were there
 /// are locked until the commit, so nobody can forget a key between these two.
-const KEYS: Insert = Insert {
+const KEYS: Insert<'static> = Insert {
     head: "INSERT INTO oncehook_keys (source, `key`, event, digest, first_seen, expires_at)",
     row: "(?, ?, ?, ?, ?, ?)",
     tail: " ON DUPLICATE KEY UPDATE event = oncehook_keys.event",
 };
 
-const EVENTS: Insert = Insert {
+const EVENTS: Insert<'static> = Insert {
     head: "INSERT INTO oncehook_events (id, source, `key`, key_signed, type, entity, occurred_at, received_at, integrity, digest,
                                         size, headers, body, version)",
     row: "(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
@@ -70,13 +70,13 @@ const EVENTS: Insert = Insert {
 };
 
 /// The event is new, so its deliveries are: a duplicate here is a broken journal, and an error.
-const DELIVERIES: Insert = Insert {
+const DELIVERIES: Insert<'static> = Insert {
     head: "INSERT INTO oncehook_deliveries (event, route, state, run_at, entity, version)",
     row: "(?, ?, 'ready', COALESCE(?, TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))), ?, ?)",
     tail: "",
 };
 
-const TOTALS: Insert = Insert {
+const TOTALS: Insert<'static> = Insert {
     head: "INSERT INTO oncehook_totals (source, shard, events, duplicates, conflicts, quarantined)",
     row: "(?, ?, ?, ?, ?, ?)",
     tail: " ON DUPLICATE KEY UPDATE events = events + VALUES(events), duplicates = duplicates + VALUES(duplicates),
@@ -84,13 +84,13 @@ const TOTALS: Insert = Insert {
 };
 
 /// The first event with a body owns the row.
-const BODIES: Insert = Insert {
+const BODIES: Insert<'static> = Insert {
     head: "INSERT INTO oncehook_bodies (source, digest, event)",
     row: "(?, ?, ?)",
     tail: " ON DUPLICATE KEY UPDATE event = oncehook_bodies.event",
 };
 
-const FLAGS: Insert = Insert {
+const FLAGS: Insert<'static> = Insert {
     head: "INSERT INTO oncehook_flags (event, flag, at, reason)",
     row: "(?, ?, ?, ?)",
     tail: " ON DUPLICATE KEY UPDATE at = oncehook_flags.at",
@@ -448,7 +448,7 @@ pub(super) async fn store_duplicates(
     session.run("COMMIT").await
 }
 
-const DUPLICATES: Insert = Insert {
+const DUPLICATES: Insert<'static> = Insert {
     head: "INSERT INTO oncehook_duplicates (event, journal, memory, redis, first_at, last_at, latest)",
     row: "(?, ?, ?, ?, ?, ?, ?)",
     tail: " ON DUPLICATE KEY UPDATE journal = journal + VALUES(journal), memory = memory + VALUES(memory), redis = redis + VALUES(redis),

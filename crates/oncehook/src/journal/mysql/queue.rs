@@ -237,7 +237,7 @@ async fn handed(
 }
 
 /// Those that exist stay as they are.
-const ENQUEUE: Insert = Insert {
+const ENQUEUE: Insert<'static> = Insert {
     head: "INSERT INTO oncehook_deliveries (event, route, epoch, state, run_at, entity, version)",
     row: "(?, ?, ?, 'ready', ?, ?, ?)",
     tail: " ON DUPLICATE KEY UPDATE epoch = oncehook_deliveries.epoch",

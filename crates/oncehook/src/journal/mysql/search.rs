@@ -375,7 +375,7 @@ impl Marked<'_> {
 }
 
 /// Those that are there gain slots, and are locked like new ones: nobody removes them before the commit.
-const MARKS: Insert = Insert {
+const MARKS: Insert<'static> = Insert {
     head: "INSERT INTO oncehook_marks (value, span, slots)",
     row: "(?, ?, ?)",
     tail: " ON DUPLICATE KEY UPDATE slots = oncehook_marks.slots | VALUES(slots)",

@@ -48,7 +48,7 @@ pub(super) const EXPECTED: [&str; 9] = [
 ];
 
 /// A row that is there is locked by being met, one that is not by being written.
-const LOCK: Insert = Insert {
+const LOCK: Insert<'static> = Insert {
     head: "INSERT INTO oncehook_applied_entities (journal, scope, entity)",
     row: "(?, ?, ?)",
     tail: " ON DUPLICATE KEY UPDATE version = oncehook_applied_entities.version",

@@ -19,6 +19,7 @@ use serde_json::{Map, Value};
 
 use super::connection::Session;
 use super::engine_error::EngineError;
+use super::many_rows::ManyRows;
 use super::row::text;
 use crate::delivery::{Cause, Failure};
 use crate::handler::{Found, SqlHandler};
@@ -43,8 +44,8 @@ pub(super) struct Prepared {
     statements: Vec<Statement>,
     /// One of them asks for the id that was made last.
     asks_for_id: bool,
-    /// A single statement that only changes rows: many deliveries can be sent at once.
-    in_bulk: bool,
+    /// A single statement that can be said of many deliveries at once.
+    many: Option<ManyRows>,
     /// What is said of a delivery for which the first statement finds no row, if that one asks whether the others may run.
     deferral: Option<Failure>,
 }
@@ -57,17 +58,12 @@ pub(super) async fn prepare(session: &mut Session, handler: &SqlHandler) -> Resu
         statements.push(checked(session, statement.text()).await?);
         asks_for_id |= words(statement.text()).iter().any(|word| word == "last_insert_id");
     }
-    let only_changes = |statement: &str| {
-        let words = words(statement);
-        let first = words.first().map(String::as_str).unwrap_or_default();
-        matches!(first, "insert" | "update" | "delete" | "replace")
-            && !words.iter().any(|word| word == "returning")
+    let many = match handler.statements() {
+        [only] if !only.parameters().is_empty() => ManyRows::of(only.text()),
+        _ => None,
     };
-    let in_bulk = session.is_mariadb()
-        && handler.statements().len() == 1
-        && handler.statements().iter().all(|one| only_changes(one.text()) && !one.parameters().is_empty());
     let deferral = handler.has_requirement().then(|| handler.deferral());
-    Ok(Prepared { statements, asks_for_id, in_bulk, deferral })
+    Ok(Prepared { statements, asks_for_id, many, deferral })
 }
 
 /// One statement, checked and prepared.
@@ -117,13 +113,10 @@ pub(super) async fn run(
     prepared: &Prepared,
     deliveries: Vec<Bound>,
 ) -> Result<Vec<Ran>, Trouble> {
-    if prepared.in_bulk
-        && deliveries.len() > 1
-        && let Some(statement) = prepared.statements.first()
-    {
+    if let Some(many) = prepared.many.as_ref().filter(|_| deliveries.len() > 1) {
         let count = deliveries.len();
         let rows: Vec<Vec<Raw>> = deliveries.into_iter().flat_map(|bound| bound.0).collect();
-        session.bulk(statement, rows).await.map_err(trouble)?;
+        session.insert(many.insert(), rows).await.map_err(trouble)?;
         return Ok(vec![Ok(None); count]);
     }
     let mut results = Vec::with_capacity(deliveries.len());
@@ -308,7 +301,7 @@ fn leaves_something(text: &str) -> bool {
         leaves |= match piece {
             Piece::Variable => true,
             Piece::Word(word) => word.eq_ignore_ascii_case("get_lock"),
-            Piece::Comment(_) => false,
+            Piece::Comment(_) | Piece::Text | Piece::Sign(_) => false,
         }
     });
     leaves
@@ -333,16 +326,21 @@ fn words(text: &str) -> Vec<String> {
     words
 }
 
-enum Piece<'t> {
+#[derive(Debug)]
+pub(super) enum Piece<'t> {
+    /// A word or a number, or a name in backticks.
     Word(&'t str),
+    /// A text in quotes.
+    Text,
     Comment(&'t str),
+    /// Anything else: one character.
+    Sign(&'t str),
     /// A variable of the session's user (`@name`). Those of the server (`@@name`) can only be read.
     Variable,
 }
 
-/// Cuts a statement into words and comments. Quoted text is passed over; the session's SQL mode is ours, so a backslash escapes
-/// and double quotes are text.
-fn pieces<'t>(text: &'t str, mut found: impl FnMut(Piece<'t>)) {
+/// Cuts a statement into its pieces. The session's SQL mode is ours, so a backslash escapes and double quotes are text.
+pub(super) fn pieces<'t>(text: &'t str, mut found: impl FnMut(Piece<'t>)) {
     let mut rest = text;
     while let Some(first) = rest.chars().next() {
         let line = || rest.find('\n').unwrap_or(rest.len());
@@ -355,7 +353,9 @@ fn pieces<'t>(text: &'t str, mut found: impl FnMut(Piece<'t>)) {
         } else if let Some(comment) = rest.strip_prefix("/*") {
             2 + comment.find("*/").map_or(comment.len(), |at| at + 2)
         } else if first == '\'' || first == '"' {
-            quoted(rest, first)
+            let end = quoted(rest, first);
+            found(Piece::Text);
+            end
         } else if let Some(name) = rest.strip_prefix('`') {
             let end = name.find('`').unwrap_or(name.len());
             found(Piece::Word(name.get(..end).unwrap_or_default()));
@@ -370,6 +370,9 @@ fn pieces<'t>(text: &'t str, mut found: impl FnMut(Piece<'t>)) {
             found(Piece::Word(rest.get(..end).unwrap_or_default()));
             end
         } else {
+            if !first.is_whitespace() {
+                found(Piece::Sign(rest.get(..first.len_utf8()).unwrap_or_default()));
+            }
             first.len_utf8()
         };
         if dashes || first == '#' || rest.starts_with("/*") {

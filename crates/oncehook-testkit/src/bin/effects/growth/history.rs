@@ -388,7 +388,8 @@ fn days(from: UnixMicros, to: UnixMicros) -> String {
 fn part(history: &History, from: usize, to: usize) -> String {
     let step = history.step_micros();
     let (first, later) = (history.time_of(0).0, history.until.0 + LATER_MICROS);
-    let odd = if history.waiting { "99" } else { "CASE WHEN n < 10000 THEN n % 100 ELSE 0 END" };
+    // 99 is what waits.
+    let odd = if history.waiting { "99" } else { "CASE WHEN n < 10000 THEN n % 100 % 99 ELSE 0 END" };
     // The ends of a body as `body` writes it.
     let written = body("@", 0, false, 0);
     let (before, behind) = written.split_once('@').unwrap_or_default();

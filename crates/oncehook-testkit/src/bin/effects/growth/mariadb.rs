@@ -97,7 +97,8 @@ pub fn first_id(micros: i64) -> String {
 /// The numbers of some events, with what follows from them. MariaDB has tables of numbers.
 fn numbers(history: &History, from: usize, to: usize) -> String {
     let (first, step) = (history.time_of(0).0, history.step_micros());
-    let odd = if history.waiting { "99" } else { "IF(seq < 10000, seq % 100, 0)" };
+    // 99 is what waits.
+    let odd = if history.waiting { "99" } else { "IF(seq < 10000, seq % 100 % 99, 0)" };
     format!(
         "(SELECT seq AS n, {first} + seq * {step} AS at, {odd} AS odd FROM seq_{from}_to_{}) numbers",
         to.saturating_sub(1)
