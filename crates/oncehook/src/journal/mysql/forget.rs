@@ -106,6 +106,7 @@ async fn events(
     }
     let chosen: Vec<EventId> = old.iter().filter(|(_, kept)| !kept).map(|(id, _)| *id).collect();
     if !chosen.is_empty() {
+        search::wait_for_marks(session).await?;
         let sql = format!(
             "SELECT e.id FROM {IDS} STRAIGHT_JOIN oncehook_events e ON e.id = UNHEX(t.id) FOR UPDATE SKIP LOCKED"
         );

@@ -458,6 +458,15 @@ pub(super) async fn mark(session: &mut Session, given: Option<i64>) -> Result<bo
     Ok(i64::try_from(rows.len()).unwrap_or(i64::MAX) >= MARKED_AT_ONCE)
 }
 
+/// Waits until nobody marks, and keeps it so until the transaction ends: whoever marks has the events locked, and they would be
+/// passed over by whoever forgets them. If that takes too long (it waits for an append that hangs), it goes without.
+pub(super) async fn wait_for_marks(session: &mut Session) -> Result<(), EngineError> {
+    match session.row("SELECT last FROM oncehook_marked WHERE one = 1 FOR UPDATE", Vec::new()).await {
+        Err(error) if error.is_collision() => Ok(()),
+        other => other.map(|_| ()),
+    }
+}
+
 /// Marks that are removed by one statement.
 const REMOVED_AT_ONCE: usize = 2_000;
 
