@@ -437,8 +437,13 @@ impl Example {
                 self.copy_files(&path, &target);
             } else if name == "README.md" || name.ends_with(".toml") {
                 let mut text = std::fs::read_to_string(&path).unwrap();
-                for (port, other) in &self.ports {
-                    text = text.replace(port, &other.to_string());
+                // In two steps: a free port may have the digits of one that is still to be replaced.
+                let places = || self.ports.iter().enumerate();
+                for (place, (port, _)) in places() {
+                    text = text.replace(port, &format!("<{place}>"));
+                }
+                for (place, (_, other)) in places() {
+                    text = text.replace(&format!("<{place}>"), &other.to_string());
                 }
                 std::fs::write(target, text).unwrap();
             } else if [".py", ".mjs", ".sql", ".json"].iter().any(|ending| name.ends_with(ending)) {
