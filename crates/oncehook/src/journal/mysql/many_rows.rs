@@ -5,7 +5,8 @@
 //! several rows is what it says on every server.
 //!
 //! Promises: the statement for many rows does what the one for each row would do in turn. What cannot be seen to be like
-//! that is not taken, and runs row by row. So the values are parameters and constants, and parameters stand nowhere else.
+//! that is not taken, and runs row by row. So the values are parameters and constants, and parameters stand nowhere else; and
+//! there is no `IGNORE`, which forgives several rows what it does not forgive one.
 //! Does not: check what the user may do (`user_sql`).
 
 use super::connection::Insert;
@@ -30,7 +31,8 @@ impl ManyRows {
         });
         let word = |piece: &Piece<'_>, wanted: &[&str]| matches!(piece, Piece::Word(word) if wanted.iter().any(|one| word.eq_ignore_ascii_case(one)));
         let is_odd = |piece: &Piece<'_>| {
-            matches!(piece, Piece::Variable) || word(piece, &["select", "returning", "last_insert_id"])
+            matches!(piece, Piece::Variable)
+                || word(piece, &["select", "returning", "last_insert_id", "ignore"])
         };
         if !word(found.first()?, &["insert", "replace"]) || found.iter().any(is_odd) {
             return None;
@@ -96,9 +98,9 @@ mod tests {
                 cut("replace orders ", "(?, -1.5e3, 'it''s ), (', null)", ""),
             ),
             (
-                "INSERT IGNORE INTO `a b`.orders VALUES(?) ON DUPLICATE KEY UPDATE n = n + VALUES(n), s = '?' -- ?",
+                "INSERT INTO `a b`.orders VALUES(?) ON DUPLICATE KEY UPDATE n = n + VALUES(n), s = '?' -- ?",
                 cut(
-                    "INSERT IGNORE INTO `a b`.orders ",
+                    "INSERT INTO `a b`.orders ",
                     "(?)",
                     " ON DUPLICATE KEY UPDATE n = n + VALUES(n), s = '?' -- ?",
                 ),
@@ -117,6 +119,7 @@ mod tests {
         for statement in [
             "INSERT INTO orders VALUES (?, (SELECT price FROM prices WHERE name = ?))",
             "INSERT INTO orders SELECT ?, ? FROM dual",
+            "INSERT IGNORE INTO orders VALUES (?)",
             "INSERT INTO orders SET payment = ?",
             "INSERT INTO orders VALUES (?), (?)",
             "INSERT INTO orders VALUES (?, UUID())",
