@@ -348,6 +348,11 @@ impl ChaosProxy {
         SetTrap { number, shared: Arc::clone(&self.shared) }
     }
 
+    /// Takes away all traps that have not gone off.
+    pub fn disarm(&self) {
+        self.shared.change(|book| book.traps.clear());
+    }
+
     /// Connections that are open now.
     #[must_use]
     pub fn connections(&self) -> usize {

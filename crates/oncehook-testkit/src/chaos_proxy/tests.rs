@@ -213,6 +213,18 @@ fn a_trap_counts_bytes() {
 }
 
 #[test]
+fn a_trap_that_was_taken_away_does_not_go_off() {
+    let echo = Echo::start();
+    let proxy = ChaosProxy::start(echo.port);
+    let mut stream = connect(&proxy);
+    let trap = proxy.set(Trap::after(Direction::ToClient, 7));
+    assert_eq!(say(&mut stream, "12345"), "12345");
+    proxy.disarm();
+    assert_eq!(say(&mut stream, "67890"), "67890");
+    assert!(!trap.has_gone_off());
+}
+
+#[test]
 fn leads_elsewhere_when_told() {
     let (one, two) = (Echo::start(), Echo::start());
     let proxy = ChaosProxy::start(one.port);
