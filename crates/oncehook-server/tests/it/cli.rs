@@ -163,7 +163,7 @@ fn migrate_twice() {
     let (code, out, err) = run(directory.path(), &["migrate"]);
     assert_eq!(
         (code, out.as_str(), err.as_str()),
-        (0, "", "applied: 001_journal, 002_spool_aliases, 003_order, 004_lists\n")
+        (0, "", "applied: 001_journal, 002_spool_aliases, 003_order, 004_lists, 005_conditions\n")
     );
     let (code, _, err) = run(directory.path(), &["migrate"]);
     assert_eq!((code, err.as_str()), (0, "the journal is up to date\n"));

@@ -99,7 +99,8 @@ fn front(
         .prepare_cached(
             "SELECT event, epoch, version, state
                FROM oncehook_deliveries INDEXED BY oncehook_deliveries_line
-              WHERE route = ?1 AND entity = ?2 AND state IN ('ready', 'retrying', 'running', 'dead')
+              WHERE route = ?1 AND entity = ?2
+                AND (state = 'ready' OR state = 'retrying' OR state = 'running' OR state = 'dead')
                 AND (state <> 'dead' OR ?3)
               ORDER BY version, event, epoch LIMIT ?4",
         )?
@@ -286,7 +287,8 @@ pub(super) fn let_go_on(
             "UPDATE oncehook_deliveries SET run_at = ?4
               WHERE (event, route, epoch) IN
                     (SELECT event, route, epoch FROM oncehook_deliveries INDEXED BY oncehook_deliveries_line
-                      WHERE route = ?1 AND entity = ?2 AND state IN ('ready', 'retrying', 'running', 'dead')
+                      WHERE route = ?1 AND entity = ?2
+                        AND (state = 'ready' OR state = 'retrying' OR state = 'running' OR state = 'dead')
                         AND state IN ('ready', 'retrying') AND run_at = ?3
                       ORDER BY version, event, epoch LIMIT ?5)",
         )?
@@ -365,7 +367,8 @@ fn is_stranded(connection: &Connection, route: &Route, entity: &str) -> Result<b
     let first_is_blocked = connection
         .prepare_cached(
             "SELECT run_at = ?4 FROM oncehook_deliveries INDEXED BY oncehook_deliveries_line
-              WHERE route = ?1 AND entity = ?2 AND state IN ('ready', 'retrying', 'running', 'dead')
+              WHERE route = ?1 AND entity = ?2
+                AND (state = 'ready' OR state = 'retrying' OR state = 'running' OR state = 'dead')
                 AND (state <> 'dead' OR NOT ?3)
               ORDER BY version, event, epoch LIMIT 1",
         )?

@@ -21,6 +21,7 @@ const MIGRATIONS: &[Migration] = &[
     Migration { name: "002_spool_aliases", sql: include_str!("migrations/002_spool_aliases.sql") },
     Migration { name: "003_order", sql: include_str!("migrations/003_order.sql") },
     Migration { name: "004_lists", sql: include_str!("migrations/004_lists.sql") },
+    Migration { name: "005_conditions", sql: include_str!("migrations/005_conditions.sql") },
 ];
 
 const MIGRATIONS_TABLE: &str = "CREATE TABLE IF NOT EXISTS oncehook_migrations (
@@ -168,6 +169,64 @@ mod tests {
             migrate(&mut connection, UnixMicros(1)).unwrap();
             check(&connection).unwrap();
             assert!(migrate(&mut connection, UnixMicros(2)).unwrap().is_empty());
+        }
+    }
+
+    /// What an accept and a success write, one row each.
+    const USUAL_ROWS: [&str; 3] = [
+        "INSERT INTO oncehook_events VALUES (1, zeroblob(16), 'shop', x'31', 1, NULL, NULL, NULL, 0, 0, 'body', zeroblob(32), x'', x'', NULL)",
+        "INSERT INTO oncehook_deliveries (event, route, state, run_at, entity) VALUES (1, 'orders', 'ready', 0, 'pi_1')",
+        "UPDATE oncehook_deliveries SET state = 'succeeded', cause = NULL, entity = NULL WHERE event = 1 AND route = 'orders' AND epoch = 0",
+    ];
+
+    /// How many temporary tables a statement makes each time it runs.
+    fn temporary_tables(connection: &Connection, sql: &str) -> usize {
+        let mut statement = connection.prepare(&format!("EXPLAIN {sql}")).unwrap();
+        let steps = statement.query_map([], |row| row.get::<_, String>(1)).unwrap();
+        steps.filter(|step| step.as_deref() == Ok("OpenEphemeral")).count()
+    }
+
+    #[test]
+    fn the_usual_row_is_written_without_temporary_tables_and_no_other_value_than_before_is_let_in() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("journal.db");
+        let mut connection = super::super::connection::open_writer(&path).unwrap();
+        connection.execute_batch(MIGRATIONS_TABLE).unwrap();
+        for migration in &MIGRATIONS[..4] {
+            let transaction = connection.transaction().unwrap();
+            assert!(apply(&transaction, migration, UnixMicros(0)).unwrap());
+            transaction.commit().unwrap();
+        }
+        let other = super::super::connection::open_writer(&path).unwrap();
+        let made = |connection: &Connection| USUAL_ROWS.map(|sql| temporary_tables(connection, sql));
+        assert!(made(&connection).iter().chain(&made(&other)).all(|count| *count > 0), "{:?}", made(&connection));
+        USUAL_ROWS.iter().for_each(|sql| assert_eq!(connection.execute(sql, []).unwrap(), 1));
+
+        assert_eq!(migrate(&mut connection, UnixMicros(1)).unwrap(), ["005_conditions"]);
+        check(&connection).unwrap();
+        for connection in [&connection, &other] {
+            // To explain does not look at the file; to run does, and so hears of the change.
+            connection.query_row("SELECT count(*) FROM oncehook_events", [], |_| Ok(())).unwrap();
+            assert_eq!(made(connection), [0, 0, 0]);
+            for refused in [
+                "UPDATE oncehook_events SET integrity = 'some'",
+                "UPDATE oncehook_deliveries SET state = 'lost'",
+                "UPDATE oncehook_deliveries SET cause = 'weather'",
+            ] {
+                let error = connection.execute(refused, []).unwrap_err();
+                assert!(error.to_string().contains("CHECK constraint failed"), "{refused}: {error}");
+            }
+            for state in ["ready", "running", "retrying", "parked", "succeeded", "dead", "superseded", "skipped"] {
+                connection.execute("UPDATE oncehook_deliveries SET state = ?1, entity = 'pi_1'", [state]).unwrap();
+            }
+            for cause in ["destination", "handler", "ours", "poison", "prerequisite"] {
+                connection.execute("UPDATE oncehook_deliveries SET cause = ?1", [cause]).unwrap();
+            }
+            for integrity in ["body", "fields", "none"] {
+                connection.execute("UPDATE oncehook_events SET integrity = ?1", [integrity]).unwrap();
+            }
+            let sound: String = connection.query_row("PRAGMA integrity_check", [], |row| row.get(0)).unwrap();
+            assert_eq!(sound, "ok");
         }
     }
 

@@ -303,19 +303,19 @@ impl Marks {
             ),
             EventStatus::Parked => (
                 "SELECT event FROM oncehook_deliveries INDEXED BY oncehook_deliveries_aside
-                  WHERE state IN ('parked', 'superseded', 'skipped') AND state = 'parked' AND event BETWEEN ?1 AND ?2
+                  WHERE state = 'parked' AND event BETWEEN ?1 AND ?2
                   ORDER BY event DESC",
                 true,
             ),
             EventStatus::Superseded => (
                 "SELECT event FROM oncehook_deliveries INDEXED BY oncehook_deliveries_aside
-                  WHERE state IN ('parked', 'superseded', 'skipped') AND state = 'superseded' AND event BETWEEN ?1 AND ?2
+                  WHERE state = 'superseded' AND event BETWEEN ?1 AND ?2
                   ORDER BY event DESC",
                 true,
             ),
             EventStatus::Skipped => (
                 "SELECT event FROM oncehook_deliveries INDEXED BY oncehook_deliveries_aside
-                  WHERE state IN ('parked', 'superseded', 'skipped') AND state = 'skipped' AND event BETWEEN ?1 AND ?2
+                  WHERE state = 'skipped' AND event BETWEEN ?1 AND ?2
                   ORDER BY event DESC",
                 true,
             ),
