@@ -50,6 +50,12 @@ impl Report {
     }
 }
 
+/// Nothing yet, in the shape of a report's latencies.
+#[must_use]
+pub fn latencies() -> Histogram<u64> {
+    Histogram::new_with_bounds(1, 120_000_000, 3).unwrap()
+}
+
 /// Sends the requests in turn over `connections` until the time is up or none is left; with `again`, from the start.
 ///
 /// The time runs from when all are connected. Connecting is no part of an acknowledgement, and 256 connections at once
@@ -94,12 +100,8 @@ pub async fn run_over(
         };
         tasks.push(tokio::spawn(sender.run()));
     }
-    let mut report = Report {
-        statuses: BTreeMap::new(),
-        errors: 0,
-        latency: Histogram::new_with_bounds(1, 120_000_000, 3).unwrap(),
-        elapsed: Duration::ZERO,
-    };
+    let mut report =
+        Report { statuses: BTreeMap::new(), errors: 0, latency: latencies(), elapsed: Duration::ZERO };
     for task in tasks {
         let sent = task.await.unwrap();
         for (status, micros) in sent.answers {

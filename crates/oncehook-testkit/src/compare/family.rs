@@ -11,6 +11,10 @@ pub(super) struct Used {
 }
 
 impl Used {
+    pub(super) fn and(self, other: Self) -> Self {
+        Self { cpu_micros: self.cpu_micros + other.cpu_micros, written: self.written + other.written }
+    }
+
     pub(super) fn since(self, before: Self) -> Self {
         Self { cpu_micros: self.cpu_micros - before.cpu_micros, written: self.written - before.written }
     }

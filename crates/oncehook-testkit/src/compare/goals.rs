@@ -99,8 +99,13 @@ pub(super) fn judge(report: &Report) -> Vec<Goal> {
     let known = |figure: &Figure| figure.reached.is_some();
     let least = |a: Figure, b: Figure| if a.reached <= b.reached { a } else { b };
     let most = |a: Figure, b: Figure| if a.reached >= b.reached { a } else { b };
-    let storm =
-        ours().map(|stack| accepts(stack, Load::Storm)).filter(known).reduce(least).unwrap_or_default();
+    // Each beside the ceiling that took turns with it.
+    let storm = |stack| {
+        let row = report.accepts(stack, Load::Storm)?;
+        let ceiling = Figure { reached: row.ceiling, rounds: row.ceiling_rounds.clone() };
+        Some(accepts(stack, Load::Storm).over(&ceiling))
+    };
+    let storm = ours().filter_map(storm).filter(known).reduce(least).unwrap_or_default();
     let accepted =
         ours().map(|stack| accepts(stack, Load::Fresh)).filter(known).reduce(most).unwrap_or_default();
     let applied = ours().map(drained).filter(known).reduce(most).unwrap_or_default();
@@ -152,7 +157,7 @@ pub(super) fn judge(report: &Report) -> Vec<Goal> {
     vec![
         more(sqlite_accept, accepts(Stack::SQLITE, Load::Fresh).over(&ceiling), 0.55, 0.75),
         more(postgres_accept, accepts(Stack::POSTGRES, Load::Fresh).over(&ceiling), 0.40, 0.60),
-        more(storm_kept, storm.over(&accepts(Stack::Ceiling, Load::Storm)), 0.90, 0.95),
+        more(storm_kept, storm, 0.90, 0.95),
         more(accepts_won, accepted.over(&accepts(Stack::TUTORIAL, Load::Fresh)), 20.0, 30.0),
         more(effects_won, applied.over(&drained(Stack::TUTORIAL)), 25.0, 40.0),
         more(of_bare, drained(Stack::POSTGRES).over(&bare), 0.5, 0.7),

@@ -23,6 +23,9 @@ pub(super) struct Accepts {
     pub(super) rate: f64,
     /// The rate of every round.
     pub(super) rounds: Vec<f64>,
+    /// The rate of a ceiling that took turns with it, where one did; and that of every round.
+    pub(super) ceiling: Option<f64>,
+    pub(super) ceiling_rounds: Vec<f64>,
     pub(super) p50: f64,
     pub(super) p99: f64,
     pub(super) cpu_micros: f64,
@@ -224,7 +227,7 @@ impl Report {
                 row.stack.name(),
                 row.load.name(),
                 row.rate,
-                row.rate / ceiling,
+                row.rate / row.ceiling.unwrap_or(ceiling),
                 row.p50,
                 row.p99,
                 row.cpu_micros,
@@ -235,7 +238,7 @@ impl Report {
         writeln!(
             text,
             "\nCPU and bytes are of the whole deployment: gateway, database, Redis, workers; memory is the most that the gateway's \
-             own process had."
+             own process had. Storms took turns with a ceiling of their own, and are a part of that."
         )?;
         if let Some(ceiling) = self.accepts.iter().find(|row| row.stack == Stack::Ceiling && row.size == size)
         {

@@ -199,7 +199,11 @@ mod tests {
         }
         let other = super::super::connection::open_writer(&path).unwrap();
         let made = |connection: &Connection| USUAL_ROWS.map(|sql| temporary_tables(connection, sql));
-        assert!(made(&connection).iter().chain(&made(&other)).all(|count| *count > 0), "{:?}", made(&connection));
+        assert!(
+            made(&connection).iter().chain(&made(&other)).all(|count| *count > 0),
+            "{:?}",
+            made(&connection)
+        );
         USUAL_ROWS.iter().for_each(|sql| assert_eq!(connection.execute(sql, []).unwrap(), 1));
 
         assert_eq!(migrate(&mut connection, UnixMicros(1)).unwrap(), ["005_conditions"]);
@@ -216,8 +220,12 @@ mod tests {
                 let error = connection.execute(refused, []).unwrap_err();
                 assert!(error.to_string().contains("CHECK constraint failed"), "{refused}: {error}");
             }
-            for state in ["ready", "running", "retrying", "parked", "succeeded", "dead", "superseded", "skipped"] {
-                connection.execute("UPDATE oncehook_deliveries SET state = ?1, entity = 'pi_1'", [state]).unwrap();
+            for state in
+                ["ready", "running", "retrying", "parked", "succeeded", "dead", "superseded", "skipped"]
+            {
+                connection
+                    .execute("UPDATE oncehook_deliveries SET state = ?1, entity = 'pi_1'", [state])
+                    .unwrap();
             }
             for cause in ["destination", "handler", "ours", "poison", "prerequisite"] {
                 connection.execute("UPDATE oncehook_deliveries SET cause = ?1", [cause]).unwrap();
