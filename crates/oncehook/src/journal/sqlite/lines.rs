@@ -302,8 +302,14 @@ pub(super) fn anything_parked(connection: &Connection) -> Result<bool, rusqlite:
     connection.prepare_cached(sql)?.exists([])
 }
 
-/// Something of the entity took effect: whatever waits for a prerequisite looks again.
+/// Something of the entity took effect: whatever waits for a prerequisite looks again. Mostly others are parked, and to look first
+/// costs less than an update that finds nothing.
 fn wake_parked(connection: &Connection, entity: &str, now: UnixMicros) -> Result<(), rusqlite::Error> {
+    let parked = "SELECT 1 FROM oncehook_deliveries INDEXED BY oncehook_deliveries_parked_entity
+                   WHERE entity = ?1 AND state = 'parked'";
+    if !connection.prepare_cached(parked)?.exists([entity])? {
+        return Ok(());
+    }
     connection
         .prepare_cached(
             "UPDATE oncehook_deliveries INDEXED BY oncehook_deliveries_parked_entity
