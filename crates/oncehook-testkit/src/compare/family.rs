@@ -87,7 +87,7 @@ fn field(text: &str, name: &str) -> f64 {
 }
 
 /// Lets the disk finish what earlier rows have left to it. Whoever syncs next would wait for that, too.
-pub(super) fn settle() {
+pub fn settle() {
     let synced = std::process::Command::new("sync").status();
     assert!(synced.is_ok_and(|status| status.success()), "sync");
 }

@@ -18,7 +18,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use oncehook_testkit::compare::Machine;
-use oncehook_testkit::compare::family::{stolen, stolen_since};
+use oncehook_testkit::compare::family::{settle, stolen, stolen_since};
 use oncehook_testkit::compare::growth::{Growth, Journal, Pair, Rates, Step};
 use oncehook_verify::UnixMicros;
 
@@ -116,6 +116,8 @@ async fn step(
     history::load(&store, history, loaded, size)?;
     step.load_seconds = begun.elapsed().as_secs_f64();
     step.index_seconds = indexed(&store).await?;
+    // Gigabytes were loaded. What is measured must not wait for the disk to take them.
+    settle();
     let engine = store.engine();
     let empty = made(engine).await?;
     for _ in 0..3 {
