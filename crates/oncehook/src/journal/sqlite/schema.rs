@@ -128,14 +128,24 @@ mod tests {
         sql.lines().filter(|line| line.trim_end().ends_with(';')).count()
     }
 
-    /// Runs the migration up to a number of statements, then dies without a commit.
-    fn die_after(path: &std::path::Path, count: usize) {
-        let mut connection = super::super::connection::open_writer(path).unwrap();
+    /// The first migrations, each committed.
+    fn apply_first(connection: &mut Connection, count: usize) {
         connection.execute_batch(MIGRATIONS_TABLE).unwrap();
+        for migration in &MIGRATIONS[..count] {
+            let transaction = connection.transaction().unwrap();
+            assert!(apply(&transaction, migration, UnixMicros(0)).unwrap());
+            transaction.commit().unwrap();
+        }
+    }
+
+    /// Runs a migration up to a number of statements, then dies without a commit.
+    fn die_after(path: &std::path::Path, place: usize, count: usize) {
+        let mut connection = super::super::connection::open_writer(path).unwrap();
+        apply_first(&mut connection, place);
         let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate).unwrap();
         let mut done = 0;
         let mut statement = String::new();
-        for line in MIGRATIONS[0].sql.lines() {
+        for line in MIGRATIONS[place].sql.lines() {
             if done == count {
                 break;
             }
@@ -154,21 +164,21 @@ mod tests {
 
     #[test]
     fn fault_107_a_migration_killed_at_every_statement_can_be_rerun() {
-        for count in 0..=statements(MIGRATIONS[0].sql) {
-            let directory = tempfile::tempdir().unwrap();
-            let path = directory.path().join("journal.db");
-            die_after(&path, count);
-            let mut connection = super::super::connection::open_writer(&path).unwrap();
-            // Without the row that records it the half-made schema must not be there.
-            let left: i64 = connection
-                .query_row("SELECT count(*) FROM sqlite_schema WHERE name = 'oncehook_keys'", [], |row| {
-                    row.get(0)
-                })
-                .unwrap();
-            assert_eq!(left, 0, "after {count} statements");
-            migrate(&mut connection, UnixMicros(1)).unwrap();
-            check(&connection).unwrap();
-            assert!(migrate(&mut connection, UnixMicros(2)).unwrap().is_empty());
+        for (place, migration) in MIGRATIONS.iter().enumerate() {
+            let mut before = Connection::open_in_memory().unwrap();
+            apply_first(&mut before, place);
+            let whole = shape(&before).unwrap();
+            for count in 0..=statements(migration.sql) {
+                let directory = tempfile::tempdir().unwrap();
+                let path = directory.path().join("journal.db");
+                die_after(&path, place, count);
+                let mut connection = super::super::connection::open_writer(&path).unwrap();
+                // Without the row that records it nothing of the half-made schema may be there.
+                assert_eq!(shape(&connection).unwrap(), whole, "{} after {count}", migration.name);
+                migrate(&mut connection, UnixMicros(1)).unwrap();
+                check(&connection).unwrap();
+                assert!(migrate(&mut connection, UnixMicros(2)).unwrap().is_empty());
+            }
         }
     }
 
@@ -191,12 +201,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("journal.db");
         let mut connection = super::super::connection::open_writer(&path).unwrap();
-        connection.execute_batch(MIGRATIONS_TABLE).unwrap();
-        for migration in &MIGRATIONS[..4] {
-            let transaction = connection.transaction().unwrap();
-            assert!(apply(&transaction, migration, UnixMicros(0)).unwrap());
-            transaction.commit().unwrap();
-        }
+        apply_first(&mut connection, 4);
         let other = super::super::connection::open_writer(&path).unwrap();
         let made = |connection: &Connection| USUAL_ROWS.map(|sql| temporary_tables(connection, sql));
         assert!(
@@ -208,6 +213,8 @@ mod tests {
 
         assert_eq!(migrate(&mut connection, UnixMicros(1)).unwrap(), ["005_conditions"]);
         check(&connection).unwrap();
+        // The user's statements run on this connection: nobody can write the schema any more.
+        assert!(connection.execute("UPDATE sqlite_schema SET sql = sql", []).is_err());
         for connection in [&connection, &other] {
             // To explain does not look at the file; to run does, and so hears of the change.
             connection.query_row("SELECT count(*) FROM oncehook_events", [], |_| Ok(())).unwrap();
