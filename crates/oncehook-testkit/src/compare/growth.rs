@@ -69,6 +69,9 @@ pub struct Step {
 pub struct Rates {
     /// Whether the keys are scattered; otherwise they grow with time.
     pub random: bool,
+    /// Accepts per second of the first run, which does not count: a journal that was just opened still reads its keys.
+    #[serde(default)]
+    pub first: Option<Pair>,
     /// Accepts per second, one pair for each round.
     pub accepts: Vec<Pair>,
     /// Effects per second (claim, statement, settlement), one pair for each round.
@@ -352,8 +355,8 @@ impl Journal {
     fn write_rates(&self, text: &mut String) -> std::fmt::Result {
         writeln!(
             text,
-            "| stored | keys | accepts/s | of empty | every round | effects/s | of empty | every round | stolen % |\n\
-             | ---: | --- | ---: | ---: | --- | ---: | ---: | --- | ---: |"
+            "| stored | keys | accepts/s | of empty | every round | first run, not counted | effects/s | of empty | every round | stolen % |\n\
+             | ---: | --- | ---: | ---: | --- | ---: | ---: | ---: | --- | ---: |"
         )?;
         for (step, rates) in
             self.steps.iter().flat_map(|step| step.rates.iter().map(move |rates| (step, rates)))
@@ -363,9 +366,10 @@ impl Journal {
                 pairs.iter().map(|pair| format!("{:.2}", pair.ratio())).collect::<Vec<_>>().join(", ")
             };
             let [accepts, effects] = rates.ratios();
+            let first = rates.first.map_or_else(|| "–".to_owned(), |first| format!("{:.2}", first.ratio()));
             writeln!(
                 text,
-                "| {} | {keys} | {:.0} | {accepts:.2} | {} | {:.0} | {effects:.2} | {} | {:.1} |",
+                "| {} | {keys} | {:.0} | {accepts:.2} | {} | {first} | {:.0} | {effects:.2} | {} | {:.1} |",
                 millions(step.stored),
                 median_of(&rates.accepts, |pair| pair.stored),
                 rounds(&rates.accepts),
@@ -426,6 +430,7 @@ mod tests {
         let pair = |ratio| Pair { empty: 1_000.0, stored: 1_000.0 * ratio };
         let rates = |random, ratio: f64| Rates {
             random,
+            first: Some(pair(0.5)),
             accepts: vec![pair(0.1), pair(ratio), pair(9.0)],
             effects: vec![pair(1.0)],
         };

@@ -68,7 +68,7 @@ fn has(stack: Stack, load: Load, size: usize) -> bool {
 
 /// A storm is answered from memory, as the ceiling answers everything, and is judged by so small a difference that the two take turns:
 /// the machine has better and worse seconds. What stores must not rest like that, or it would clear up unseen.
-const STORM_TURNS: u32 = 4;
+const STORM_TURNS: u32 = 8;
 
 async fn one(plan: &Plan, stack: Stack, load: Load, size: usize) -> anyhow::Result<Accepts> {
     let running = stack.start(plan, "")?;

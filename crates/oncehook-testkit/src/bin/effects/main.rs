@@ -60,7 +60,7 @@ async fn main() -> anyhow::Result<()> {
         sizes: vec![1_000_000, 5_000_000, 10_000_000],
         backlogs: vec![10_000, 100_000, 1_000_000],
         rounds: 5,
-        run: 100_000,
+        run: None,
         out: "bench".into(),
     };
     while let Some(argument) = arguments.next() {
@@ -68,7 +68,7 @@ async fn main() -> anyhow::Result<()> {
             "--events" => events = arguments.next().context("--events N")?.parse()?,
             "--stored" => plan.sizes = sizes(&arguments.next().context("--stored N,N")?)?,
             "--backlog" => plan.backlogs = sizes(&arguments.next().context("--backlog N,N")?)?,
-            "--run" => plan.run = arguments.next().context("--run N")?.parse()?,
+            "--run" => plan.run = Some(arguments.next().context("--run N")?.parse()?),
             "--out" => plan.out = arguments.next().context("--out DIRECTORY")?.into(),
             "--rounds" => rounds = Some(arguments.next().context("--rounds N")?.parse()?),
             "--journal" => {

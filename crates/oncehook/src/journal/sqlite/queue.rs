@@ -382,16 +382,75 @@ pub(super) fn unsettled(
 /// What a new process makes of what an earlier one has left: no lease outlives the process that took it, because this is the
 /// only one that may use the file; and what was due, or would be within a day, by a clock that has been set back since
 /// does not wait for that clock.
+///
+/// What is settled is never looked at: a history of millions must not make the start longer.
 pub(super) fn begin_anew(connection: &Connection, now: UnixMicros) -> Result<(), rusqlite::Error> {
-    connection.execute("UPDATE oncehook_deliveries SET lease_until = 0 WHERE state = 'running'", [])?;
     connection.execute(
-        "UPDATE oncehook_deliveries SET run_at = ?1 WHERE state = 'ready' AND run_at > ?1 AND run_at < ?2",
-        [now.0, NO_TIME.0],
+        "UPDATE oncehook_deliveries INDEXED BY oncehook_deliveries_leased SET lease_until = 0 WHERE state = 'running'",
+        [],
     )?;
     let tomorrow = now.0.saturating_add(86_400 * 1_000_000);
     connection.execute(
-        "UPDATE oncehook_deliveries SET run_at = ?1 WHERE state IN ('retrying', 'parked') AND run_at > ?1 AND run_at < ?2",
+        "UPDATE oncehook_deliveries INDEXED BY oncehook_deliveries_due SET run_at = iif(state = 'ready', ?1, ?2)
+          WHERE state IN ('ready', 'retrying') AND run_at > iif(state = 'ready', ?1, ?2) AND run_at < ?3",
+        [now.0, tomorrow, NO_TIME.0],
+    )?;
+    connection.execute(
+        "UPDATE oncehook_deliveries INDEXED BY oncehook_deliveries_parked SET run_at = ?1
+          WHERE state = 'parked' AND run_at > ?1 AND run_at < ?2",
         [tomorrow, NO_TIME.0],
     )?;
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::journal::sqlite::schema;
+
+    const HOUR: i64 = 3_600 * 1_000_000;
+    const NOW: i64 = 1_000 * HOUR;
+
+    #[test]
+    fn after_a_clock_was_set_back_what_was_due_is_due_and_nothing_waits_longer_than_a_day() {
+        let mut connection = Connection::open_in_memory().unwrap();
+        schema::migrate(&mut connection, UnixMicros(0)).unwrap();
+        let (soon, late) = (NOW + HOUR, NOW + 48 * HOUR);
+        let (tomorrow, never) = (NOW + 24 * HOUR, NO_TIME.0);
+        // When it was to run, and when it is to run now.
+        let cases = [
+            ("ready", NOW - HOUR, NOW - HOUR),
+            ("ready", late, NOW),
+            ("ready", never, never),
+            ("retrying", soon, soon),
+            ("retrying", late, tomorrow),
+            ("parked", soon, soon),
+            ("parked", late, tomorrow),
+            ("parked", never, never),
+            ("running", late, late),
+            ("succeeded", late, late),
+            ("dead", late, late),
+        ];
+        let mut insert = connection
+            .prepare(
+                "INSERT INTO oncehook_deliveries (event, route, state, run_at, lease_until) VALUES (?1, 'orders', ?2, ?3, ?4)",
+            )
+            .unwrap();
+        for (event, (state, run_at, _)) in cases.iter().enumerate() {
+            let lease = (*state == "running").then_some(late);
+            insert.execute(params![i64::try_from(event).unwrap(), state, run_at, lease]).unwrap();
+        }
+        begin_anew(&connection, UnixMicros(NOW)).unwrap();
+        let found: Vec<(i64, Option<i64>)> = connection
+            .prepare("SELECT run_at, lease_until FROM oncehook_deliveries ORDER BY event")
+            .unwrap()
+            .query_map([], |row| Ok((row.get(0)?, row.get(1)?)))
+            .unwrap()
+            .collect::<Result<_, _>>()
+            .unwrap();
+        for ((state, before, after), (run_at, lease)) in cases.iter().zip(&found) {
+            assert_eq!(run_at, after, "{state} at {before}");
+            assert_eq!(*lease, (*state == "running").then_some(0), "{state}");
+        }
+    }
 }

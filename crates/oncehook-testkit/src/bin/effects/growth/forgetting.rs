@@ -17,11 +17,9 @@ use super::super::{Bench, rate};
 use super::history::{History, SHORT};
 use super::{Plan, SIZE, mariadb, middle, progress};
 
-/// A run takes so many times what a run of the rates takes: forgetting needs a little time to be felt.
-const LONGER: usize = 1;
-
 /// Takes the store, because it is not the same afterwards.
 pub async fn measure(store: Store, plan: &Plan, history: &History) -> anyhow::Result<Forgetting> {
+    let run = plan.run_on(store.engine());
     let mut bench = Bench::open(store).await?.with_size(SIZE);
     let age = bench.clock.now().0 - middle(history, history.count).0;
     let payload = Duration::from_micros(age.unsigned_abs());
@@ -35,8 +33,8 @@ pub async fn measure(store: Store, plan: &Plan, history: &History) -> anyhow::Re
                 Worker::start(deliveries, &Routes::default(), retention, bench.clock.clone(), metrics)
             });
             let started = Instant::now();
-            bench.append(plan.run * LONGER, false, None).await?;
-            let accepted = rate(plan.run * LONGER, started);
+            bench.append(run, false, None).await?;
+            let accepted = rate(run, started);
             if let Some(worker) = worker {
                 worker.stop().await;
             }

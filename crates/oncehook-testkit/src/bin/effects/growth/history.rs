@@ -191,8 +191,10 @@ fn load_file(mut connection: Connection, history: &History, from: usize, to: usi
         transaction.commit()?;
         progress(&format!("{} of {} keys written", number * 1_000_000 + part.len(), keys.len()));
     }
+    // Every key is in its table, and all of them are signed: there is no replay to look for among them.
     connection.execute_batch(
-        "INSERT INTO oncehook_meta (name, value) SELECT 'ledger_to', max(seq) FROM oncehook_events
+        "INSERT INTO oncehook_meta (name, value)
+         SELECT name.column1, (SELECT max(seq) FROM oncehook_events) FROM (VALUES ('ledger_to'), ('replays_to')) name
           WHERE true ON CONFLICT (name) DO UPDATE SET value = excluded.value",
     )?;
     for source in ["shop", "old-shop"] {
