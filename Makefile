@@ -29,7 +29,7 @@ test: services ## Everything that must hold: lints, units, suites, vectors, cras
 conformance: ## Official libraries from PyPI and npm against oncehook, both ways
 	./conformance/run
 
-bench: services ## Every journal beside its ceiling and beside the stack people build today (about 20 minutes); bench/REPORT.md
+bench: services ## Every journal beside its ceiling and beside the stack people build today (20 to 30 minutes); bench/REPORT.md
 	$(CARGO) build --release -p oncehook-server -p oncehook-testkit
 	@python3 -m venv --help >/dev/null || { apt-get update -qq && apt-get install -y -qq python3-venv; }
 	./target/release/compare
@@ -40,7 +40,7 @@ bench-rows: services ## In detail: keys, full ledger, memory, effects, history, 
 	./target/release/effects
 	./target/release/order
 
-bench-growth: services ## A history that grows to ten million events, on SQLite, PostgreSQL and MariaDB (about an hour); bench/GROWTH.md
+bench-growth: services ## A history that grows to ten million events, on SQLite, PostgreSQL and MariaDB (more than an hour); bench/GROWTH.md
 	$(CARGO) build --release -p oncehook-server --bin oncehook -p oncehook-testkit --bin effects
 	./target/release/effects growth
 	./target/release/effects growth --journal postgres

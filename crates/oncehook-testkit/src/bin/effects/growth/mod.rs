@@ -17,6 +17,7 @@ mod mariadb;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use oncehook::journal::sqlite::SqliteOptions;
 use oncehook_testkit::compare::Machine;
 use oncehook_testkit::compare::family::{settle, stolen, stolen_since};
 use oncehook_testkit::compare::growth::{Growth, Journal, Pair, Rates, Step};
@@ -40,11 +41,11 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// What is appended and worked off in one run. The embedded journal moves its keys into their table a generation of
-    /// 196,608 at a time, and scattered ones cost it more there the longer the history is: each run has its share of that.
+    /// What is appended and worked off in one run. The embedded journal moves its keys into their table a generation at a
+    /// time, and scattered ones cost it more there the longer the history is: each run has its share of that.
     fn run_on(&self, engine: Engine) -> usize {
         self.run.unwrap_or(match engine {
-            Engine::Sqlite => 196_608,
+            Engine::Sqlite => SqliteOptions::new("").ledger_generation,
             Engine::Postgres | Engine::Mysql => 100_000,
         })
     }
