@@ -4,7 +4,7 @@ CARGO ?= cargo
 # For the receiver in examples/, if the machine has no Node with node:sqlite (22.13 or newer).
 NODE_VERSION := 24.21.0
 
-.PHONY: help run check test conformance bench bench-rows bench-growth layers prove services
+.PHONY: help run check test conformance bench bench-rows bench-growth floods layers prove services
 
 help: ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -26,7 +26,7 @@ test: services ## Everything that must hold: lints, units, suites, vectors, cras
 	$(CARGO) test --workspace
 	./conformance/run
 
-conformance: ## Official libraries from PyPI and npm against oncehook, both ways
+conformance: ## Official libraries from PyPI and npm against oncehook, both ways, and a validator for the OpenAPI document
 	./conformance/run
 
 bench: services ## Every journal beside its ceiling and beside the stack people build today (20 to 30 minutes); bench/REPORT.md
@@ -45,6 +45,11 @@ bench-growth: services ## A history that grows to ten million events, on SQLite,
 	./target/release/effects growth
 	./target/release/effects growth --journal postgres
 	./target/release/effects growth --journal mysql
+
+floods: ## Strangers without a secret hold memory and connections for a minute each while a genuine client sends (about 8 minutes)
+	$(CARGO) build --release -p oncehook-server --bin oncehook
+	$(CARGO) build --release -p oncehook-testkit --bin floods
+	./target/release/floods
 
 layers: services ## Copies over four nodes with Redis in trouble, and a database that is away for a minute (about 5 minutes)
 	$(CARGO) build --release -p oncehook-server --bin oncehook

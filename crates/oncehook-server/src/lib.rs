@@ -10,6 +10,8 @@ pub mod cli;
 pub mod config;
 pub mod http;
 mod order;
+mod pauses;
+mod private_file;
 mod replay;
 mod spool;
 mod telemetry;

@@ -5,13 +5,13 @@
 //!
 //! Promises also: what is skipped can take effect no more, in another database either ([`void_before_skip`]).
 //!
-//! Does not: carry it out. A journal does that, and writes it down.
+//! Does not: carry it out. A journal does that, and writes it down. [`forecast`] says what would come of it.
 
 use oncehook::delivery::{DeliveryId, DeliveryState, Fence, RouteName};
 use oncehook::event::SourceName;
 use oncehook::handler::Handler;
 use oncehook::handler::elsewhere::Voided;
-use oncehook::journal::{Deliveries, EventSummary, Order, Verb, Who, WorkError};
+use oncehook::journal::{Deliveries, EventSummary, Flag, Order, OrderError, Ordered, Verb, Who, WorkError};
 use oncehook::retry::RetryPolicy;
 use oncehook::route::Routes;
 
@@ -59,6 +59,57 @@ pub(crate) fn order(
     };
     let attempts = attempts.unwrap_or_else(|| RetryPolicy::default().max_attempts);
     Ok(Order { event: event.id, verb, route, who, wanting, attempts })
+}
+
+/// What an order would change, for a dry run: decided from the event as it was read, without asking the journal to do
+/// anything. The journals decide the same inside their transaction; a test compares the two.
+pub(crate) fn forecast(event: &EventSummary, order: &Order) -> Result<Ordered, OrderError> {
+    let unfit = |reason: &str| Err(OrderError::Unfit(reason.to_owned()));
+    let held = event.flags.contains(&Flag::Quarantined);
+    if held && !matches!(order.verb, Verb::Release | Verb::Skip) {
+        return unfit("the event is held; release it first");
+    }
+    let latest = event.deliveries.iter().map(|delivery| delivery.epoch).max().unwrap_or(0);
+    let in_state = |fits: fn(DeliveryState) -> bool| -> Vec<RouteName> {
+        let deliveries = event.deliveries.iter();
+        let fitting = deliveries.filter(|delivery| DeliveryState::parse(&delivery.state).is_some_and(fits));
+        let routes = fitting.filter_map(|delivery| RouteName::new(&delivery.route).ok());
+        routes.filter(|route| order.is_for(route)).collect()
+    };
+    let failed =
+        |state| matches!(state, DeliveryState::Dead | DeliveryState::Retrying | DeliveryState::Parked);
+    let wanting = || order.wanting.iter().filter(|route| order.is_for(route)).cloned();
+    let mut epoch = latest;
+    let mut routes = match order.verb {
+        Verb::Retry => in_state(failed),
+        Verb::Replay => {
+            let known = |route: &RouteName| event.deliveries.iter().any(|one| one.route == route.as_str());
+            in_state(failed).into_iter().chain(wanting().filter(|route| !known(route))).collect()
+        }
+        Verb::ForceReplay { epoch: asked } if asked != latest + 1 => {
+            return Err(OrderError::Epoch { next: latest + 1 });
+        }
+        Verb::ForceReplay { epoch: asked } => {
+            epoch = asked;
+            order.route.as_ref().map_or_else(|| wanting().collect(), |named| vec![named.clone()])
+        }
+        Verb::Skip if !in_state(|state| state == DeliveryState::Running).is_empty() => {
+            return unfit("a delivery is running; wait for it, or pause its route first");
+        }
+        Verb::Skip => in_state(|state| state == DeliveryState::Dead || state.is_pending()),
+        Verb::Release if !held => return unfit("the event is not held"),
+        Verb::Release => wanting().collect(),
+    };
+    routes.sort_unstable();
+    routes.dedup();
+    match order.verb {
+        Verb::Retry if routes.is_empty() => {
+            unfit("nothing to retry: no delivery is dead or waits for another attempt")
+        }
+        Verb::Skip if routes.is_empty() => unfit("nothing to skip: no delivery is pending or dead"),
+        Verb::ForceReplay { .. } if routes.is_empty() => unfit("no route wants this event"),
+        _ => Ok(Ordered { routes, epoch }),
+    }
 }
 
 /// Why something cannot be skipped.

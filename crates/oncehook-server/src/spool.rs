@@ -8,12 +8,22 @@ use oncehook::intake::{Intake, SpoolState};
 use oncehook::observe::SpoolFigures;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
+use tokio::time::Instant;
 
 use crate::http::admin::Admin;
 
 /// How often it is looked whether events wait too long, and how often that is said.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 const SAY_EVERY: u32 = 60;
+
+/// How long the spool is drained at the end, if there is time. A journal that is away would use up any time.
+const DRAIN_AT_THE_END: Duration = Duration::from_secs(10);
+
+/// How long the tasks may take to notice the end.
+const A_MOMENT: Duration = Duration::from_secs(1);
+
+/// What is kept of the time at the end for the tasks and for closing the file.
+const CLOSE: Duration = Duration::from_secs(3);
 
 /// A spool that is so full, in per cent, will soon answer 503.
 const NEARLY_FULL: u8 = 80;
@@ -53,26 +63,33 @@ pub(crate) fn start(admin: &Arc<Admin>) -> Option<Draining> {
 }
 
 impl Draining {
-    /// Drains for so long at most, then stops. Returns how many events are left.
-    pub(crate) async fn finish(self, patience: Duration) -> u64 {
+    /// Drains for a while, then stops and closes the file, all of it before the deadline. Returns how many events are left.
+    pub(crate) async fn finish(self, deadline: Instant) -> u64 {
+        let spool = self.intake.spool();
         let empty = async {
-            while self.intake.spool().state().events > 0 {
+            while spool.state().events > 0 {
                 tokio::time::sleep(Duration::from_millis(20)).await;
             }
         };
-        let _ = tokio::time::timeout(patience, empty).await;
+        let drained_by = (Instant::now() + DRAIN_AT_THE_END).min(deadline - CLOSE);
+        let _ = tokio::time::timeout_at(drained_by, empty).await;
         // The tasks may be gone.
         let _ = self.end.send(true);
+        let stopped_by = Instant::now() + A_MOMENT;
         for mut task in self.tasks {
             // One that hangs in the journal goes on where it was at the next start.
-            if tokio::time::timeout(Duration::from_secs(1), &mut task).await.is_err() {
+            if tokio::time::timeout_at(stopped_by, &mut task).await.is_err() {
                 task.abort();
             }
         }
-        let left = self.intake.spool().state().events;
-        self.intake.spool().close().await;
+        if !spool.close(deadline.saturating_duration_since(Instant::now())).await {
+            tracing::error!(
+                "the spool did not close in time; events that it was still storing were not acknowledged"
+            );
+        }
+        let left = spool.state().events;
         if left > 0 {
-            let path = self.intake.spool().path().display();
+            let path = spool.path().display();
             tracing::error!(
                 left,
                 "{left} accepted events stay in the spool {path}; start again to drain them"

@@ -6,7 +6,7 @@
 //! Does not: make anything happen. The worker does its work whether somebody waits or not.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -57,6 +57,8 @@ pub(crate) struct Waiting {
     arrived: Notify,
     inside: AtomicUsize,
     limit: usize,
+    /// Whether everybody was let go.
+    over: AtomicBool,
 }
 
 /// A place among those who wait.
@@ -70,7 +72,13 @@ impl Drop for Place<'_> {
 
 impl Waiting {
     pub(crate) fn new(limit: usize) -> Self {
-        Self { awaited: Mutex::default(), arrived: Notify::new(), inside: AtomicUsize::new(0), limit }
+        Self {
+            awaited: Mutex::default(),
+            arrived: Notify::new(),
+            inside: AtomicUsize::new(0),
+            limit,
+            over: AtomicBool::new(false),
+        }
     }
 
     /// A place, if there is one.
@@ -93,6 +101,9 @@ impl Waiting {
     async fn heard(&self, delivery: DeliveryId, up_to: Duration, enough: impl Fn(&Word) -> bool) -> Word {
         let mut words = {
             let mut awaited = self.awaited();
+            if self.over.load(Ordering::Acquire) {
+                return Word::Unknown;
+            }
             let word = awaited.entry(delivery).or_insert_with(|| watch::Sender::new(Word::Unknown));
             if word.receiver_count() == 0 {
                 // What somebody heard who is gone may be old.
@@ -104,6 +115,12 @@ impl Waiting {
         // Neither the end of the time nor that of the reader is an error: what was heard last counts.
         let _ = tokio::time::timeout(up_to, words.wait_for(|word| enough(word))).await;
         words.borrow().clone()
+    }
+
+    /// Lets everybody go who waits, and whoever comes later, with what was heard last: nothing more will happen here.
+    pub(crate) fn let_go(&self) {
+        self.over.store(true, Ordering::Release);
+        self.awaited().clear();
     }
 
     /// Looks for as long as it is polled.

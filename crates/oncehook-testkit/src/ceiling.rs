@@ -14,7 +14,7 @@ use oncehook::event::{EventId, EventIds, NewEvents, SourceName};
 use oncehook::journal::{
     AppendError, Appended, Backlog, BoxFuture, Deliveries, Durability, EventDetail, EventPage, EventQuery,
     Forgotten, Journal, JournalReader, JournalState, Layer, Order, OrderError, Ordered, Pausable, Pause,
-    Progress, ReadError, Receipt, Retention, SelfTestError, Stats, StoredBody, Ticket, Verdict, Who,
+    Paused, Progress, ReadError, Receipt, Retention, SelfTestError, Stats, StoredBody, Ticket, Verdict, Who,
     WorkError,
 };
 use oncehook::route::Route;
@@ -138,6 +138,10 @@ impl Deliveries for NoJournal {
     }
 
     fn paused(&self) -> BoxFuture<'_, Result<Vec<Pausable>, WorkError>> {
+        nothing()
+    }
+
+    fn pauses(&self) -> BoxFuture<'_, Result<Vec<Paused>, WorkError>> {
         nothing()
     }
 

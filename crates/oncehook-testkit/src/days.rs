@@ -25,6 +25,13 @@ pub fn make(day: i64) -> String {
     format!("DO $$ BEGIN {} {} END $$;", table("events"), table("attempts"))
 }
 
+/// The statement that makes the journal believe its clock: it was there yesterday, although its newest event is old.
+#[must_use]
+pub fn believe_clock() -> &'static str {
+    "INSERT INTO oncehook.entities (scope, entity, state)
+     VALUES ('clock:forgetting', 'seen', oncehook.micros() - 86400000000)"
+}
+
 /// The statements that store so many events of a day. All of them were applied at the second attempt.
 #[must_use]
 pub fn plant(day: i64, count: i64) -> String {

@@ -47,6 +47,7 @@ pub async fn exercise<J: Journal + JournalReader>(subject: &Subject<J>) {
     run(subject, a_dropped_ticket_cancels_nothing).await;
     run(subject, quarantined_events_are_stored_and_marked).await;
     run(subject, the_same_body_under_an_unsigned_key_is_a_suspected_replay).await;
+    run(subject, a_replay_that_the_front_door_has_seen_is_held_and_flagged).await;
     run(subject, duplicates_are_counted_and_the_latest_remembered).await;
     run(subject, duplicates_recognised_elsewhere_are_counted_like_the_journals_own).await;
     run(subject, lists_filter_and_page).await;
@@ -306,6 +307,21 @@ async fn the_same_body_under_an_unsigned_key_is_a_suspected_replay<J: Journal + 
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     assert_eq!(flagged.iter().map(|event| event.id).collect::<Vec<_>>(), [replay.id]);
+}
+
+async fn a_replay_that_the_front_door_has_seen_is_held_and_flagged<J: Journal + JournalReader>(
+    case: Case<J>,
+) {
+    for key_signed in [true, false] {
+        let quarantine = Some(Quarantine::SuspectedReplay);
+        let key = format!("replay-{key_signed}");
+        let replay = NewEvent { quarantine, key_signed, ..event(&key, &key) };
+        let appended = append_one(&*case.journal, replay).await;
+        assert_eq!(appended.verdict, Verdict::Quarantined);
+        let mut flags = case.journal.show(appended.id).await.unwrap().unwrap().event.flags;
+        flags.sort_unstable_by_key(|flag| flag.as_str());
+        assert_eq!(flags, [Flag::Quarantined, Flag::SuspectedReplay], "key_signed = {key_signed}");
+    }
 }
 
 async fn duplicates_are_counted_and_the_latest_remembered<J: Journal + JournalReader>(case: Case<J>) {

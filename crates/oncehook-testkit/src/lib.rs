@@ -5,6 +5,7 @@
 //! - [`deliveries`]: what every journal promises workers and operators, with random histories of its own.
 //! - [`journal`]: the behaviour of every journal, one call per backend.
 //! - [`model`]: random histories against the reference journal, with a printed seed.
+//! - [`floods`]: strangers who hold connections and memory while a genuine client sends.
 //! - [`gateway`]: the real binary on free ports, to start, kill and ask.
 //! - [`days`]: days of a journal on PostgreSQL, planted with SQL.
 //! - [`leash`]: processes that must not outlive this one.
@@ -27,6 +28,7 @@ pub mod chaos_proxy;
 pub mod compare;
 pub mod days;
 pub mod deliveries;
+pub mod floods;
 pub mod gateway;
 pub mod inbox;
 pub mod journal;

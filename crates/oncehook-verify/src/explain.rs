@@ -98,6 +98,7 @@ pub fn explain_with(
                 Rejection::TooOld { .. } => findings.push("The signature is good. Either this is an old request sent again, or this machine's clock is ahead; if the sender repeats the first timestamp on retries, raise the tolerance of this source.".to_owned()),
                 Rejection::InFuture { .. } => findings.push("The signature is good. One of the two clocks is wrong; check this machine's.".to_owned()),
                 Rejection::MalformedTimestamp => findings.push("The timestamp must be digits only, in the unit of the scheme.".to_owned()),
+                Rejection::ChallengeContent => findings.push("This provider has its challenges signed with the same key, by anybody who asks for it. A genuine event never looks like a challenge; whoever sent this has most likely forged it.".to_owned()),
                 Rejection::MalformedSignature => attempt.try_encodings(&mut findings),
                 Rejection::SignatureMismatch => attempt.try_mistakes(&mut findings),
                 _ => {}

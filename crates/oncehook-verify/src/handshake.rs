@@ -4,7 +4,8 @@
 //! ([`Handshakes::answer`] takes nothing else). Some senders ask without a signature; those rules are marked `unsigned`,
 //! and [`Handshakes::answer_unsigned`] runs them. No answer changes anything by itself: what a reply asks for
 //! ([`Action`]) is done by the caller, after verification for what reaches out, and held for a person where a secret is
-//! handed over. A value is echoed only if it is short and made of harmless characters.
+//! handed over. A value is echoed only if it is short and made of harmless characters. A value is signed only if the scheme
+//! declares it a challenge (see the `challenge` module), so no answer is ever a signature of a request.
 //!
 //! ```toml
 //! [[handshake]]
@@ -27,6 +28,7 @@ use std::{borrow::Cow, collections::BTreeMap};
 use serde::Deserialize;
 
 use crate::{
+    challenge,
     encoding::Encoding,
     extract::Plan,
     form, hmac,
@@ -99,6 +101,12 @@ impl Handshakes {
     #[must_use]
     pub const fn is_empty(&self) -> bool {
         self.rules.is_empty()
+    }
+
+    /// Does a rule sign a value with the secret, so that the scheme must say which values those are?
+    pub(crate) fn sign_challenges(&self) -> bool {
+        let signs = |text: &Text| text.0.iter().any(|piece| matches!(piece, Piece::Hmac(..)));
+        self.rules.iter().any(|rule| signs(&rule.body) || rule.headers.iter().any(|(_, text)| signs(text)))
     }
 
     /// Does a rule hand over a secret, so that a source can begin without one?
@@ -273,8 +281,8 @@ impl Text {
                 Piece::Literal(literal) => filled.push_str(literal),
                 Piece::Value(field) => filled.push_str(&field.read(view).ok().filter(|text| harmless(text))?),
                 Piece::Hmac(field, encoding) => {
-                    let text: Cow<'_, str> = field.read(view).ok().filter(|text| is_harmless(text))?;
-                    filled.push_str(&encoding.encode(&verifier.mac(text.as_bytes())?));
+                    let text: Cow<'_, str> = field.read(view).ok()?;
+                    filled.push_str(&encoding.encode(&verifier.sign_challenge(text.as_bytes())?));
                 }
             }
         }
@@ -309,10 +317,7 @@ impl Expected {
 
 /// Safe to reflect: nothing that a browser or a terminal could take for more than text.
 fn is_harmless(text: &str) -> bool {
-    text.len() <= MAX_ECHO_BYTES
-        && text.bytes().all(|byte| {
-            byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'.' | b'~' | b'+' | b'/' | b'=' | b'-')
-        })
+    text.len() <= MAX_ECHO_BYTES && text.bytes().all(challenge::is_plain)
 }
 
 /// Plain text, without anything that could begin an element, an entity or an attribute.

@@ -16,6 +16,7 @@
 //! container = "form:payload"        # the JSON stands in this field of a form
 //! digest_if = ["/messages/1"]       # if one of these is there, the key would name only a part: the digest is the key
 //! volatile = ["/attempt"]           # values that change between attempts, left out of the digest
+//! once = "/signature/token"        # a signed value that the sender uses for one event only
 //! ```
 //!
 //! `header:a|b` and `/a|/b` are alternatives: the first that is present is used. `json:/id` is the same as
@@ -26,6 +27,7 @@
 
 use std::{borrow::Cow, ops::Range};
 
+use http::HeaderName;
 use serde::Deserialize;
 use smallvec::SmallVec;
 
@@ -63,6 +65,7 @@ pub struct Identify {
     items: Option<Batch>,
     volatile: Vec<Pointer>,
     digest_if: Vec<Pointer>,
+    once: Option<Place>,
     container: Option<Container>,
 }
 
@@ -114,6 +117,8 @@ pub struct Item {
     pub version: Option<i64>,
     /// SHA-256 of its bytes without the volatile values.
     pub digest: [u8; 32],
+    /// SHA-256 of the value that its sender uses for one event only, if it has one.
+    pub once: Option<[u8; 32]>,
     /// Its bytes within the request's body.
     pub body: Range<usize>,
     /// Why it must wait for a person, if it must.
@@ -136,6 +141,8 @@ pub enum Quarantine {
     UnusableType,
     /// Its entity is over-long or holds control characters.
     UnusableEntity,
+    /// A value that its sender uses only once came before, with another event.
+    SuspectedReplay,
 }
 
 impl Quarantine {
@@ -149,6 +156,21 @@ impl Quarantine {
             Self::AmbiguousField => "ambiguous_field",
             Self::UnusableType => "unusable_type",
             Self::UnusableEntity => "unusable_entity",
+            Self::SuspectedReplay => "suspected_replay",
+        }
+    }
+
+    /// What it means, for people.
+    #[must_use]
+    pub const fn explain(self) -> &'static str {
+        match self {
+            Self::MissingKey => "it has no key, and the source holds such events",
+            Self::AmbiguousJson => "parsers would read its JSON differently",
+            Self::AmbiguousHeader => "a header that identifies it came twice",
+            Self::AmbiguousField => "a field that identifies it came twice",
+            Self::UnusableType => "its type is too long or holds control characters",
+            Self::UnusableEntity => "its entity is too long or holds control characters",
+            Self::SuspectedReplay => "a value that its sender uses only once came before with another event",
         }
     }
 
@@ -162,6 +184,7 @@ impl Quarantine {
             Self::AmbiguousField,
             Self::UnusableType,
             Self::UnusableEntity,
+            Self::SuspectedReplay,
         ]
         .into_iter()
         .find(|reason| reason.as_str() == text)
@@ -208,6 +231,7 @@ pub struct Identifier {
     entity: Vec<Part>,
     version: Option<Part>,
     volatile: Vec<Slot>,
+    once: Option<Part>,
     missing_key: MissingKey,
     key_is_signed: bool,
 }
@@ -224,6 +248,7 @@ impl Default for Identify {
             items: None,
             volatile: Vec::new(),
             digest_if: Vec::new(),
+            once: None,
             container: None,
         }
     }
@@ -234,6 +259,15 @@ impl Identify {
     #[must_use]
     pub const fn is_batch(&self) -> bool {
         self.items.is_some()
+    }
+
+    /// The headers that an event's key, type, time, entity or version is read from.
+    #[must_use]
+    pub fn headers(&self) -> Vec<&HeaderName> {
+        let time = self.time.as_ref().map(|time| &time.from);
+        let places =
+            self.key.iter().flatten().chain(&self.kind).chain(time).chain(&self.entity).chain(&self.version);
+        places.flat_map(Place::headers).collect()
     }
 
     /// The same with another key: the places of its parts, or `["digest"]`.
@@ -263,6 +297,12 @@ impl Identifier {
     #[must_use]
     pub const fn key_is_signed(&self) -> bool {
         self.key_is_signed
+    }
+
+    /// Should every event have a key in a place of its own? Then one whose key is the digest of its body lacks it.
+    #[must_use]
+    pub const fn wants_key(&self) -> bool {
+        self.key.is_some() && self.digest_if.is_empty()
     }
 
     /// Says which event, or events, a request holds.
@@ -320,6 +360,7 @@ impl Identifier {
         let occurred_at = self.time.as_ref().and_then(|(part, unit)| unit.parse(&view.text(part)?));
 
         let version = self.version.as_ref().and_then(|part| view.text(part)?.parse().ok());
+        let once = self.once.as_ref().and_then(|part| view.find(part)).map(|bytes| key::digest(&bytes));
 
         // An event that parsers may read differently stays out of the ids of the others.
         let by_id = key_parts.filter(|_| view.trouble.is_none());
@@ -349,7 +390,7 @@ impl Identifier {
         };
         let kind = usable(kind, Quarantine::UnusableType);
         let entity = usable(entity, Quarantine::UnusableEntity);
-        Ok(Item { key, kind, entity, occurred_at, version, digest, body, quarantine })
+        Ok(Item { key, kind, entity, occurred_at, version, digest, once, body, quarantine })
     }
 
     /// The digest of an item without its volatile values.
@@ -387,6 +428,7 @@ impl Item {
             occurred_at: None,
             version: None,
             digest,
+            once: None,
             body: 0..body.len(),
             quarantine: Some(quarantine),
         }
@@ -528,6 +570,11 @@ fn compile(identify: &Identify, scheme: &Scheme, missing_key: MissingKey) -> Res
     let version = identify.version.as_ref().map(|place| place.compile(&mut plan)).transpose()?;
     let volatile = identify.volatile.iter().map(|pointer| plan.add(pointer)).collect::<Result<_, _>>()?;
     let digest_if = identify.digest_if.iter().map(|pointer| plan.add(pointer)).collect::<Result<_, _>>()?;
+    // A value that anybody can change says nothing.
+    if identify.once.as_ref().is_some_and(|place| !place.is_signed(scheme)) {
+        return Err("once: the signature must cover it".to_owned());
+    }
+    let once = identify.once.as_ref().map(|place| place.compile(&mut plan)).transpose()?;
     let key_is_signed = match &identify.key {
         None => scheme.integrity() == Integrity::Body,
         Some(places) => places.iter().all(|place| place.is_signed(scheme)),
@@ -543,6 +590,7 @@ fn compile(identify: &Identify, scheme: &Scheme, missing_key: MissingKey) -> Res
         entity,
         version,
         volatile,
+        once,
         missing_key,
         key_is_signed,
     })
@@ -568,6 +616,7 @@ struct IdentifyText {
     volatile: Vec<String>,
     #[serde(default)]
     digest_if: Vec<String>,
+    once: Option<String>,
     container: Option<String>,
 }
 
@@ -605,6 +654,9 @@ fn checked(text: &IdentifyText) -> Result<Identify, String> {
     if container.is_some() && items.is_some() {
         return Err("items inside a container are not looked for".to_owned());
     }
+    if text.once.is_some() && items.is_some() {
+        return Err("once is for one event, and items makes several of a request".to_owned());
+    }
     let volatile = text.volatile.iter().map(pointer).collect::<Result<Vec<_>, _>>()?;
     if volatile.iter().any(Pointer::is_root) {
         return Err("volatile: without the whole document there is no digest".to_owned());
@@ -618,6 +670,7 @@ fn checked(text: &IdentifyText) -> Result<Identify, String> {
         items: items.as_deref().map(Batch::parse).transpose()?,
         volatile,
         digest_if: text.digest_if.iter().map(pointer).collect::<Result<_, _>>()?,
+        once: text.once.as_deref().map(Place::parse).transpose()?,
         container,
     })
 }

@@ -60,6 +60,12 @@ impl EventKey {
         Self(format!("{BODY_DIGEST_PREFIX}{}", hex::encode(digest)).into_bytes().into())
     }
 
+    /// Whether it is one that [`of_digest`](Self::of_digest) made. No sender's id looks like that.
+    #[must_use]
+    pub fn is_of_digest(&self) -> bool {
+        self.0.starts_with(BODY_DIGEST_PREFIX.as_bytes())
+    }
+
     /// A key read back from storage; nothing if it is empty or too long.
     #[must_use]
     pub fn from_bytes(bytes: &[u8]) -> Option<Self> {

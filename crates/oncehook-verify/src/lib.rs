@@ -59,11 +59,13 @@
 
 mod asymmetric;
 mod certificate;
+mod challenge;
 mod encoding;
 mod explain;
 mod extract;
 mod fetch;
 mod form;
+mod forward;
 mod grammar;
 mod handshake;
 mod header;
@@ -90,6 +92,7 @@ mod view;
 
 pub use explain::{Explanation, Facts, explain, explain_with};
 pub use fetch::{FetchedKey, KeyError, KeyRequest};
+pub use forward::EventHeaders;
 pub use handshake::{Action, Handshakes, Reply};
 pub use identify::{
     Identified, Identifier, Identify, Item, MAX_BATCH_ITEMS, MAX_NAME_BYTES, MissingKey, Quarantine,

@@ -146,6 +146,14 @@ impl Place {
         Ok(Part { sources, optional: self.optional })
     }
 
+    /// The headers that it may be read from.
+    pub(crate) fn headers(&self) -> impl Iterator<Item = &HeaderName> {
+        self.alternatives.iter().flat_map(|alternative| match alternative {
+            Alternative::Header(names) => Some(names.iter()).into_iter().flatten(),
+            _ => None.into_iter().flatten(),
+        })
+    }
+
     /// Is the value covered by the signature, whichever alternative is used?
     pub(crate) fn is_signed(&self, scheme: &Scheme) -> bool {
         self.alternatives.iter().all(|alternative| match alternative {

@@ -9,12 +9,14 @@ use std::{collections::BTreeMap, sync::LazyLock};
 use http::{HeaderMap, HeaderName, HeaderValue};
 use serde::Deserialize;
 
-use crate::{form, handshake::Handshakes, identify::Identify, scheme::Scheme, time::UnixMicros};
+use crate::{
+    form, forward::EventHeaders, handshake::Handshakes, identify::Identify, scheme::Scheme, time::UnixMicros,
+};
 
 mod files;
 
 static PRESETS: LazyLock<Vec<Preset>> = LazyLock::new(|| {
-    let parse = |(name, text): &(&str, &str)| match toml::from_str::<Preset>(text) {
+    let parse = |(name, text): &(&str, &str)| match Preset::parse(text) {
         Ok(preset) => preset,
         #[expect(clippy::panic, reason = "the files are part of the crate, and a test parses each of them")]
         Err(error) => panic!("the built-in preset {name} is broken: {error}"),
@@ -63,6 +65,11 @@ pub struct Preset {
     pub retry_horizon_secs: u64,
     /// How long it waits for an answer, in seconds, where known.
     pub timeout_secs: Option<u64>,
+    /// The largest body it sends, in bytes, where it is known to exceed the usual limit of a source.
+    pub max_body_bytes: Option<usize>,
+    /// Headers that tell about an event: they go along when it is forwarded. Never the signature, a token or a secret.
+    #[serde(default)]
+    pub forward: EventHeaders,
     /// An event to try things out with.
     pub sample: Sample,
 }
@@ -186,6 +193,15 @@ impl From<OtherText> for OtherSample {
 pub struct SampleError;
 
 impl Preset {
+    /// Reads a preset. A handshake may sign only what its scheme declares a challenge.
+    fn parse(text: &str) -> Result<Self, String> {
+        let preset: Self = toml::from_str(text).map_err(|error| error.to_string())?;
+        match preset.handshakes.sign_challenges() && preset.verify.challenge.is_none() {
+            true => Err("a handshake signs a value: say in verify.challenge which ones".to_owned()),
+            false => Ok(preset),
+        }
+    }
+
     /// All providers.
     #[must_use]
     pub fn all() -> &'static [Self] {

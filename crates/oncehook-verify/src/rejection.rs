@@ -111,11 +111,15 @@ pub enum Rejection {
     /// different requests.
     #[error("the message id contains the separator of the signed text")]
     IdAmbiguous,
+    /// The signed content has the shape of a handshake's challenge. The gateway signs challenges for anybody who asks, so
+    /// a good signature would prove nothing.
+    #[error("the signed content could be a handshake's challenge, which anybody can have signed")]
+    ChallengeContent,
 }
 
 impl Rejection {
     /// All codes, for whoever registers metrics in advance.
-    pub const CODES: [&'static str; 21] = [
+    pub const CODES: [&'static str; 22] = [
         "missing_header",
         "duplicate_header",
         "malformed_header",
@@ -137,6 +141,7 @@ impl Rejection {
         "key_unknown",
         "key_url_refused",
         "id_ambiguous",
+        "challenge_content",
     ];
 
     /// A short name from a fixed set, for metrics and logs.
@@ -164,6 +169,7 @@ impl Rejection {
             Self::KeyUnknown => "key_unknown",
             Self::KeyUrlRefused => "key_url_refused",
             Self::IdAmbiguous => "id_ambiguous",
+            Self::ChallengeContent => "challenge_content",
         }
     }
 

@@ -14,6 +14,7 @@
 //! require = { "header:x-app" = "param:app" }   # values that must be the configured ones
 //! each = "/items"                  # every item of this list is signed for itself
 //! container = "multipart:json"     # pointers are followed in this field of a form
+//! challenge = { chars = "hex-lower", min = 20, max = 32 }   # what the key signs for a handshake; see the challenge module
 //! ```
 //!
 //! The signature stands in a `header` (a list gives alternative names), in all `headers` of a list that are there, in a
@@ -37,6 +38,7 @@ use serde::Deserialize;
 
 use self::text::SchemeText;
 use crate::{
+    challenge::ChallengeShape,
     encoding::{Encoding, KeyEncoding},
     extract::{Plan, Slot},
     fetch::FetchRule,
@@ -72,6 +74,8 @@ pub struct Scheme {
     pub(crate) require: Vec<(Field, String)>,
     pub(crate) container: Option<Container>,
     pub(crate) each: Option<(Plan, Slot)>,
+    /// What the key signs for a handshake. Content of this shape is never accepted.
+    pub(crate) challenge: Option<ChallengeShape>,
     /// Every JSON value that is read.
     pub(crate) plan: Plan,
     /// JSON values that are part of the signed text.
@@ -150,6 +154,16 @@ impl Scheme {
             Location::Field(_) => (None, &[]),
         };
         names.into_iter().flat_map(HeaderNames::iter).chain(list)
+    }
+
+    /// The headers that may carry the signed time.
+    pub fn time_headers(&self) -> impl Iterator<Item = &HeaderName> {
+        let field = self.timestamp.as_ref().and_then(|timestamp| timestamp.field.as_ref());
+        let names = field.and_then(|field| match &field.at {
+            At::Header(names) => Some(names),
+            _ => None,
+        });
+        names.into_iter().flat_map(HeaderNames::iter)
     }
 
     /// Where the signature stands, for people.

@@ -151,8 +151,10 @@ impl Verifier {
         &self.settings
     }
 
-    /// The MAC of a text with the first secret; nothing if the scheme has no HMAC.
-    pub(crate) fn mac(&self, text: &[u8]) -> Option<Vec<u8>> {
+    /// The MAC of a challenge with the first secret. Nothing for any other text (see the `challenge` module), and
+    /// nothing if the scheme has no HMAC.
+    pub(crate) fn sign_challenge(&self, text: &[u8]) -> Option<Vec<u8>> {
+        self.scheme.challenge.as_ref().filter(|shape| shape.fits(&[text]))?;
         self.keys.iter().find_map(|prepared| match &prepared.key {
             Key::Hmac(key) => Some(key.mac(&[text]).as_ref().to_vec()),
             _ => None,
@@ -294,6 +296,7 @@ impl Verifier {
             None => self.match_tokens(&entries)?,
             Some(content) => {
                 let pieces = content.fill(&Filling { view: &view, timestamp, id, names })?;
+                self.refuse_challenge(&pieces)?;
                 self.match_signatures(&entries, &pieces, now, fetched)?
             }
         };
@@ -318,6 +321,7 @@ impl Verifier {
         }
         self.check_required(view)?;
         let pieces: Pieces<'_> = [Cow::Borrowed(token.signed.as_bytes())].into_iter().collect();
+        self.refuse_challenge(&pieces)?;
         let wanted = token.algorithm.algorithm();
         let mut secret_index = None;
         for prepared in self.keys.iter().filter(|prepared| prepared.algorithm == wanted) {
@@ -383,6 +387,14 @@ impl Verifier {
             }
         }
         Ok(())
+    }
+
+    /// Refuses signed content that could be a challenge: anybody can have those signed.
+    fn refuse_challenge(&self, pieces: &Pieces<'_>) -> Result<(), Rejection> {
+        match &self.scheme.challenge {
+            Some(shape) if shape.fits(pieces) => Err(Rejection::ChallengeContent),
+            _ => Ok(()),
+        }
     }
 
     /// The index of the first secret that made one of the signatures.

@@ -5,6 +5,7 @@
 //!
 //! Does not: decide when to try again. That is `retry`.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -206,6 +207,17 @@ impl Cause {
         }
     }
 
+    /// What the log says of a failure about which nothing else may be said there.
+    fn in_log(self) -> &'static str {
+        match self {
+            Self::Destination => "the destination failed",
+            Self::Handler => "the handler failed",
+            Self::Ours => "the gateway failed",
+            Self::Poison => "the event cannot be handled",
+            Self::Prerequisite => "the event does not fit what came before it",
+        }
+    }
+
     /// The cause of that word.
     #[must_use]
     pub fn parse(word: &str) -> Option<Self> {
@@ -219,8 +231,10 @@ impl Cause {
 pub struct Failure {
     /// Whose fault it is.
     pub cause: Cause,
-    /// For people. Bounded.
+    /// For operators, kept with the attempt and shown by the API and the CLI. It may quote a destination or a database. Bounded.
     pub message: String,
+    /// For the log: our own words and codes only, never text of a destination, a database, a body or a secret.
+    pub summary: Cow<'static, str>,
     /// What to do about it.
     pub remedy: Remedy,
     /// Whether the destination is known to work: it answered, and did not want this one.
@@ -238,27 +252,63 @@ pub enum Remedy {
     Defer,
 }
 
+/// The text of a failure. Words that stand in the program may be logged. A text that was put together at run time may quote
+/// an event, a destination or a database: operators see it, the log does not.
+#[derive(Debug, Clone)]
+pub enum FailureText {
+    /// Words of the program.
+    Fixed(&'static str),
+    /// A text that may quote something.
+    Composed(String),
+}
+
+impl From<&'static str> for FailureText {
+    fn from(words: &'static str) -> Self {
+        Self::Fixed(words)
+    }
+}
+
+impl From<String> for FailureText {
+    fn from(text: String) -> Self {
+        Self::Composed(text)
+    }
+}
+
 /// The longest error text that is kept.
 const MESSAGE_BYTES: usize = 1_000;
 
 impl Failure {
     /// A failure that another attempt may mend.
     #[must_use]
-    pub fn retry(cause: Cause, message: impl Into<String>) -> Self {
-        Self { cause, message: bounded(message.into()), remedy: Remedy::Retry(None), answered: false }
+    pub fn retry(cause: Cause, text: impl Into<FailureText>) -> Self {
+        Self::new(cause, text.into(), Remedy::Retry(None))
     }
 
     /// A failure that no further attempt can mend.
     #[must_use]
-    pub fn permanent(cause: Cause, message: impl Into<String>) -> Self {
-        Self { cause, message: bounded(message.into()), remedy: Remedy::GiveUp, answered: false }
+    pub fn permanent(cause: Cause, text: impl Into<FailureText>) -> Self {
+        Self::new(cause, text.into(), Remedy::GiveUp)
     }
 
     /// Not yet: the delivery is parked until another one of its entity succeeds, and looked at again now and then.
     #[must_use]
-    pub fn defer(reason: impl Into<String>) -> Self {
-        let message = bounded(reason.into());
-        Self { cause: Cause::Prerequisite, message, remedy: Remedy::Defer, answered: true }
+    pub fn defer(reason: impl Into<FailureText>) -> Self {
+        Self { answered: true, ..Self::new(Cause::Prerequisite, reason.into(), Remedy::Defer) }
+    }
+
+    fn new(cause: Cause, text: FailureText, remedy: Remedy) -> Self {
+        let (message, summary) = match text {
+            FailureText::Fixed(words) => (words.to_owned(), words),
+            FailureText::Composed(text) => (text, cause.in_log()),
+        };
+        Self { cause, message: bounded(message), summary: Cow::Borrowed(summary), remedy, answered: false }
+    }
+
+    /// Says in the log what failed. The text must hold our own words and codes only: it is logged as it is.
+    #[must_use]
+    pub fn in_log(mut self, summary: impl Into<Cow<'static, str>>) -> Self {
+        self.summary = summary.into();
+        self
     }
 
     /// The failure of an attempt whose lease ran out. Whatever it was, the event is the only thing known to be part of it.
@@ -284,8 +334,9 @@ impl Failure {
     }
 }
 
-/// Cuts a text at a character's end.
-fn bounded(mut text: String) -> String {
+/// Makes a text safe to print, because parts of it may come from anywhere, and cuts it at a character's end.
+fn bounded(text: String) -> String {
+    let mut text = crate::text::printable(&text).into_owned();
     if text.len() > MESSAGE_BYTES {
         let end = (0..=MESSAGE_BYTES).rev().find(|at| text.is_char_boundary(*at)).unwrap_or(0);
         text.truncate(end);
@@ -307,6 +358,40 @@ pub enum Verdict {
     Parked(UnixMicros, Failure),
     /// It did not run, and will not: it came too late. The text says why.
     Superseded(String),
+}
+
+/// An attempt that failed, as the log tells it. Holds nothing that an event, a destination or a database said.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FailedAttempt {
+    /// The event.
+    pub event: EventId,
+    /// The attempt's number.
+    pub attempt: u32,
+    /// The attempt after which the delivery is dead.
+    pub limit: u32,
+    /// Whose fault it is.
+    pub cause: Cause,
+    /// What failed, in our own words.
+    pub summary: Cow<'static, str>,
+    /// After how long the next attempt is due; nothing if the delivery is dead.
+    pub next_in: Option<Duration>,
+}
+
+impl FailedAttempt {
+    /// Nothing if the attempt did not fail. `now` is of the clock of the verdict.
+    #[must_use]
+    pub fn of(event: EventId, attempt: u32, limit: u32, verdict: &Verdict, now: UnixMicros) -> Option<Self> {
+        let (failure, next_in) = match verdict {
+            Verdict::RetryAt(at, failure) => {
+                let wait = at.0.saturating_sub(now.0).max(0).unsigned_abs();
+                (failure, Some(Duration::from_micros(wait)))
+            }
+            Verdict::Dead(failure) => (failure, None),
+            Verdict::Succeeded(_) | Verdict::Parked(..) | Verdict::Superseded(_) => return None,
+        };
+        let (cause, summary) = (failure.cause, failure.summary.clone());
+        Some(Self { event, attempt, limit, cause, summary, next_in })
+    }
 }
 
 /// A verdict as the columns of a delivery.
@@ -379,6 +464,21 @@ mod tests {
     fn long_errors_are_cut_between_characters() {
         let failure = Failure::retry(Cause::Handler, "ä".repeat(MESSAGE_BYTES));
         assert!(failure.message.len() <= MESSAGE_BYTES + '…'.len_utf8() && failure.message.ends_with("ä…"));
+    }
+
+    #[test]
+    fn the_log_gets_words_of_the_program_and_never_a_composed_text() {
+        let fixed = Failure::retry(Cause::Ours, "the lease ran out");
+        assert_eq!(
+            (fixed.message.as_str(), fixed.summary.as_ref()),
+            ("the lease ran out", "the lease ran out")
+        );
+        let quoting = Failure::permanent(Cause::Destination, format!("it answered {}", "card 4242"));
+        assert_eq!(
+            (quoting.message.as_str(), quoting.summary.as_ref()),
+            ("it answered card 4242", "the destination failed")
+        );
+        assert_eq!(quoting.in_log("HTTP 400").summary, "HTTP 400");
     }
 
     #[test]

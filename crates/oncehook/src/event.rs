@@ -71,6 +71,12 @@ const TAIL_BITS: u32 = 59;
 const TAIL_MASK: u64 = (1 << TAIL_BITS) - 1;
 
 impl EventId {
+    /// The time in the id. It is never before the receipt, and after it if the clock was set back since an earlier event.
+    #[must_use]
+    pub fn time(&self) -> UnixMicros {
+        UnixMicros((self.sequence() >> 15) * 1_000)
+    }
+
     fn from_sequence(sequence: u64, tail: u64) -> Self {
         let millis = sequence >> 15;
         let counter = sequence & 0x7fff;
@@ -94,6 +100,23 @@ impl EventId {
     /// Writes the id as text into a buffer, without allocating.
     pub fn encode<'b>(&self, buffer: &'b mut [u8; 36]) -> &'b str {
         self.0.as_hyphenated().encode_lower(buffer)
+    }
+
+    /// An id above every one that is written so from its beginning, and below all others that are above those. Nothing if
+    /// no id begins so, or it is too short to choose by: fewer than eight characters.
+    #[must_use]
+    pub fn after_all_that_begin(beginning: &str) -> Option<Self> {
+        let fits = |(at, char): (usize, char)| match at {
+            8 | 13 | 18 | 23 => char == '-',
+            _ => matches!(char, '0'..='9' | 'a'..='f'),
+        };
+        if !(8..36).contains(&beginning.len()) || !beginning.chars().enumerate().all(fits) {
+            return None;
+        }
+        let digits: String = beginning.chars().filter(|char| *char != '-').collect();
+        let highest = u128::from_str_radix(&format!("{digits:f<32}"), 16).ok()?;
+        let sequence = u64::try_from(Self(Uuid::from_u128(highest)).sequence()).ok()?;
+        Some(Self::from_sequence(sequence + 1, 0))
     }
 
     /// Milliseconds and counter: 63 bits, never negative, strictly growing within one journal.
@@ -200,6 +223,25 @@ pub struct NewEvent {
     pub by_entity: bool,
     /// Who delivered it.
     pub peer: IpAddr,
+}
+
+impl NewEvent {
+    /// Whether the front door has seen that this is a replay. Then it is held, and flagged as a suspected replay too.
+    #[must_use]
+    pub fn is_replay(&self) -> bool {
+        self.quarantine == Some(Quarantine::SuspectedReplay)
+    }
+
+    /// Until when its key is remembered, if it is stored under this id.
+    ///
+    /// Ids never go back. An id that is days ahead of the receipt means that the clock was set back by days since earlier
+    /// events, and a window that begins by such a clock would be over too early.
+    #[must_use]
+    pub(crate) fn remembered_until(&self, id: EventId) -> UnixMicros {
+        let behind = id.time().0.saturating_sub(self.received_at.0);
+        let set_back = i64::try_from(crate::journal::JUMP.as_micros()).is_ok_and(|jump| behind > jump);
+        if set_back { UnixMicros(self.expires_at.0.saturating_add(behind)) } else { self.expires_at }
+    }
 }
 
 /// The events of one request. They become durable together or not at all.

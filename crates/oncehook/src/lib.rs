@@ -3,9 +3,10 @@
 //! This crate is the core that the gateway (`oncehook-server`) and embedding applications share. The modules stand
 //! in the order of the data; each uses only those above it:
 //!
-//! - [`clock`], [`observe`]: time and metric names, each through one door.
+//! - [`clock`], [`observe`], [`text`]: time, metric names and foreign text in logs, each through one door.
 //! - [`event`]: an identified, verified thing that happened, and its id.
 //! - [`delivery`], [`retry`]: one event for one route, what an attempt came to, and when the next one is.
+//! - [`failures`]: failed attempts in the log, added up when they are many.
 //! - [`machine`], [`ordering`]: whose turn it is among the events of an entity, and which of them fit.
 //! - [`outbound`]: which addresses a request may go to.
 //! - [`handler`], [`route`]: what is done with an event, and which events go where.
@@ -21,12 +22,14 @@ pub mod clock;
 pub mod crash;
 pub mod delivery;
 pub mod event;
+pub mod failures;
 pub mod fastpath;
 pub mod glob;
 pub mod handler;
 #[cfg(feature = "sqlite")]
 pub mod intake;
 pub mod journal;
+pub mod json;
 pub mod machine;
 pub mod observe;
 pub mod ordering;
@@ -34,6 +37,7 @@ pub mod outbound;
 pub mod planted;
 pub mod retry;
 pub mod route;
+pub mod text;
 pub mod worker;
 
 pub use oncehook_verify as verify;

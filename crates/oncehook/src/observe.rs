@@ -19,7 +19,7 @@ use prometheus_client::registry::{Registry, Unit};
 use oncehook_verify::UnixMicros;
 
 use crate::fastpath::SharedState;
-use crate::journal::{Backlog, JournalState, Layer, Verdict};
+use crate::journal::{Backlog, JournalState, Layer, Pausable, Paused, Verdict};
 
 /// The spool's figures at one moment.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -69,6 +69,13 @@ pub struct OutcomeLabel {
     outcome: &'static str,
 }
 
+/// Labels: a source or a route.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct PausedLabel {
+    kind: &'static str,
+    name: String,
+}
+
 /// Label: what was forgotten.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct KindLabel {
@@ -101,8 +108,10 @@ pub struct Metrics {
     duplicates: Family<LayerLabel, Counter>,
     conflicts: Family<SourceLabel, Counter>,
     quarantined: Family<SourceLabel, Counter>,
+    key_missing: Family<SourceLabel, Counter>,
+    /// Refused, by reason; the source is `-` where it is not known.
     rejected: Family<ReasonLabel, Counter>,
-    /// Answered 503, by reason; the source is `-` where it is not known.
+    /// Answered 503, by reason, likewise.
     unavailable: Family<ReasonLabel, Counter>,
     /// From the request's head to the answer, accepted or duplicate.
     pub ack: Latency,
@@ -125,7 +134,9 @@ pub struct Metrics {
     blocked_age: Family<RouteLabel, Gauge>,
     /// The routes that have these three.
     shown: Mutex<BTreeSet<String>>,
+    paused: Family<PausedLabel, Gauge>,
     forgotten: Family<KindLabel, Counter>,
+    forgetting_stopped: Gauge,
     redis: Family<CountLabel, Gauge>,
     spooled: Family<SourceLabel, Counter>,
     drained: Family<DrainLabel, Counter>,
@@ -154,6 +165,7 @@ pub struct SourceMetrics {
     spooled: Counter,
     conflicts: Counter,
     quarantined: Counter,
+    key_missing: Counter,
     rejected: Family<ReasonLabel, Counter>,
     rejected_total: Arc<AtomicU64>,
     unavailable: Family<ReasonLabel, Counter>,
@@ -175,6 +187,7 @@ impl Metrics {
             duplicates: Family::default(),
             conflicts: Family::default(),
             quarantined: Family::default(),
+            key_missing: Family::default(),
             rejected: Family::default(),
             unavailable: Family::default(),
             ack: Latency::default(),
@@ -194,7 +207,9 @@ impl Metrics {
             blocked: Family::default(),
             blocked_age: Family::default(),
             shown: Mutex::default(),
+            paused: Family::default(),
             forgotten: Family::default(),
+            forgetting_stopped: Gauge::default(),
             redis: Family::default(),
             spooled: Family::default(),
             drained: Family::default(),
@@ -205,6 +220,11 @@ impl Metrics {
         registry.register("duplicates", "Deliveries of known events", metrics.duplicates.clone());
         registry.register("conflicts", "Other bodies under a known key", metrics.conflicts.clone());
         registry.register("quarantined", "Events held at arrival", metrics.quarantined.clone());
+        registry.register(
+            "key_missing",
+            "Deliveries whose key is not where the source says, so that the body's digest is the key",
+            metrics.key_missing.clone(),
+        );
         registry.register("rejected", "Requests refused, by reason", metrics.rejected.clone());
         registry.register("unavailable", "Requests answered 503, by reason", metrics.unavailable.clone());
         registry.register_with_unit(
@@ -221,7 +241,7 @@ impl Metrics {
         registry.register("journal_wal_pages", "Pages in the write-ahead log", metrics.wal_pages.clone());
         registry.register(
             "journal_index_lag",
-            "Events not in the search index yet",
+            "Events that should be in the search index and are not yet",
             metrics.index_lag.clone(),
         );
         registry.register(
@@ -259,7 +279,17 @@ impl Metrics {
             Unit::Seconds,
             metrics.oldest.clone(),
         );
+        registry.register(
+            "paused",
+            "1 while deliveries of the source or route are held by an operator's pause",
+            metrics.paused.clone(),
+        );
         registry.register("forgotten", "Events and keys that were forgotten", metrics.forgotten.clone());
+        registry.register(
+            "forgetting_stopped",
+            "1 while nothing is forgotten because the clock is in doubt",
+            metrics.forgetting_stopped.clone(),
+        );
         registry.register("spooled", "Events that the spool accepted", metrics.spooled.clone());
         registry.register(
             "spool_drained",
@@ -335,10 +365,27 @@ impl Metrics {
         self.spool.alarm.set(i64::from(figures.alarm));
     }
 
+    /// Sets the gauges of pauses: 1 for what is paused, 0 for everything else that could be.
+    pub fn set_paused(&self, pausable: impl Iterator<Item = Pausable>, paused: &[Paused]) {
+        // What was taken out of the configuration is shown while it is paused.
+        self.paused.clear();
+        for (what, value) in
+            pausable.map(|what| (what, 0)).chain(paused.iter().map(|paused| (paused.what.clone(), 1)))
+        {
+            let (kind, name) = what.parts();
+            self.paused.get_or_create(&PausedLabel { kind, name: name.to_owned() }).set(value);
+        }
+    }
+
     /// Counts what the janitor removed.
     pub fn forgotten(&self, events: usize, keys: usize) {
         self.forgotten.get_or_create(&KindLabel { kind: "event" }).inc_by(events as u64);
         self.forgotten.get_or_create(&KindLabel { kind: "key" }).inc_by(keys as u64);
+    }
+
+    /// Whether the janitor forgets nothing because the clock is in doubt.
+    pub fn set_forgetting_stopped(&self, stopped: bool) {
+        self.forgetting_stopped.set(i64::from(stopped));
     }
 
     /// Sets the gauges of what waits: for every configured route, zero if nothing does, and for every other route that has
@@ -393,15 +440,17 @@ impl Metrics {
             spooled: self.spooled.get_or_create_owned(&label),
             conflicts: self.conflicts.get_or_create_owned(&label),
             quarantined: self.quarantined.get_or_create_owned(&label),
+            key_missing: self.key_missing.get_or_create_owned(&label),
             rejected: self.rejected.clone(),
             rejected_total: Arc::default(),
             unavailable: self.unavailable.clone(),
         }
     }
 
-    /// A 503 before the source was known.
-    pub fn count_shed(&self, reason: &'static str) {
-        self.unavailable.get_or_create(&ReasonLabel { source: "-".to_owned(), reason }).inc();
+    /// Counts a request or connection that was refused before its source was known: for now (503), or as it is.
+    pub fn count_refused(&self, source: &str, reason: &'static str, unavailable: bool) {
+        let family = if unavailable { &self.unavailable } else { &self.rejected };
+        family.get_or_create(&ReasonLabel { source: source.to_owned(), reason }).inc();
     }
 
     /// The text for `/metrics`, with the gauges set to how things are now.
@@ -458,9 +507,9 @@ impl RouteMetrics<'_> {
         self.add("superseded", count);
     }
 
-    /// A delivery that failed for good.
-    pub fn dead(&self) {
-        self.add("dead", 1);
+    /// Deliveries that failed for good.
+    pub fn dead(&self, count: usize) {
+        self.add("dead", count);
     }
 
     /// Attempts of functions that were settled, whatever came of them.
@@ -486,6 +535,11 @@ impl RouteMetrics<'_> {
 }
 
 impl SourceMetrics {
+    /// Counts an event whose key is not where the source says. The first one is news.
+    pub fn count_key_missing(&self) -> bool {
+        self.key_missing.inc() == 0
+    }
+
     /// Counts what was decided, and by whom.
     pub fn count(&self, verdict: Verdict, layer: Layer) {
         match verdict {
@@ -511,15 +565,13 @@ impl SourceMetrics {
         };
     }
 
-    /// Counts a request that was refused.
-    pub fn count_rejected(&self, reason: &'static str) {
-        self.rejected_total.fetch_add(1, Ordering::Relaxed);
-        self.rejected.get_or_create(&ReasonLabel { source: self.source.clone(), reason }).inc();
-    }
-
-    /// Counts a 503.
-    pub fn count_unavailable(&self, reason: &'static str) {
-        self.unavailable.get_or_create(&ReasonLabel { source: self.source.clone(), reason }).inc();
+    /// Counts a request that was refused: for now (503), or as it is.
+    pub fn count_refused(&self, reason: &'static str, unavailable: bool) {
+        let family = if unavailable { &self.unavailable } else { &self.rejected };
+        family.get_or_create(&ReasonLabel { source: self.source.clone(), reason }).inc();
+        if !unavailable {
+            self.rejected_total.fetch_add(1, Ordering::Relaxed);
+        }
     }
 
     /// Duplicates since the start, by the layer that recognised them.

@@ -92,11 +92,12 @@ impl Parking {
         let waited = Duration::from_micros(waited);
         if waited >= self.longest {
             let message = format!("it waited for {} too long: {reason}", describe(self.longest));
-            return Verdict::Dead(Failure::permanent(Cause::Prerequisite, message));
+            let logged = format!("it waited longer than {} for a prerequisite", describe(self.longest));
+            return Verdict::Dead(Failure::permanent(Cause::Prerequisite, message).in_log(logged));
         }
         let wait = waited.clamp(FIRST_LOOK, self.every.max(FIRST_LOOK)).min(self.longest - waited);
         let micros = i64::try_from(wait.as_micros()).unwrap_or(i64::MAX);
-        Verdict::Parked(UnixMicros(now.0.saturating_add(micros)), Failure::defer(reason))
+        Verdict::Parked(UnixMicros(now.0.saturating_add(micros)), Failure::defer(reason.to_owned()))
     }
 }
 
@@ -182,7 +183,10 @@ impl Ordering {
             }
             (_, Misfit::Dead) => {
                 let message = format!("`{kind}` does not fit the state `{state}`");
-                Step::Settle(Verdict::Dead(Failure::permanent(Cause::Prerequisite, message)))
+                Step::Settle(Verdict::Dead(
+                    Failure::permanent(Cause::Prerequisite, message)
+                        .in_log("the event does not fit the state of its entity"),
+                ))
             }
         }
     }

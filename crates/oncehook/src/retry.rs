@@ -73,6 +73,36 @@ impl RetryPolicy {
     }
 }
 
+/// How long to leave a database alone that was lost: up to a quarter of a second at first, up to twice as long each time, and never
+/// longer than four seconds; with full jitter, so that a fleet does not knock in step at a server that comes back.
+#[derive(Debug)]
+pub struct Reconnect {
+    tries: u32,
+    chance: Chance,
+}
+
+impl Reconnect {
+    const POLICY: RetryPolicy =
+        RetryPolicy { max_attempts: u32::MAX, base: Duration::from_millis(250), cap: Duration::from_secs(4) };
+
+    /// With chances of its own.
+    #[must_use]
+    pub fn new(chance: Chance) -> Self {
+        Self { tries: 0, chance }
+    }
+
+    /// How long to wait after one more failure.
+    pub fn wait(&mut self) -> Duration {
+        self.tries = self.tries.saturating_add(1);
+        Self::POLICY.delay(self.tries, self.chance.draw())
+    }
+
+    /// It is back: the next failure is a first one.
+    pub fn is_back(&mut self) {
+        self.tries = 0;
+    }
+}
+
 /// A small generator of chances for jitter (xorshift). Not for secrets.
 #[derive(Debug, Clone)]
 pub struct Chance(u64);
@@ -126,6 +156,24 @@ mod tests {
         assert!((1.9..2.1).contains(&mean), "{mean}");
         assert!(delays.iter().any(|delay| *delay < 0.1) && delays.iter().any(|delay| *delay > 3.9));
         assert!(delays.iter().all(|delay| (0.0..=4.0).contains(delay)));
+    }
+
+    #[test]
+    fn a_lost_database_is_left_alone_for_longer_and_longer() {
+        let mut longest = vec![Duration::ZERO; 8];
+        for seed in 0..2_000 {
+            let mut reconnect = Reconnect::new(Chance::seeded(seed * 7_919));
+            reconnect.chance.draw();
+            for longest in &mut longest {
+                *longest = (*longest).max(reconnect.wait());
+            }
+            reconnect.is_back();
+            assert!(reconnect.wait() <= Duration::from_millis(250));
+        }
+        for (found, limit) in longest.iter().zip([250, 500, 1_000, 2_000, 4_000, 4_000, 4_000, 4_000]) {
+            let limit = Duration::from_millis(limit);
+            assert!(*found <= limit && *found > limit.mul_f64(0.9), "{found:?} of {limit:?}");
+        }
     }
 
     #[test]

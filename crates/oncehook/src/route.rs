@@ -5,13 +5,14 @@
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, PoisonError, RwLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use oncehook_verify::UnixMicros;
 use smallvec::SmallVec;
 
-use crate::delivery::{Failure, Remedy, RouteName, Verdict};
+use crate::delivery::{FailedAttempt, Failure, Remedy, RouteName, Verdict};
 use crate::event::SourceName;
+use crate::failures::FailureLog;
 use crate::glob::Glob;
 use crate::handler::{Fetch, Handler};
 use crate::ordering::{Memory, Ordering};
@@ -42,6 +43,8 @@ pub struct Route {
     pub handler: Handler,
     /// Routes that start after this one. Filled by [`Routes::new`].
     pub followups: Vec<RouteName>,
+    /// Its failed attempts, as the log tells them.
+    pub failures: Arc<FailureLog>,
 }
 
 /// When a destination counts as down, and how long it is left alone.
@@ -83,7 +86,14 @@ impl Route {
             fetch: None,
             handler,
             followups: Vec::new(),
+            failures: Arc::default(),
         }
+    }
+
+    /// Tells the log about attempts that failed. Whoever settles calls it once the failures are written down.
+    pub(crate) fn report(&self, failed: &[FailedAttempt]) {
+        let now = Instant::now();
+        failed.iter().for_each(|failed| self.failures.note(self.name.as_str(), failed, now));
     }
 
     /// What becomes of a delivery whose lease ran out.

@@ -11,13 +11,13 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::bail;
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::{ProgressBar, ProgressState, ProgressStyle};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 use super::client::{Client, Json, is_refused_for};
 use super::filter::Filter;
-use super::{Shared, print, say, text};
+use super::{Shared, print, print_json, say, text};
 
 /// How often the gateway is asked how far it is.
 const ASK_EVERY: Duration = Duration::from_millis(200);
@@ -28,9 +28,9 @@ const COUNTS: u32 = 5;
 /// Options of orders for many events.
 #[derive(Debug, clap::Args)]
 pub(super) struct Pacing {
-    /// With a filter: only show what would be touched
+    /// Only say what would be done; changes nothing
     #[arg(long)]
-    dry_run: bool,
+    pub(super) dry_run: bool,
     /// With a filter: do not ask
     #[arg(long)]
     yes: bool,
@@ -87,21 +87,24 @@ impl Bulk {
         filter: &Filter,
         pacing: &Pacing,
     ) -> anyhow::Result<ExitCode> {
+        filter.check(client)?;
         let mut counts = 0;
         let (replay, matched) = loop {
             let found = client.post("/api/replays", &self.order(filter, pacing, None))?;
             let survey: Survey = found.read()?;
             if pacing.dry_run {
-                print(&if shared.json { found.text().to_owned() } else { self.question(&survey) });
+                match shared.json {
+                    true => print_json(found.text()),
+                    false => print(&self.question(&survey)),
+                }
                 return Ok(ExitCode::SUCCESS);
             }
             if survey.matched == 0 && survey.complete {
                 let nothing = Progress::nothing();
-                print(&if shared.json {
-                    serde_json::to_string(&nothing)?
-                } else {
-                    nothing.lines().join("\n")
-                });
+                match shared.json {
+                    true => print_json(&serde_json::to_string(&nothing)?),
+                    false => print(&nothing.lines().join("\n")),
+                }
                 return Ok(ExitCode::SUCCESS);
             }
             say(&self.question(&survey));
@@ -124,7 +127,7 @@ impl Bulk {
         let answer = watch(client, &replay, matched)?;
         let progress: Progress = answer.read()?;
         if shared.json {
-            print(answer.text());
+            print_json(answer.text());
         } else {
             print(&progress.lines().join("\n"));
         }
@@ -204,12 +207,25 @@ fn agreed() -> anyhow::Result<bool> {
     Ok(matches!(answer.trim(), "y" | "Y" | "yes"))
 }
 
+/// How far, how fast and how long still. A rate is a whole number: nobody reads more, and it does not flicker.
+pub(super) fn progress_style() -> ProgressStyle {
+    let style = ProgressStyle::with_template("{wide_bar} {pos}/{len} {rate} {eta}");
+    let rate = |state: &ProgressState, line: &mut dyn std::fmt::Write| {
+        // There is nobody to tell if a line cannot be written.
+        let _ = line.write_str(&whole_rate(state.per_sec()));
+    };
+    style.unwrap_or_else(|_| ProgressStyle::default_bar()).with_key("rate", rate)
+}
+
+fn whole_rate(per_second: f64) -> String {
+    format!("{per_second:.0}/s")
+}
+
 /// Follows a replay to its end.
 fn watch(client: &Client, replay: &str, total: u64) -> anyhow::Result<Json> {
     let path = format!("/api/replays/{replay}");
-    let style = ProgressStyle::with_template("{wide_bar} {pos}/{len} {per_sec} {eta}");
     // Shows itself on a terminal only.
-    let bar = ProgressBar::new(total).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
+    let bar = ProgressBar::new(total).with_style(progress_style());
     loop {
         let answer = client.get_json(&path, &[])?;
         let progress: Progress = answer.read()?;
@@ -223,5 +239,14 @@ fn watch(client: &Client, replay: &str, total: u64) -> anyhow::Result<Json> {
             client.delete(&path)?;
             bar.suspend(|| say("cancelling; orders that were given stay given"));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn rates_have_no_decimals() {
+        assert_eq!(super::whole_rate(1_234.567_8), "1235/s");
+        assert_eq!(super::whole_rate(0.2), "0/s");
     }
 }

@@ -10,7 +10,7 @@ use oncehook::glob::Glob;
 use oncehook::route::Route;
 
 use super::rehearsal::{self, Finding};
-use super::{Shared, print, say, text};
+use super::{Shared, print_json, say, text};
 use crate::config::{Config, JournalConfig, Problems};
 
 #[derive(Debug, clap::Args)]
@@ -23,11 +23,11 @@ pub(super) struct Check {
 impl Check {
     pub(super) fn run(self, shared: &Shared) -> anyhow::Result<ExitCode> {
         let checked = Config::load(&shared.config);
-        let findings = match &checked {
-            Ok(config) if self.database => look_into_database(config)?,
-            _ => Vec::new(),
+        let (findings, largest_body) = match &checked {
+            Ok(config) if self.database => (look_into_database(config)?, rehearsal::largest_body(config)?),
+            _ => (Vec::new(), usize::MAX),
         };
-        let code = report(shared, checked, &findings)?;
+        let code = report(shared, checked, &findings, largest_body)?;
         Ok(if findings.is_empty() { code } else { ExitCode::FAILURE })
     }
 }
@@ -46,6 +46,7 @@ fn report(
     shared: &Shared,
     checked: Result<Config, Problems>,
     findings: &[Finding],
+    largest_body: usize,
 ) -> anyhow::Result<ExitCode> {
     match checked {
         Ok(config) if shared.json => {
@@ -56,9 +57,9 @@ fn report(
                 "sources": sources,
                 "routes": routes,
                 "problems": findings,
-                "warnings": doubts(&config),
+                "warnings": doubts(&config, largest_body),
             });
-            print(&report.to_string());
+            print_json(&report.to_string());
             Ok(ExitCode::SUCCESS)
         }
         Ok(config) => {
@@ -66,7 +67,7 @@ fn report(
             let routes = count(config.routes.iter().count(), "route");
             say(&format!("{} is fine: {sources}, {routes}", shared.config.display()));
             config.routes.iter().for_each(|route| say(&format!("  {}", line(route))));
-            doubts(&config).iter().for_each(|doubt| say(&format!("warning: {doubt}")));
+            doubts(&config, largest_body).iter().for_each(|doubt| say(&format!("warning: {doubt}")));
             for Finding { route, statement, problem } in findings {
                 let problem = text::shown(problem, 400);
                 say(&format!(
@@ -76,16 +77,16 @@ fn report(
             Ok(ExitCode::SUCCESS)
         }
         Err(problems) if shared.json => {
-            print(&serde_json::json!({ "ok": false, "problems": problems.list }).to_string());
+            print_json(&serde_json::json!({ "ok": false, "problems": problems.list }).to_string());
             Ok(ExitCode::FAILURE)
         }
         Err(problems) => Err(problems.into()),
     }
 }
 
-/// What is allowed, but hardly meant.
-fn doubts(config: &Config) -> Vec<String> {
-    let mut doubts = Vec::new();
+/// What is allowed, but hardly meant. The journal stores bodies of at most `largest_body` bytes, if that is known.
+fn doubts(config: &Config, largest_body: usize) -> Vec<String> {
+    let mut doubts = rehearsal::small_sources(config, largest_body);
     for machine in &config.machines {
         let name = machine.name();
         for state in machine.unreachable() {

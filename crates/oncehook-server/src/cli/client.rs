@@ -12,8 +12,8 @@ use reqwest::{RequestBuilder, Response, Url};
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::text;
-use crate::config::{Config, ServerConfig, operator};
+use super::{Usage, text};
+use crate::config::{Config, ServerConfig, did_you_mean, operator};
 
 /// How long a request may take, from the first byte to the last.
 const TIMEOUT: Duration = Duration::from_secs(30);
@@ -26,6 +26,21 @@ pub(super) struct Client {
     runtime: tokio::runtime::Runtime,
     http: reqwest::Client,
     server: ServerConfig,
+    /// The sources of the configuration.
+    sources: Vec<String>,
+}
+
+/// Whether there are events.
+#[derive(Deserialize)]
+struct Found {
+    events: Vec<serde::de::IgnoredAny>,
+}
+
+/// The error for a source that nobody knows.
+pub(super) fn no_source(name: &str, known: &[String]) -> Usage {
+    let meant = did_you_mean(name, known.iter().map(String::as_str));
+    let help = meant.unwrap_or_else(|| format!("the configuration has: {}", known.join(", ")));
+    Usage(format!("there is no source `{}`; {help}", text::shown(name, 64)))
 }
 
 /// What the API says when it refuses.
@@ -47,7 +62,18 @@ impl Client {
             .enable_all()
             .build()
             .context("start the runtime")?;
-        Ok(Self { runtime, http: http_client(false, 1)?, server: config.server })
+        let sources = config.sources.iter().map(|source| source.name.to_string()).collect();
+        Ok(Self { runtime, http: http_client(false, 1)?, server: config.server, sources })
+    }
+
+    /// Fails if a source is neither configured nor known to the gateway by its events: nothing could ever be found.
+    pub(super) fn check_source(&self, name: &str) -> anyhow::Result<()> {
+        if self.sources.iter().any(|known| known == name) {
+            return Ok(());
+        }
+        let page: Found =
+            self.get_json("/api/events", &[("source", Some(name)), ("limit", Some("1"))])?.read()?;
+        if page.events.is_empty() { Err(no_source(name, &self.sources).into()) } else { Ok(()) }
     }
 
     /// The answer to `GET path?params`: exactly its bytes. Parameters without a value are left out.
@@ -153,7 +179,7 @@ impl Json {
         Ok(Self { text: String::from_utf8(bytes).context("the gateway's answer is not text")? })
     }
 
-    /// The text as the API wrote it.
+    /// The text as the API wrote it. For [`print_json`](super::print_json), not for a terminal.
     pub(super) fn text(&self) -> &str {
         &self.text
     }

@@ -1,15 +1,21 @@
 //! `oncehook events`: a page of what the running gateway has received, newest first.
 
+use std::collections::{BTreeMap, HashSet};
 use std::process::ExitCode;
 
 use serde::Deserialize;
 
 use super::client::Client;
 use super::filter::Filter;
-use super::{Shared, print, say, text};
+use super::text::Colours;
+use super::{Shared, print, print_json, say, text};
 
-/// Keys and types are cut here in the table; `show` and `--json` have them whole.
-const MAX_SHOWN: usize = 40;
+/// Longer text than a line can have. The table is cut to the terminal's width; `show` and `--json` have everything whole.
+const MAX_SHOWN: usize = 200;
+
+/// How much of an id is shown: its time, its time and most of its number, its time and its number, all of it. The first
+/// that tells all events of a list apart.
+const ID_LENGTHS: [usize; 4] = [13, 18, 21, 36];
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Events {
@@ -40,6 +46,12 @@ pub(super) struct Event {
     pub(super) entity: Option<String>,
     pub(super) status: String,
     pub(super) flags: Vec<String>,
+    /// Why it has these flags. A gateway of an earlier release does not say.
+    #[serde(default)]
+    pub(super) reasons: BTreeMap<String, String>,
+    /// Whether a pause holds a delivery of it.
+    #[serde(default)]
+    paused: bool,
     pub(super) integrity: String,
     pub(super) occurred_at: Option<String>,
     pub(super) received_at: String,
@@ -53,7 +65,10 @@ pub(super) struct Event {
 pub(super) struct Delivery {
     pub(super) route: String,
     pub(super) epoch: u32,
-    pub(super) state: String,
+    state: String,
+    /// Whether a pause holds it.
+    #[serde(default)]
+    paused: bool,
     pub(super) attempt: u32,
     pub(super) run_at: Option<String>,
     pub(super) result: Option<serde_json::Value>,
@@ -74,19 +89,38 @@ pub(super) struct Attempt {
     pub(super) error: Option<String>,
 }
 
+impl Event {
+    /// Its status as it is printed: what a pause holds is paused, not about to run.
+    pub(super) fn shown_status(&self) -> &str {
+        shown(&self.status, self.paused)
+    }
+}
+
+impl Delivery {
+    /// Its state as it is printed, likewise.
+    pub(super) fn shown_state(&self) -> &str {
+        shown(&self.state, self.paused)
+    }
+}
+
+fn shown(word: &str, paused: bool) -> &str {
+    if paused && matches!(word, "ready" | "retrying") { "paused" } else { word }
+}
+
 impl Events {
     pub(super) fn run(self, shared: &Shared) -> anyhow::Result<ExitCode> {
-        let answer =
-            Client::new(shared.load()?)?.get_json("/api/events", &self.params(&self.limit.to_string()))?;
+        let client = Client::new(shared.load()?)?;
+        self.filter.check(&client)?;
+        let answer = client.get_json("/api/events", &self.params(&self.limit.to_string()))?;
         if shared.json {
-            print(answer.text());
+            print_json(answer.text());
             return Ok(ExitCode::SUCCESS);
         }
         let page: Page = answer.read()?;
         if page.events.is_empty() {
             say("no events");
         } else {
-            print(&table(&page.events));
+            print(&table(&page.events, Colours::of_stdout()));
         }
         if let Some(next) = &page.next {
             say(&format!("there are more: add --cursor {}", text::shown(next, 200)));
@@ -101,22 +135,41 @@ impl Events {
     }
 }
 
-fn table(events: &[Event]) -> String {
-    let header = ["RECEIVED", "ID", "SOURCE", "TYPE", "KEY", "STATUS", "DUPLICATES", "FLAGS"];
+fn table(events: &[Event], colours: Colours) -> String {
+    let header = ["RECEIVED", "ID", "STATUS", "SOURCE", "TYPE", "KEY", "NOTES"];
+    let apart = |length: &&usize| {
+        let mut ids = HashSet::new();
+        events.iter().all(|event| ids.insert(short_id(&event.id, **length)))
+    };
+    let length = ID_LENGTHS.iter().find(apart).copied().unwrap_or(36);
+    let rows = events.iter().map(|event| cells(event, length));
+    text::narrow_table(&header, rows, &[3, 4, 5, 6], (2, colours))
+}
+
+/// The beginning of an id. Commands that take an id take this too.
+pub(super) fn short_id(id: &str, length: usize) -> String {
+    text::shown(id.get(..length).unwrap_or(id), MAX_SHOWN)
+}
+
+/// An event in one line: when, which, how it stands, from where, what, its key, and what is special about it.
+pub(super) fn cells(event: &Event, id_length: usize) -> Vec<String> {
     let cell = |text: &str| text::shown(text, MAX_SHOWN);
-    let rows = events.iter().map(|event| {
-        vec![
-            cell(&event.received_at),
-            cell(&event.id),
-            cell(&event.source),
-            cell(event.r#type.as_deref().unwrap_or("-")),
-            cell(&event.key),
-            cell(&event.status),
-            event.duplicates.to_string(),
-            cell(&event.flags.join(",")),
-        ]
-    });
-    text::table(&header, rows)
+    vec![
+        text::local_time(&event.received_at),
+        short_id(&event.id, id_length),
+        cell(event.shown_status()),
+        cell(&event.source),
+        cell(event.r#type.as_deref().unwrap_or("-")),
+        cell(&event.key),
+        notes(event),
+    ]
+}
+
+/// How often it came, and its flags.
+fn notes(event: &Event) -> String {
+    let copies = (event.duplicates > 0).then(|| format!("×{}", event.duplicates.saturating_add(1)));
+    let flags = event.flags.iter().map(|flag| format!("[{}]", text::shown(flag, MAX_SHOWN)));
+    copies.into_iter().chain(flags).collect::<Vec<_>>().join(" ")
 }
 
 #[cfg(test)]
@@ -129,8 +182,8 @@ mod tests {
             "flags":["conflict"],"integrity":"body","occurred_at":null,"received_at":"2026-11-15T02:20:17.123456Z","size":2,
             "duplicates":3,"deliveries":[]}],"next":null}"#;
         let page: Page = serde_json::from_str(json).unwrap();
-        let table = table(&page.events);
+        let table = table(&page.events, Colours::none());
         assert_eq!(table.lines().count(), 2, "{table}");
-        assert!(table.contains("a\\u{1b}[31m\\u{a}b") && table.ends_with("3           conflict"), "{table}");
+        assert!(table.contains("a\\u{1b}[31m\\u{a}b") && table.ends_with("×4 [conflict]"), "{table}");
     }
 }

@@ -1,5 +1,15 @@
 //! Options that say which events are meant. All that are given must hold.
 
+use clap::builder::PossibleValuesParser;
+use oncehook::journal::EventStatus;
+
+use super::client::Client;
+
+/// The words of `--status`.
+pub(super) fn statuses() -> PossibleValuesParser {
+    PossibleValuesParser::new(EventStatus::ALL.iter().map(|status| status.as_str()))
+}
+
 #[derive(Debug, Default, clap::Args)]
 pub(super) struct Filter {
     /// Only events of this source
@@ -8,8 +18,8 @@ pub(super) struct Filter {
     /// Only events of exactly this type
     #[arg(long = "type", value_name = "TYPE")]
     kind: Option<String>,
-    /// Only events in this status, such as quarantined, unrouted, dead, ready or succeeded
-    #[arg(long)]
+    /// Only events in this status
+    #[arg(long, value_parser = statuses())]
     status: Option<String>,
     /// Only the event with this key
     #[arg(long)]
@@ -26,6 +36,11 @@ pub(super) struct Filter {
 }
 
 impl Filter {
+    /// Fails if the source is a slip of the pen.
+    pub(super) fn check(&self, client: &Client) -> anyhow::Result<()> {
+        self.source.as_deref().map_or(Ok(()), |source| client.check_source(source))
+    }
+
     /// By the names that the API gives them.
     pub(super) fn conditions(&self) -> [(&'static str, Option<&str>); 7] {
         [

@@ -13,7 +13,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context as _, bail};
 
-use super::{Shared, print, random, say};
+use super::{Shared, print_json, random, say};
 use crate::config::DEFAULT_FILE;
 
 /// The secret's file, beside the configuration.
@@ -43,7 +43,7 @@ impl Init {
         }
         write_config(config, &text, self.force).with_context(|| format!("write {}", config.display()))?;
         if shared.json {
-            print(&serde_json::json!({ "config": config, "secrets": [secret] }).to_string());
+            print_json(&serde_json::json!({ "config": config, "secrets": [secret] }).to_string());
         } else {
             say(&next_steps(config, &secret, made_secret));
         }
@@ -81,7 +81,8 @@ fn write_secret(path: &Path) -> anyhow::Result<()> {
 
 fn write_config(path: &Path, text: &str, force: bool) -> anyhow::Result<()> {
     let mut options = OpenOptions::new();
-    options.write(true);
+    // A password may come to stand in it.
+    options.write(true).mode(0o600);
     let mut file = if force {
         options.create(true).truncate(true).open(path)?
     } else {

@@ -6,8 +6,8 @@ use anyhow::anyhow;
 use oncehook::machine::Machine;
 use serde_json::json;
 
-use super::{Shared, print, text};
-use crate::config::Config;
+use super::{Shared, Usage, print, print_json, text};
+use crate::config::{Config, did_you_mean};
 
 #[derive(Debug, clap::Args)]
 pub(super) struct ShowMachine {
@@ -36,12 +36,18 @@ impl ShowMachine {
             config.machines.iter().map(AsRef::as_ref).filter(|machine| wanted(machine)).collect();
         if machines.is_empty() {
             return Err(match &self.name {
-                Some(name) => anyhow!("there is no machine `{}` in the configuration", text::shown(name, 64)),
+                Some(name) => {
+                    let known = config.machines.iter().map(|machine| machine.name());
+                    let meant =
+                        did_you_mean(name, known).map(|meant| format!("; {meant}")).unwrap_or_default();
+                    let name = text::shown(name, 64);
+                    Usage(format!("there is no machine `{name}` in the configuration{meant}")).into()
+                }
                 None => anyhow!("there is no [[machine]] in the configuration"),
             });
         }
         if shared.json {
-            print(&json!(machines.into_iter().map(facts).collect::<Vec<_>>()).to_string());
+            print_json(&json!(machines.into_iter().map(facts).collect::<Vec<_>>()).to_string());
             return Ok(ExitCode::SUCCESS);
         }
         for machine in machines {

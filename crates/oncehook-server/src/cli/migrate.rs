@@ -7,7 +7,7 @@ use oncehook::journal::mysql::MysqlJournal;
 use oncehook::journal::postgres::PostgresJournal;
 use oncehook::journal::sqlite::SqliteJournal;
 
-use super::{Shared, print, say, wait};
+use super::{Shared, print_json, say, wait};
 use crate::config::JournalConfig;
 
 pub(super) fn run(shared: &Shared) -> anyhow::Result<ExitCode> {
@@ -18,7 +18,7 @@ pub(super) fn run(shared: &Shared) -> anyhow::Result<ExitCode> {
         JournalConfig::Postgres(url) => wait(PostgresJournal::migrate(url.reveal()))??,
     };
     if shared.json {
-        print(&serde_json::json!({ "applied": applied }).to_string());
+        print_json(&serde_json::json!({ "applied": applied }).to_string());
     } else if applied.is_empty() {
         say("the journal is up to date");
     } else {

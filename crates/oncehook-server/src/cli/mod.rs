@@ -36,13 +36,25 @@ use crate::config::{Config, Problems};
 
 /// Receives webhooks so that each one takes effect exactly once.
 #[derive(Debug, Parser)]
-#[command(name = "oncehook", version, about, max_term_width = 100, after_help = EXIT_CODES)]
+#[command(name = "oncehook", version, about = ABOUT, long_about = LONG_ABOUT, max_term_width = 100,
+          after_help = EXIT_CODES)]
 struct Cli {
     #[command(flatten)]
     shared: Shared,
     #[command(subcommand)]
     command: Command,
 }
+
+const ABOUT: &str = "Receives webhooks so that each one takes effect exactly once.";
+
+const LONG_ABOUT: &str = "Receives webhooks so that each one takes effect exactly once.
+
+Providers such as Stripe, GitHub and Shopify send the same event again until they get an answer. oncehook stands \
+between them and your code: it checks the signature, stores each event once in a database (SQLite, PostgreSQL, MariaDB \
+or MySQL), answers, and then runs what you configured for it, as SQL in that database or as a request to your service, \
+with retries, in order where you want it, and with every step on record.
+
+Begin with `oncehook init`, then `oncehook serve`, and from another terminal `oncehook send --source stripe`.";
 
 const EXIT_CODES: &str =
     "Exit codes: 0 done; 1 it failed, or something is wrong; 2 the command line is wrong.";
@@ -89,7 +101,7 @@ enum Command {
     /// Stop handling the events of a source or a route; accepting goes on
     Pause(pause::Pause),
     /// Handle them again
-    Resume(pause::Pause),
+    Resume(pause::Resume),
     /// Print events as they come in
     Tail(tail::Tail),
     /// Print a state machine of the configuration as text or as a picture
@@ -117,8 +129,8 @@ pub fn main() -> ExitCode {
         Command::Replay(command) => command.run(shared),
         Command::Skip(command) => command.run(shared, "skip"),
         Command::Release(command) => command.run(shared, "release"),
-        Command::Pause(command) => command.run(shared, true),
-        Command::Resume(command) => command.run(shared, false),
+        Command::Pause(command) => command.run(shared),
+        Command::Resume(command) => command.run(shared),
         Command::Tail(command) => command.run(shared),
         Command::Machine(command) => command.run(shared),
         Command::Providers(command) => command.run(shared),
@@ -127,10 +139,15 @@ pub fn main() -> ExitCode {
         Ok(code) => code,
         Err(error) => {
             say(&failure(&error));
-            ExitCode::FAILURE
+            if error.is::<Usage>() { ExitCode::from(2) } else { ExitCode::FAILURE }
         }
     }
 }
+
+/// Something on the command line is wrong, as far as only the configuration or the gateway can tell.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+struct Usage(String);
 
 /// The text of a failed command. Problems of a configuration file speak for themselves.
 fn failure(error: &anyhow::Error) -> String {
@@ -159,6 +176,11 @@ fn print(text: &str) {
     let mut stdout = std::io::stdout().lock();
     // Whoever read us has seen enough.
     let _ = writeln!(stdout, "{text}").and_then(|()| stdout.flush());
+}
+
+/// Data as JSON. It may hold what strangers sent, and a terminal must not obey it.
+fn print_json(json: &str) {
+    print(&text::harmless_json(json));
 }
 
 /// Talk, for a person.

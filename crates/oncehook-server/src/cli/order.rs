@@ -4,7 +4,6 @@
 use std::process::ExitCode;
 
 use anyhow::anyhow;
-use oncehook::event::EventId;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -12,7 +11,7 @@ use super::bulk::{Bulk, Pacing};
 use super::client::Client;
 use super::events::Event;
 use super::filter::Filter;
-use super::{Shared, print, text};
+use super::{Shared, Usage, print, print_json, text};
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Retry {
@@ -51,7 +50,7 @@ pub(super) struct Replay {
 /// An order that is only ever for one event.
 #[derive(Debug, clap::Args)]
 pub(super) struct Plain {
-    /// The event's id
+    /// The event's id, or the beginning of it
     id: String,
     /// Only the delivery for this route
     #[arg(long, value_name = "NAME")]
@@ -59,6 +58,9 @@ pub(super) struct Plain {
     /// Why, for the audit
     #[arg(long, value_name = "TEXT")]
     reason: Option<String>,
+    /// Only say what would be done; changes nothing
+    #[arg(long)]
+    dry_run: bool,
 }
 
 /// The options of [`Filter`], as clap knows them.
@@ -68,7 +70,7 @@ const CONDITIONS: [&str; 7] = ["source", "kind", "status", "key", "entity", "sin
 #[derive(Debug, clap::Args)]
 #[group(skip)]
 struct Which {
-    /// The event's id
+    /// The event's id, or the beginning of it
     #[arg(conflicts_with_all = CONDITIONS, required_unless_present_any = CONDITIONS)]
     id: Option<String>,
     #[command(flatten)]
@@ -79,6 +81,8 @@ struct Which {
 #[derive(Deserialize)]
 struct Ordered {
     event: String,
+    #[serde(default)]
+    dry_run: bool,
     routes: Vec<String>,
     epoch: u32,
 }
@@ -88,7 +92,8 @@ impl Retry {
         let client = Client::new(shared.load()?)?;
         match &self.which.id {
             Some(id) => {
-                let order = json!({ "route": self.route, "reason": self.reason });
+                let dry_run = self.pacing.dry_run;
+                let order = json!({ "route": self.route, "reason": self.reason, "dry_run": dry_run });
                 give(&client, shared, event_id(id)?, "retry", &order)
             }
             None => {
@@ -116,8 +121,13 @@ impl Replay {
             (true, None) => Some(next_epoch(&client, id)?),
             (_, epoch) => epoch,
         };
-        let order =
-            json!({ "route": self.route, "reason": self.reason, "force": self.force, "epoch": epoch });
+        let order = json!({
+            "route": self.route,
+            "reason": self.reason,
+            "force": self.force,
+            "epoch": epoch,
+            "dry_run": self.pacing.dry_run,
+        });
         give(&client, shared, id, "replay", &order)
     }
 }
@@ -125,36 +135,37 @@ impl Replay {
 impl Plain {
     pub(super) fn run(self, shared: &Shared, verb: &str) -> anyhow::Result<ExitCode> {
         let client = Client::new(shared.load()?)?;
-        let order = json!({ "route": self.route, "reason": self.reason });
+        let order = json!({ "route": self.route, "reason": self.reason, "dry_run": self.dry_run });
         give(&client, shared, event_id(&self.id)?, verb, &order)
     }
 }
 
-fn event_id(id: &str) -> anyhow::Result<EventId> {
-    id.parse().map_err(|_| anyhow!("`{}` is not an event's id", text::shown(id, 64)))
+/// An event's id, or as much of its beginning as a list shows. The gateway finds the event, or says that several begin so.
+pub(super) fn event_id(id: &str) -> anyhow::Result<&str> {
+    let plain = |byte: u8| byte.is_ascii_hexdigit() || byte == b'-';
+    if (8..=36).contains(&id.len()) && id.bytes().all(plain) {
+        return Ok(id);
+    }
+    let help = "nor the beginning of one (8 characters or more; `oncehook events` shows them)";
+    Err(Usage(format!("`{}` is not an event's id, {help}", text::shown(id, 64))).into())
 }
 
 /// If somebody else is faster, the gateway refuses: both meant the same replay.
-fn next_epoch(client: &Client, id: EventId) -> anyhow::Result<u32> {
+fn next_epoch(client: &Client, id: &str) -> anyhow::Result<u32> {
     let event: Event = client.get_json(&format!("/api/events/{id}"), &[])?.read()?;
     let latest = event.deliveries.iter().map(|delivery| delivery.epoch).max();
     Ok(latest.unwrap_or(0).saturating_add(1))
 }
 
-fn give(
-    client: &Client,
-    shared: &Shared,
-    id: EventId,
-    verb: &str,
-    order: &Value,
-) -> anyhow::Result<ExitCode> {
+fn give(client: &Client, shared: &Shared, id: &str, verb: &str, order: &Value) -> anyhow::Result<ExitCode> {
     let answer = client.post(&format!("/api/events/{id}/{verb}"), order)?;
     if shared.json {
-        print(answer.text());
+        print_json(answer.text());
     } else {
-        let Ordered { event, routes, epoch } = answer.read()?;
+        let Ordered { event, dry_run, routes, epoch } = answer.read()?;
+        let would = if dry_run { "would " } else { "" };
         let routes = if routes.is_empty() { "nothing to do".to_owned() } else { routes.join(", ") };
-        print(&text::shown(&format!("{event} {verb}: {routes} (epoch {epoch})"), 2_000));
+        print(&text::shown(&format!("{event} {would}{verb}: {routes} (epoch {epoch})"), 2_000));
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -5,11 +5,12 @@
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use anyhow::{Context as _, anyhow};
+use anyhow::Context as _;
 use oncehook_verify::{Confidence, Identifier, Integrity, MissingKey, Preset};
 use serde_json::json;
 
-use super::{Shared, print, text};
+use super::{Shared, Usage, print, print_json, text};
+use crate::config::{Limits, did_you_mean};
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Providers {
@@ -20,6 +21,25 @@ pub(super) struct Providers {
     pages: Option<PathBuf>,
 }
 
+/// The provider that is no preset.
+const CUSTOM: &str = "custom";
+
+const CUSTOM_STORY: &str = "custom: a sender that has no preset
+  It is described in oncehook.toml itself: [source.verify] says how it signs, `key` where the id of an event stands,
+  and [source.identify] (if needed) where its type, time and entity are. `oncehook verify` tells why a request fails.";
+
+/// To paste and to change. A test checks it.
+const CUSTOM_BLOCK: &str = "[[source]]
+name = \"ours\"
+provider = \"custom\"
+secrets = [\"env:CUSTOM_SECRET\"]
+key = \"/id\"                     # a JSON pointer, \"header:NAME\", or \"digest\" (the body's own)
+[source.verify]
+algorithm = \"hmac-sha256\"       # hmac-sha1, hmac-sha512, ed25519, ecdsa-p256, rsa-sha256, token
+key = \"utf8\"                    # how the secret's text becomes the key: utf8, hex, base64, pem
+content = \"{body}\"              # what is signed, such as \"{ts}.{body}\"
+signature = { header = \"x-signature\", encoding = \"hex\" }";
+
 impl Providers {
     pub(super) fn run(self, shared: &Shared) -> anyhow::Result<ExitCode> {
         if let Some(directory) = &self.pages {
@@ -28,9 +48,17 @@ impl Providers {
         }
         match (self.name, shared.json) {
             (None, false) => print(&overview()),
-            (None, true) => print(&json!(Preset::all().iter().map(facts).collect::<Vec<_>>()).to_string()),
+            (None, true) => {
+                print_json(&json!(Preset::all().iter().map(facts).collect::<Vec<_>>()).to_string())
+            }
+            (Some(name), false) if name == CUSTOM => print(&format!("{CUSTOM_STORY}\n\n{CUSTOM_BLOCK}")),
+            (Some(name), true) if name == CUSTOM => {
+                print_json(
+                    &json!({ "name": CUSTOM, "title": CUSTOM_STORY, "config": CUSTOM_BLOCK }).to_string(),
+                );
+            }
             (Some(name), false) => print(&story(named(&name)?)),
-            (Some(name), true) => print(&facts(named(&name)?).to_string()),
+            (Some(name), true) => print_json(&facts(named(&name)?).to_string()),
         }
         Ok(ExitCode::SUCCESS)
     }
@@ -39,18 +67,11 @@ impl Providers {
 /// The preset of that name or alias, or an error that names the nearest.
 pub(super) fn named(name: &str) -> anyhow::Result<&'static Preset> {
     Preset::named(name).ok_or_else(|| {
-        let near = near(name);
-        let help =
-            if near.is_empty() { String::new() } else { format!(" did you mean {}?", near.join(" or ")) };
-        anyhow!("there is no preset `{}`;{help} `oncehook providers` lists them all", text::shown(name, 64))
+        let names = Preset::all().iter().map(|preset| preset.name.as_str());
+        let meant = did_you_mean(name, names).map(|meant| format!(" {meant}")).unwrap_or_default();
+        let name = text::shown(name, 64);
+        Usage(format!("there is no preset `{name}`;{meant} `oncehook providers` lists them all")).into()
     })
-}
-
-/// Names that begin like this one.
-fn near(name: &str) -> Vec<&'static str> {
-    let opening: String = name.chars().take(3).flat_map(char::to_lowercase).collect();
-    let names = Preset::all().iter().map(|preset| preset.name.as_str());
-    names.filter(|known| opening.len() >= 2 && known.starts_with(&opening)).take(4).collect()
 }
 
 fn write_pages(directory: &Path) -> anyhow::Result<()> {
@@ -103,6 +124,8 @@ fn story(preset: &Preset) -> String {
         ("wants", wants(preset)),
         ("handshakes", handshakes(preset).to_owned()),
         ("batch", if preset.identify.is_batch() { "several events in one request" } else { "no" }.to_owned()),
+        ("forwarded", forwarded(preset).join(", ")),
+        ("largest body", largest_body(preset)),
         ("confidence", founded(preset).to_owned()),
         ("secret", preset.secret_hint.clone()),
         ("samples", sample_types(preset).join(", ")),
@@ -141,6 +164,8 @@ fn facts(preset: &Preset) -> serde_json::Value {
         "retries": preset.retries,
         "retry_horizon_seconds": preset.retry_horizon_secs,
         "timeout_seconds": preset.timeout_secs,
+        "forwarded_headers": forwarded(preset),
+        "max_body_bytes": preset.max_body_bytes,
         "ack_status": preset.ack.status,
         "confidence": preset.confidence.as_str(),
         "secret_hint": preset.secret_hint,
@@ -225,6 +250,8 @@ fn page(preset: &Preset) -> String {
         ("waits for an answer", timeout(preset)),
         ("wants", wants(preset)),
         ("handshake", handshakes(preset).to_owned()),
+        ("headers that are forwarded", in_code(&forwarded(preset))),
+        ("largest body that is taken", largest_body(preset)),
         ("facts", founded(preset).to_owned()),
     ] {
         page.push_str(&format!("| {what} | {fact} |\n"));
@@ -302,6 +329,20 @@ fn handshakes(preset: &Preset) -> &'static str {
         (false, false) => "answered by the gateway",
         (false, true) => "hands over a secret, which waits in a file until you confirm it",
     }
+}
+
+/// The headers that go along when an event is forwarded.
+fn forwarded(preset: &Preset) -> Vec<String> {
+    std::iter::once("content-type".to_owned()).chain(preset.forward.entries()).collect()
+}
+
+fn in_code(names: &[String]) -> String {
+    names.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(" ")
+}
+
+/// What a source takes if nothing else is configured.
+fn largest_body(preset: &Preset) -> String {
+    format!("{} MiB", preset.max_body_bytes.unwrap_or(Limits::default().body_bytes) >> 20)
 }
 
 fn wants(preset: &Preset) -> String {
@@ -398,7 +439,7 @@ mod tests {
     #[test]
     fn an_unknown_name_names_the_nearest() {
         let error = named("strip\x1b").unwrap_err().to_string();
-        assert!(error.contains("strip\\u{1b}") && error.contains("did you mean stripe?"), "{error}");
+        assert!(error.contains("strip\\u{1b}") && error.contains("did you mean `stripe`?"), "{error}");
         assert!(named("ü").unwrap_err().to_string().contains("`oncehook providers` lists them all"));
     }
 }

@@ -5,10 +5,12 @@
 use std::sync::Arc;
 
 use oncehook::handler::{Elsewhere, Handler, SqlHandler};
+use oncehook::journal::Journal;
 use oncehook::journal::mysql::MysqlJournal;
 use oncehook::journal::postgres::PostgresJournal;
 use oncehook::journal::sqlite::SqliteJournal;
 use oncehook::route::{Route, Routes};
+use oncehook_verify::Preset;
 use serde::Serialize;
 
 use crate::config::{Config, JournalConfig};
@@ -108,6 +110,46 @@ pub(super) fn findings(config: &Config) -> anyhow::Result<Vec<Finding>> {
         }
     }
     Ok(findings)
+}
+
+/// The largest body that the journal's database stores, in a journal that nobody needs to run.
+pub(super) fn largest_body(config: &Config) -> anyhow::Result<usize> {
+    Ok(match &config.journal {
+        JournalConfig::Mysql(url) => super::wait(MysqlJournal::largest_body_in(url.reveal()))??,
+        JournalConfig::Sqlite(_) | JournalConfig::Postgres(_) => usize::MAX,
+    })
+}
+
+/// Sources that take less than their provider sends, in words. What they refuse is lost if the provider gives up on 413.
+pub(super) fn small_sources(config: &Config, largest_body: usize) -> Vec<String> {
+    let mut told = Vec::new();
+    for source in &config.sources {
+        let name = &source.name;
+        let sent = Preset::named(&source.provider)
+            .and_then(|preset| preset.max_body_bytes.map(|most| (preset, most)));
+        let wanted = sent.map_or(source.body_bytes, |(_, most)| most.max(source.body_bytes));
+        if largest_body < source.body_bytes {
+            told.push(format!(
+                "source {name}: bodies may have up to {wanted} bytes, and the database takes {largest_body}; larger ones are \
+                 refused with 413. Set max_allowed_packet of the server to {} or more",
+                wanted.saturating_mul(2)
+            ));
+        } else if let Some((preset, most)) = sent.filter(|(_, most)| *most > source.body_bytes) {
+            told.push(format!(
+                "source {name}: {} sends bodies of up to {most} bytes, and this source takes {}; larger ones are refused with \
+                 413. Set body_bytes of the source, and in_flight_bytes in [server.limits] to twice as much",
+                preset.title, source.body_bytes
+            ));
+        }
+    }
+    told
+}
+
+/// Writes the same into the log.
+pub(super) fn warn_of_small_sources(config: &Config, journal: &dyn Journal) {
+    for told in small_sources(config, journal.largest_body()) {
+        tracing::warn!("{told}");
+    }
 }
 
 fn routes_elsewhere(routes: &Routes) -> impl Iterator<Item = (&Route, &Arc<Elsewhere>)> {

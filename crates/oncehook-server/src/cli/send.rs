@@ -15,18 +15,19 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, anyhow, bail};
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, header};
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::ProgressBar;
 use oncehook::clock::Clock;
 use oncehook_verify::{Rejection, Request, Sample, Settings, Signer, UnixMicros, Verifier};
 use reqwest::Url;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
+use super::bulk::progress_style;
 use super::client::{cause, http_client, reachable, read_answer};
 use super::request::{parse_header, read_input};
 use super::source::{Chosen, SourceArgs};
 use super::tally::{Answer, Tally};
-use super::{Shared, print, random, say, text};
+use super::{Shared, print, print_json, random, say, text};
 
 /// The most requests of one invocation; each costs a few bytes of memory here.
 const MAX_REQUESTS: u64 = 10_000_000;
@@ -99,7 +100,7 @@ impl Send {
         let Sent { mut tally, last } = runtime.block_on(send(plan, connections))?;
         let elapsed = started.elapsed();
         match last {
-            _ if shared.json => print(&tally.json(elapsed).to_string()),
+            _ if shared.json => print_json(&tally.json(elapsed).to_string()),
             Some(only) if total == 1 => print(&only.lines()),
             _ => print(&tally.lines(elapsed)),
         }
@@ -417,8 +418,7 @@ fn progress_bar(total: u64) -> ProgressBar {
     if total <= LONG {
         return ProgressBar::hidden();
     }
-    let style = ProgressStyle::with_template("{wide_bar} {pos}/{len} {per_sec} {eta}");
-    ProgressBar::new(total).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
+    ProgressBar::new(total).with_style(progress_style())
 }
 
 #[cfg(test)]

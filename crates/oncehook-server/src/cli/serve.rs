@@ -3,6 +3,7 @@
 //! Promises: the first SIGTERM or SIGINT ends it in good order; another one, half a second later or more, ends it at once, with
 //! exit code 1. That loses nothing that was answered: it is what a crash does, and the next start goes on from there.
 
+use std::future::Future;
 use std::net::SocketAddr;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -16,13 +17,15 @@ use oncehook::journal::postgres::{OpenError, PostgresJournal, PostgresOptions};
 use oncehook::journal::sqlite::{SqliteJournal, SqliteOptions};
 use oncehook::journal::{Deliveries, Journal, JournalReader, JournalState};
 use tokio::net::TcpListener;
+use tokio::runtime::Runtime;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
-use super::{Shared, check, rehearsal, say};
+use super::{Shared, check, failure, rehearsal, say};
 use crate::app::{App, Roles};
 use crate::config::{Config, JournalConfig, OnOutage, SpoolConfig};
+use crate::http::listener;
 use crate::telemetry;
 
 /// Signals that come so soon after the first mean the same: `timeout` and some supervisors tell the process and its group.
@@ -45,6 +48,9 @@ pub(super) struct Serve {
     /// How many seconds to wait at the start for a server database that is not there yet
     #[arg(long, value_name = "SECONDS", default_value_t = 60)]
     database_wait: u64,
+    /// Start although a part of the SQLite journal is missing (its -wal file was lost). Later copies of missing events are new
+    #[arg(long)]
+    accept_lost_log: bool,
     /// How long a lease holds, in milliseconds. For tests that freeze the process for longer than that.
     #[arg(long, hide = true, value_name = "MILLISECONDS")]
     lease: Option<u64>,
@@ -74,11 +80,23 @@ impl Role {
 impl Serve {
     pub(super) fn run(self, shared: &Shared) -> anyhow::Result<ExitCode> {
         telemetry::install(self.log_json);
+        let log_json = self.log_json;
+        match self.start(shared) {
+            // Who reads JSON lines gets nothing else, to the end.
+            Err(error) if log_json => {
+                tracing::error!(error = failure(&error), "the gateway cannot run");
+                Ok(ExitCode::FAILURE)
+            }
+            outcome => outcome,
+        }
+    }
+
+    fn start(self, shared: &Shared) -> anyhow::Result<ExitCode> {
         let config = shared.load()?;
         raise_file_limit();
         let runtime =
             tokio::runtime::Builder::new_multi_thread().enable_all().build().context("start the runtime")?;
-        let left = runtime.block_on(self.serve(config, shared))?;
+        let left = run_to_end(runtime, self.serve(config, shared))?;
         // Accepted, durable, and not in the journal: whoever takes the machine away must know.
         Ok(if left == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
     }
@@ -99,6 +117,7 @@ impl Serve {
             }
             JournalConfig::Sqlite(path) => {
                 let mut options = SqliteOptions { clock: clock.clone(), ..SqliteOptions::new(path) };
+                options.accept_lost_log = self.accept_lost_log;
                 options.ledger_generation = self.ledger_generation.unwrap_or(options.ledger_generation);
                 let journal = SqliteJournal::open(&options).context("open the journal")?;
                 rehearsal::warn_on_sqlite(&config, &journal).await;
@@ -147,6 +166,9 @@ impl Serve {
         shared: &Shared,
     ) -> anyhow::Result<u64> {
         let roles = self.roles();
+        if roles.ingest {
+            rehearsal::warn_of_small_sources(&config, &journal);
+        }
         let spool = match roles.ingest && config.needs_spool() {
             true => Some(open_spool(&config.spool)?),
             false => None,
@@ -162,7 +184,10 @@ impl Serve {
             ingress: ingress.as_ref().map(TcpListener::local_addr).transpose()?,
             admin: admin.local_addr()?,
         };
-        welcome(&config, &journal.state(), &places, &self.role, crash, shared);
+        match self.log_json {
+            true => log_welcome(&config, &journal.state(), &places),
+            false => welcome(&config, &journal.state(), &places, &self.role, crash, shared),
+        }
         let shutdown = async {
             // An error would mean that nobody listens for signals any more.
             let _ = told_to_stop.await;
@@ -175,6 +200,14 @@ impl Serve {
         }
         Ok(app.run(ingress, admin, shutdown).await)
     }
+}
+
+/// Runs the gateway to its end, and does not wait for threads that still work for it: a database or disk that hangs may hold one
+/// for ever. The process is about to end, which is what a crash does, and the next start goes on from there.
+fn run_to_end<T>(runtime: Runtime, gateway: impl Future<Output = T>) -> T {
+    let ended = runtime.block_on(gateway);
+    runtime.shutdown_background();
+    ended
 }
 
 /// One try to open a journal.
@@ -237,7 +270,9 @@ fn listen_for_signals() -> anyhow::Result<oneshot::Receiver<()>> {
         while told_at.elapsed() < SAID_TWICE {
             next().await;
         }
-        say("told to stop a second time: ending at once; what was under way goes on at the next start");
+        tracing::warn!(
+            "told to stop a second time: ending at once; what was under way goes on at the next start"
+        );
         std::process::exit(1);
     });
     Ok(told)
@@ -274,7 +309,7 @@ fn arm() -> Option<String> {
 }
 
 async fn listen(address: SocketAddr, key: &str) -> anyhow::Result<TcpListener> {
-    TcpListener::bind(address).await.with_context(|| format!("listen on {address} ({key})"))
+    listener::bind(address).await.with_context(|| format!("listen on {address} ({key})"))
 }
 
 /// Where the gateway listens.
@@ -328,6 +363,24 @@ fn welcome(
     say(&lines.join("\n"));
 }
 
+/// The same as one line of the log, for machines.
+fn log_welcome(config: &Config, state: &JournalState, places: &Places) {
+    let urls = config.sources.iter().zip(places.ingress.iter().cycle());
+    let urls: Vec<_> =
+        urls.map(|(source, ingress)| format!("http://{ingress}/webhooks/{}", source.name)).collect();
+    let routes: Vec<&str> = config.routes.iter().map(|route| route.name.as_str()).collect();
+    tracing::info!(
+        version = env!("CARGO_PKG_VERSION"),
+        webhooks = urls.join(" "),
+        routes = routes.join(" "),
+        admin = format!("http://{}", places.admin),
+        journal = config.journal.shown(),
+        kind = state.kind,
+        durability = state.durability.as_str(),
+        "oncehook is ready"
+    );
+}
+
 /// How to call this program from any directory with the same configuration. (Its paths are relative to where it runs.)
 fn this_program(shared: &Shared) -> String {
     let program = std::env::current_exe().map_or_else(|_| "oncehook".to_owned(), |path| quoted(&path));
@@ -354,5 +407,32 @@ fn raise_file_limit() {
     limit.current = limit.maximum;
     if let Err(error) = setrlimit(Resource::Nofile, limit) {
         tracing::warn!(%error, "the limit on open files could not be raised");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use super::*;
+
+    #[test]
+    fn the_end_does_not_wait_for_a_thread_that_hangs() {
+        let (release, hanging) = mpsc::channel::<()>();
+        let (done, ended) = mpsc::channel();
+        std::thread::spawn(move || {
+            let runtime = Runtime::new().unwrap();
+            let (begun, has_begun) = oneshot::channel();
+            let gateway = async {
+                tokio::task::spawn_blocking(move || {
+                    let _ = begun.send(());
+                    hanging.recv()
+                });
+                has_begun.await
+            };
+            let _ = done.send(run_to_end(runtime, gateway));
+        });
+        assert!(ended.recv_timeout(Duration::from_secs(30)).is_ok(), "it waits for the thread");
+        drop(release);
     }
 }

@@ -2,21 +2,29 @@
 
 use std::process::ExitCode;
 
-use anyhow::anyhow;
-use oncehook::event::EventId;
+use anyhow::bail;
 use serde::Deserialize;
 
 use super::client::Client;
-use super::events::{Attempt, Delivery, Event};
-use super::{Shared, print, text};
+use super::events::{Attempt, Delivery, Event, Page};
+use super::order::event_id;
+use super::text::Colours;
+use super::{Shared, print, print_json, text};
 
 /// Foreign text is cut here; `--json` has it whole.
 const MAX_SHOWN: usize = 400;
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Show {
-    /// The event's id
-    id: String,
+    /// The event's id, or the beginning of it
+    #[arg(required_unless_present = "key", conflicts_with = "key")]
+    id: Option<String>,
+    /// The event with this key instead
+    #[arg(long)]
+    key: Option<String>,
+    /// With --key: of this source
+    #[arg(long, value_name = "NAME", requires = "key")]
+    source: Option<String>,
     /// Print the body, byte for byte, and nothing else
     #[arg(long, conflicts_with = "json")]
     body: bool,
@@ -32,6 +40,7 @@ struct Story {
     duplicates_seen: Option<Duplicates>,
     conflicts: Vec<Conflict>,
     audit: Vec<Audit>,
+    audit_total: usize,
 }
 
 /// An order, as the API gives it.
@@ -68,25 +77,67 @@ struct Conflict {
 
 impl Show {
     pub(super) fn run(self, shared: &Shared) -> anyhow::Result<ExitCode> {
-        let id: EventId =
-            self.id.parse().map_err(|_| anyhow!("`{}` is not an event's id", text::shown(&self.id, 64)))?;
+        // A word that is no id needs no configuration to be told so.
+        let given = self.id.as_deref().map(event_id).transpose()?;
         let client = Client::new(shared.load()?)?;
+        let id = match given {
+            Some(id) => id.to_owned(),
+            None => self.find_by_key(&client)?,
+        };
         if self.body {
             write_bytes(&client.get(&format!("/api/events/{id}/body"), &[])?);
             return Ok(ExitCode::SUCCESS);
         }
         let answer = client.get_json(&format!("/api/events/{id}"), &[])?;
         if shared.json {
-            print(answer.text());
+            print_json(answer.text());
         } else {
-            print(&answer.read::<Story>()?.lines().join("\n"));
+            let routes: Routes = client.get_json("/api/routes", &[])?.read()?;
+            print(&answer.read::<Story>()?.lines(&routes, Colours::of_stdout()).join("\n"));
         }
         Ok(ExitCode::SUCCESS)
+    }
+
+    /// The id of the one event with the key.
+    fn find_by_key(&self, client: &Client) -> anyhow::Result<String> {
+        let key = self.key.as_deref().unwrap_or_default();
+        if let Some(source) = &self.source {
+            client.check_source(source)?;
+        }
+        let params = [("key", Some(key)), ("source", self.source.as_deref()), ("limit", Some("10"))];
+        let page: Page = client.get_json("/api/events", &params)?.read()?;
+        match page.events.as_slice() {
+            [only] => Ok(event_id(&only.id)?.to_owned()),
+            [] => bail!("there is no event with the key `{}`", text::shown(key, 255)),
+            several => {
+                let sources: Vec<_> = several.iter().map(|event| text::shown(&event.source, 64)).collect();
+                bail!("several sources have this key; add --source with one of: {}", sources.join(", "))
+            }
+        }
+    }
+}
+
+/// The routes, as the API gives them.
+#[derive(Deserialize)]
+struct Routes {
+    routes: Vec<Route>,
+}
+
+#[derive(Deserialize)]
+struct Route {
+    name: String,
+    after: Option<String>,
+}
+
+impl Routes {
+    /// The route that a route follows.
+    fn before(&self, name: &str) -> Option<&str> {
+        self.routes.iter().find(|route| route.name == name)?.after.as_deref()
     }
 }
 
 impl Story {
-    fn lines(&self) -> Vec<String> {
+    fn lines(&self, routes: &Routes, colours: Colours) -> Vec<String> {
         let event = &self.event;
         let mut lines = vec![
             fact("event", &event.id),
@@ -94,7 +145,8 @@ impl Story {
             fact("key", &event.key),
             fact("type", event.r#type.as_deref().unwrap_or("-")),
             fact("entity", event.entity.as_deref().unwrap_or("-")),
-            fact("status", &event.status),
+            fact("status", "")
+                + &colours.status(event.shown_status(), &text::shown(event.shown_status(), MAX_SHOWN)),
             fact("flags", &if event.flags.is_empty() { "none".to_owned() } else { event.flags.join(", ") }),
             fact("integrity", &event.integrity),
             fact("occurred", event.occurred_at.as_deref().unwrap_or("-")),
@@ -102,10 +154,23 @@ impl Story {
             fact("size", &format!("{} bytes", event.size)),
             fact("digest", &self.digest),
         ];
+        if !event.reasons.is_empty() {
+            list(
+                &mut lines,
+                "reasons",
+                event.reasons.iter().map(|(flag, reason)| format!("{flag}: {reason}")),
+            );
+        }
         self.tell_duplicates(&mut lines);
         list(&mut lines, "conflicts", self.conflicts.iter().map(Conflict::line));
-        tell_deliveries(&mut lines, &event.deliveries);
-        list(&mut lines, "audit", self.audit.iter().map(Audit::line));
+        tell_deliveries(&mut lines, &event.deliveries, routes, colours);
+        let orders = match self.audit.len() {
+            shown if shown < self.audit_total => {
+                format!("audit (the latest {shown} of {})", self.audit_total)
+            }
+            _ => "audit".to_owned(),
+        };
+        list(&mut lines, &orders, self.audit.iter().map(Audit::line));
         list(&mut lines, "headers", self.headers.iter().map(|(name, value)| format!("{name}: {value}")));
         lines
     }
@@ -137,22 +202,38 @@ impl Conflict {
     }
 }
 
-/// Each delivery with its tries below it.
-fn tell_deliveries(lines: &mut Vec<String>, deliveries: &[Delivery]) {
+/// Each delivery with its tries below it, and below those what followed it.
+fn tell_deliveries(lines: &mut Vec<String>, deliveries: &[Delivery], routes: &Routes, colours: Colours) {
     if deliveries.is_empty() {
         lines.push(fact("deliveries", "none"));
         return;
     }
     lines.push("deliveries".to_owned());
-    for delivery in deliveries {
-        lines.push(item(&delivery_line(delivery)));
-        lines.extend(delivery.attempts.iter().map(|attempt| format!("  {}", item(&attempt_line(attempt)))));
+    let follows = |follower: &Delivery, delivery: &Delivery| {
+        follower.epoch == delivery.epoch && routes.before(&follower.route) == Some(delivery.route.as_str())
+    };
+    // What comes first stands first; a circle is impossible, and would show nothing rather than hang.
+    let mut next: Vec<(&Delivery, usize)> = deliveries
+        .iter()
+        .rev()
+        .filter(|delivery| !deliveries.iter().any(|other| follows(delivery, other)))
+        .map(|delivery| (delivery, 0))
+        .collect();
+    while let Some((delivery, depth)) = next.pop() {
+        let indent = "  ".repeat(depth);
+        lines.push(format!("{indent}  {}", delivery_line(delivery, colours)));
+        let attempts = delivery.attempts.iter().map(|attempt| item(&attempt_line(attempt)));
+        lines.extend(attempts.map(|line| format!("{indent}  {line}")));
+        let followers = deliveries.iter().rev().filter(|follower| follows(follower, delivery));
+        next.extend(followers.map(|follower| (follower, depth + 1)));
     }
 }
 
-fn delivery_line(delivery: &Delivery) -> String {
-    let Delivery { route, epoch, state, attempt, .. } = delivery;
-    let mut line = format!("{route}: {state}, attempt {attempt}, epoch {epoch}");
+/// Its state is coloured; everything else is cut and harmless.
+fn delivery_line(delivery: &Delivery, colours: Colours) -> String {
+    let Delivery { route, epoch, attempt, .. } = delivery;
+    let state = colours.status(delivery.shown_state(), &text::shown(delivery.shown_state(), 20));
+    let mut more = format!(", attempt {attempt}, epoch {epoch}");
     let result = delivery.result.as_ref().map(ToString::to_string);
     // What is final is not due any more.
     let due = delivery.run_at.as_ref().filter(|_| delivery.settled_at.is_none());
@@ -164,10 +245,10 @@ fn delivery_line(delivery: &Delivery) -> String {
         ("error", delivery.error.as_ref()),
     ] {
         if let Some(value) = value {
-            line.push_str(&format!(", {name} {value}"));
+            more.push_str(&format!(", {name} {value}"));
         }
     }
-    line
+    format!("{}: {state}{}", text::shown(route, 64), text::shown(&more, MAX_SHOWN))
 }
 
 fn attempt_line(attempt: &Attempt) -> String {
@@ -227,12 +308,12 @@ mod tests {
             "error":"no\u202e","cause":"handler","settled_at":"S","attempts":[
               {"attempt":7,"started_at":"B","finished_at":"E","outcome":"failed","error":"bad\u0007"},
               {"attempt":8,"started_at":"C","finished_at":null,"outcome":null,"error":null}]}],
-            "audit":[{"at":"A","who":"ada","action":"retry","reason":"fixed\u001b","detail":{"routes":["orders"]}}],"digest":"abc","headers":[["x-a","1\u001b"]],
+            "audit":[{"at":"A","who":"ada","action":"retry","reason":"fixed\u001b","detail":{"routes":["orders"]}}],"audit_total":51,"digest":"abc","headers":[["x-a","1\u001b"]],
             "duplicates_seen":{"first_at":"F","last_at":"L","latest":[{"at":"A","peer":"127.0.0.1"}]},
             "conflicts":[{"digest":"d1","count":1,"first_at":"F","last_at":"L","size":7},
                          {"digest":null,"count":5,"first_at":"F","last_at":"L","size":0}]}"#;
         let story: Story = serde_json::from_str(json).unwrap();
-        let text = story.lines().join("\n");
+        let text = story.lines(&Routes { routes: Vec::new() }, Colours::none()).join("\n");
         for line in [
             "key         evt_\\u{1b}]0;x\\u{7}",
             "entity      -",
@@ -240,7 +321,7 @@ mod tests {
             "duplicates  2, first F, last L\n  A from 127.0.0.1",
             "conflicts\n  d1 once, 7 bytes, first F, last L\n  other bodies, not kept, 5 times, first F, last L",
             "deliveries\n  orders: dead, attempt 8, epoch 0, since S, cause handler, error no\\u{202e}\n    7 failed B: bad\\u{7}\n    8 running C\n",
-            "audit\n  A retry by ada: fixed\\u{1b}",
+            "audit (the latest 1 of 51)\n  A retry by ada: fixed\\u{1b}",
             "headers\n  x-a: 1\\u{1b}",
         ] {
             assert!(text.contains(line), "{line:?} is not in:\n{text}");

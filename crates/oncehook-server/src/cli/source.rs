@@ -6,8 +6,8 @@ use std::net::SocketAddr;
 use anyhow::{anyhow, bail};
 use oncehook_verify::{Handshakes, Identifier, MissingKey, Preset, Scheme, Secret, Settings};
 
-use super::providers;
-use super::{Shared, text};
+use super::client::no_source;
+use super::{Shared, providers};
 use crate::config::{Config, SourceConfig, secret_from_reference};
 
 /// Options that choose a source.
@@ -122,15 +122,16 @@ fn examples(preset: &Preset) -> BTreeMap<String, String> {
 /// The source of that name; without a name, the only one.
 fn find(config: Config, name: Option<&str>) -> anyhow::Result<SourceConfig> {
     let names: Vec<_> = config.sources.iter().map(|source| source.name.to_string()).collect();
-    let names = names.join(", ");
     let mut sources = config.sources.into_iter();
     match name {
-        Some(name) => sources.find(|source| source.name.as_str() == name).ok_or_else(|| {
-            anyhow!("there is no source `{}`; the configuration has: {names}", text::shown(name, 64))
-        }),
+        Some(name) => {
+            sources.find(|source| source.name.as_str() == name).ok_or_else(|| no_source(name, &names).into())
+        }
         None => match (sources.next(), sources.next()) {
             (Some(only), None) => Ok(only),
-            _ => bail!("the configuration has several sources; choose one with --source: {names}"),
+            _ => {
+                bail!("the configuration has several sources; choose one with --source: {}", names.join(", "))
+            }
         },
     }
 }

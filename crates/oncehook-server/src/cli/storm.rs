@@ -32,7 +32,7 @@ use self::hazard::Hazard;
 use self::report::{Finding, Tally, Verdict, judge_each, judge_sum};
 use self::script::{Heard, Pace, Script, deliver};
 use super::source::SourceArgs;
-use super::{Shared, print, providers, say};
+use super::{Shared, print, print_json, providers, say};
 use crate::config::parse_duration;
 
 /// How often effects are counted while they are awaited.
@@ -108,7 +108,7 @@ impl Storm {
                 .with_context(|| format!("write {}", path.display()))?;
         }
         match json {
-            true => print(&report::json(&findings, url.as_str(), exact).to_string()),
+            true => print_json(&report::json(&findings, url.as_str(), exact).to_string()),
             false => print(&report::lines(&findings)),
         }
         let judged = findings.iter().any(|finding| !matches!(finding.verdict, Verdict::Skipped(_)));

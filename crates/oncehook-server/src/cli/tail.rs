@@ -1,4 +1,4 @@
-//! `oncehook tail`: events of the running gateway as they come in, one line each.
+//! `oncehook tail`: events of the running gateway as they come in, one line each, and one more for what failed.
 //!
 //! Promises: no event is printed twice and none that arrives while it runs is left out, in the order of arrival; a gateway
 //! that is restarted is waited for. If more than 100,000 came between two looks, the latest of them are printed, and that is
@@ -16,7 +16,9 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 
 use super::client::{Client, may_pass};
-use super::events::Event;
+use super::events::{Event, cells};
+use super::filter::statuses;
+use super::text::Colours;
 use super::{Shared, say, text};
 
 /// How often the gateway is asked.
@@ -34,8 +36,11 @@ const REMEMBERED: usize = 100_000;
 /// Answers that are fetched to find one that is known. Where none is, this is the end.
 const MOST_PAGES: usize = REMEMBERED / PAGE;
 
-/// Keys and types are cut here; `--json` has them whole.
-const MAX_SHOWN: usize = 60;
+/// How much of an id is shown: its time and its number, which tell events of one node apart.
+const ID_LENGTH: usize = 21;
+
+/// The longest of the usual statuses, so that what follows stands in one column.
+const STATUS_WIDTH: usize = 11;
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Tail {
@@ -50,7 +55,7 @@ pub(super) struct Tail {
     #[arg(long = "type", value_name = "TYPE")]
     kind: Option<String>,
     /// Only events that are in this status, or get into it
-    #[arg(long)]
+    #[arg(long, value_parser = statuses())]
     status: Option<String>,
     /// Print an event again when its status changes
     #[arg(long)]
@@ -82,6 +87,9 @@ struct Seen {
 impl Tail {
     pub(super) fn run(self, shared: &Shared) -> anyhow::Result<ExitCode> {
         let client = Client::new(shared.load()?)?;
+        if let Some(source) = &self.source {
+            client.check_source(source)?;
+        }
         let mut seen = Seen::default();
         // Nobody there at the beginning is a mistake; nobody there later is a restart.
         let latest = self.fetch(&client, 1, &seen)?.lines;
@@ -219,10 +227,14 @@ impl Seen {
 
 /// Prints lines. `false` if nobody reads them any more.
 fn write_lines<'l>(lines: impl Iterator<Item = &'l Line>, json: bool) -> bool {
+    let colours = Colours::of_stdout();
     let mut stdout = std::io::stdout().lock();
     let write = || -> std::io::Result<()> {
         for line in lines {
-            let text = if json { line.json.get().to_owned() } else { human(&line.event) };
+            let text = match json {
+                true => text::harmless_json(line.json.get()).into_owned(),
+                false => human(&line.event, colours),
+            };
             writeln!(stdout, "{text}")?;
         }
         stdout.flush()
@@ -230,26 +242,17 @@ fn write_lines<'l>(lines: impl Iterator<Item = &'l Line>, json: bool) -> bool {
     write().is_ok()
 }
 
-fn human(event: &Event) -> String {
-    let mut line = format!(
-        "{} {} {:<11} {} {} {}",
-        text::shown(&event.received_at, MAX_SHOWN),
-        text::shown(&event.id, MAX_SHOWN),
-        text::shown(&event.status, MAX_SHOWN),
-        text::shown(&event.source, MAX_SHOWN),
-        text::shown(event.r#type.as_deref().unwrap_or("-"), MAX_SHOWN),
-        text::shown(&event.key, MAX_SHOWN),
-    );
-    if event.duplicates > 0 {
-        line.push_str(&format!(" ×{}", event.duplicates.saturating_add(1)));
+fn human(event: &Event, colours: Colours) -> String {
+    let mut cells = cells(event, ID_LENGTH);
+    if let Some(status) = cells.get_mut(2) {
+        *status = format!("{status:<STATUS_WIDTH$}");
     }
-    for flag in &event.flags {
-        line.push_str(&format!(" [{}]", text::shown(flag, MAX_SHOWN)));
-    }
+    let mut line = text::narrow_line(cells, &[3, 4, 5, 6], (2, colours));
     let failing =
         event.deliveries.iter().find_map(|delivery| Some((&delivery.route, delivery.error.as_ref()?)));
     if let Some((route, error)) = failing {
-        line.push_str(&format!(" {}: {}", text::shown(route, MAX_SHOWN), text::shown(error, 200)));
+        let failed = text::shown(&format!("{route}: {error}"), 400);
+        line.push_str(&format!("\n    {}", text::cut(&failed, 96)));
     }
     line
 }
@@ -315,8 +318,8 @@ mod tests {
     }
 
     #[test]
-    fn a_line_is_one_line_and_harmless() {
-        let line = human(&event("019a", "dead"));
-        assert_eq!(line, "T 019a dead        s - k\\u{1b}[2J ×3 [conflict] r: no\\u{a}way");
+    fn a_line_is_harmless_and_what_failed_stands_below() {
+        let line = human(&event("019a", "dead"), Colours::none());
+        assert_eq!(line, "T 019a dead        s - k\\u{1b}[2J ×3 [conflict]\n    r: no\\u{a}way");
     }
 }

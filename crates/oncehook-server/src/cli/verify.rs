@@ -18,7 +18,7 @@ use serde_json::json;
 
 use super::request::{SavedRequest, parse_header, parse_headers, read_input};
 use super::source::{Chosen, SourceArgs};
-use super::{Shared, print, text};
+use super::{Shared, print, print_json, text};
 
 /// Keys and types are cut here; `--json` has them whole.
 const MAX_SHOWN: usize = 200;
@@ -81,7 +81,10 @@ impl Verify {
         let chosen = self.source.choose(shared)?;
         let saved = self.saved_request()?;
         let report = self.check(&chosen, &saved)?;
-        print(&if shared.json { report.to_json().to_string() } else { report.lines().join("\n") });
+        match shared.json {
+            true => print_json(&report.to_json().to_string()),
+            false => print(&report.lines().join("\n")),
+        }
         Ok(if report.verdict.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
     }
 

@@ -4,6 +4,7 @@ mod source;
 
 use std::cell::RefCell;
 use std::net::SocketAddr;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,13 +13,15 @@ use ipnet::IpNet;
 use oncehook::delivery::RouteName;
 use oncehook::event::SourceName;
 use oncehook::fastpath::RedisAddress;
-use oncehook::handler::Dialect;
+use oncehook::handler::{Dialect, Handler};
 use oncehook::journal::{mysql, postgres};
 use oncehook::machine::Machine;
 use oncehook::route::Routes;
-use oncehook_verify::{Ack, Handshakes, Identifier, Scheme, Secret, Settings, Verifier};
+use oncehook_verify::{
+    Ack, EventHeaders, Handshakes, Identifier, Preset, Scheme, Secret, Settings, Verifier,
+};
 
-use self::source::{find_awaited, read_source};
+use self::source::{Named, find_awaited, read_source};
 use super::duration::parse_seconds;
 use super::file::{File, Table};
 use super::machine::read_machines;
@@ -73,12 +76,14 @@ pub struct ServerConfig {
 /// `[server.limits]`: nothing is unbounded.
 #[derive(Debug, Clone)]
 pub struct Limits {
-    /// Largest body in bytes; 413 beyond.
+    /// Largest body in bytes; 413 beyond. What a source's own limit is, unless it or its provider says otherwise.
     pub body_bytes: usize,
     /// A request's head must arrive within this time; an idle connection is closed after it.
     pub head: Duration,
     /// A request's body must arrive within this time.
     pub body: Duration,
+    /// An answer must be taken within this time; the connection is closed beyond.
+    pub write: Duration,
     /// The journal must answer within this time; 503 beyond.
     pub commit: Duration,
     /// Open connections.
@@ -205,6 +210,10 @@ pub struct SourceConfig {
     pub endpoint: bool,
     /// What becomes of its events while the journal is away.
     pub on_outage: OnOutage,
+    /// Largest body in bytes; 413 beyond.
+    pub body_bytes: usize,
+    /// The provider's headers that go along when an event is forwarded.
+    pub forward: EventHeaders,
     /// `rate_limit`; none if it is not written.
     pub rate_limits: RateLimits,
 }
@@ -231,12 +240,23 @@ impl std::fmt::Debug for SourceConfig {
 
 const DAY: u64 = 86_400;
 
+/// What a limit of bodies may be.
+const BODY_BYTES: std::ops::RangeInclusive<u64> = 1..=64 << 20;
+
+/// What the limit of a source's bodies is made from.
+struct BodyLimits {
+    /// `body_bytes` in `[server.limits]`, if the operator wrote it. Then no provider raises it.
+    written: Option<usize>,
+    in_flight_bytes: usize,
+}
+
 impl Default for Limits {
     fn default() -> Self {
         Self {
             body_bytes: 1 << 20,
             head: Duration::from_secs(15),
             body: Duration::from_secs(15),
+            write: Duration::from_secs(15),
             commit: Duration::from_secs(10),
             connections: 10_000,
             in_flight: 4_096,
@@ -278,13 +298,18 @@ impl Config {
 }
 
 fn read(file: &File<'_>) -> Option<Config> {
-    let mut root = file.root();
-    let server = read_server(root.take_table("server", "[server]"));
-    let journal = read_journal(root.take_table("journal", "[journal]"));
+    let mut root = file.root()?;
+    let (server, body_limits) = read_server(root.take_table("server", "[server]"));
+    let before = file.problems();
+    let journal = read_journal(root.take_table("journal", "[journal]"), before);
+    // A misspelt [journal] is not the usual one either.
+    let journal = journal.filter(|_| root.wrote("journal") || root.lacks("journal"));
     let spool = read_spool(root.take_table("spool", "[spool]"), journal.as_ref());
 
+    let before = file.problems();
     let mut dedup = root.take_table("dedup", "[dedup]");
     let window = dedup.take_seconds("window");
+    let window_is_right = file.problems() == before;
     let window_span = window.as_ref().map_or(0..0, |window| window.span());
     let window = window.map_or(35 * DAY, toml::Spanned::into_inner);
     let redis = dedup.take_parsed("redis", |url| {
@@ -295,12 +320,16 @@ fn read(file: &File<'_>) -> Option<Config> {
     });
     dedup.finish(&[]);
     let mut retention = root.take_table("retention", "[retention]");
-    let payload = retention.take_seconds("payload").map_or(30 * DAY, toml::Spanned::into_inner);
+    let payload = retention.take_seconds("payload").map(toml::Spanned::into_inner);
+    // One that could not be read has had its problem noted, and is not compared with anything.
+    let payload_is_right = payload.is_some() || !retention.wrote("payload");
+    let payload = payload.unwrap_or(30 * DAY);
     let dead = retention.take_parsed("dead", |text| match text {
         "never" => Ok(None),
         text => parse_seconds(text).map(Some).map_err(|wanted| format!("{wanted}, or \"never\"")),
     });
     if let Some(dead) = &dead
+        && payload_is_right
         && dead.get_ref().is_some_and(|dead| dead < payload)
     {
         retention.problem_with_help(
@@ -312,17 +341,11 @@ fn read(file: &File<'_>) -> Option<Config> {
     let dead = dead.and_then(toml::Spanned::into_inner);
     let audit = retention.take_seconds("audit").map_or(365 * DAY, toml::Spanned::into_inner);
     retention.finish(&[]);
-    if window < payload {
-        root.problem_with_help(
-            window_span.clone(),
-            "`dedup.window` is shorter than `retention.payload`",
-            "keys must be remembered at least as long as bodies are kept",
-        );
-    }
 
     let mut sources: Vec<SourceConfig> = Vec::new();
     let tables = root.take_tables("source", "[[source]]");
-    if tables.is_empty() {
+    let count = tables.len();
+    if tables.is_empty() && root.lacks("source") {
         root.problem_with_help(
             0..0,
             "no [[source]] is declared",
@@ -330,10 +353,10 @@ fn read(file: &File<'_>) -> Option<Config> {
         );
     }
     let mut complete = true;
-    let mut names = Vec::new();
+    let mut named = Named::default();
     let mut waits = Vec::new();
     for table in tables {
-        let (source, wait) = read_source(table, window, &window_span, &mut names);
+        let (source, wait) = read_source(table, &body_limits, &mut named);
         match source {
             Some(source) => {
                 waits.extend(wait.map(|wait| (sources.len(), wait)));
@@ -342,17 +365,28 @@ fn read(file: &File<'_>) -> Option<Config> {
             None => complete = false,
         }
     }
-    // Without a journal its own problem has been noted; the statements are read as the usual one would.
+    if window_is_right {
+        check_window(&root, window, &window_span, payload_is_right.then_some(payload), &named.presets);
+    }
     let machines = read_machines(root.take_tables("machine", "[[machine]]"));
     let ground = Ground {
-        sources: &names,
-        dialect: journal.as_ref().map_or(Dialect::Sqlite, JournalConfig::dialect),
+        sources: &named.sources,
+        sources_known: count > 0 && named.sources.len() == count && root.lacks_near("source"),
+        dialect: journal.as_ref().map(JournalConfig::dialect),
         journal_url: journal.as_ref().and_then(JournalConfig::url),
         keep: Duration::from_secs(window.max(payload)),
         databases: RefCell::default(),
-        machines: machines.as_deref().unwrap_or_default(),
+        machines: &machines.list,
+        machines_known: machines.complete,
     };
     let routes = read_routes(file, root.take_tables("route", "[[route]]"), &ground);
+    for route in routes.iter().flat_map(Routes::iter) {
+        if let Handler::Http(handler) = &route.handler
+            && let Some(source) = sources.iter().find(|source| source.name == route.source)
+        {
+            handler.forward(source.forward.clone());
+        }
+    }
     for (place, wait) in waits {
         if let (Some(routes), Some(source)) = (&routes, sources.get_mut(place)) {
             let unrouted = !routes.iter().any(|route| route.source == source.name);
@@ -369,7 +403,7 @@ fn read(file: &File<'_>) -> Option<Config> {
     root.finish(&[]);
     complete.then_some(())?;
     Some(Config {
-        server: server?,
+        server,
         journal: journal?,
         spool,
         dedup_window: Duration::from_secs(window),
@@ -379,30 +413,70 @@ fn read(file: &File<'_>) -> Option<Config> {
         retention_audit: Duration::from_secs(audit),
         sources,
         routes: routes?,
-        machines: machines?,
+        machines: machines.complete.then_some(machines.list)?,
     })
 }
 
-fn read_server(mut table: Table<'_, '_>) -> Option<ServerConfig> {
+/// Keys must be remembered for as long as the same event may come again. One problem, however many reasons there are.
+fn check_window(
+    root: &Table<'_, '_>,
+    window: u64,
+    span: &Range<usize>,
+    payload: Option<u64>,
+    presets: &[&Preset],
+) {
+    let longest = presets.iter().max_by_key(|preset| preset.retry_horizon_secs);
+    if let Some(preset) = longest.filter(|preset| window < preset.retry_horizon_secs) {
+        let problem = format!(
+            "`dedup.window` is shorter than the {} h for which {} may retry",
+            preset.retry_horizon_secs / 3600,
+            preset.title
+        );
+        root.problem_with_help(span.clone(), problem, "a late retry would take effect again");
+    } else if payload.is_some_and(|payload| window < payload) {
+        root.problem_with_help(
+            span.clone(),
+            "`dedup.window` is shorter than `retention.payload`",
+            "keys must be remembered at least as long as bodies are kept",
+        );
+    }
+}
+
+fn read_server(mut table: Table<'_, '_>) -> (ServerConfig, BodyLimits) {
     let address = |text: &str| {
         text.parse::<SocketAddr>()
             .map_err(|_| format!("{text:?} is not an address and port, such as \"127.0.0.1:8080\""))
     };
-    let ingress = table
-        .take_parsed("ingress", address)
-        .map_or_else(|| ([127, 0, 0, 1], 8080).into(), toml::Spanned::into_inner);
+    let ingress = table.take_parsed("ingress", address);
     let admin = table.take_parsed("admin", address);
-    let token = table.take_parsed("admin_token", secret_from_reference).map(toml::Spanned::into_inner);
-    let token_written = token.is_some();
+    let token = table.take_parsed("admin_token", secret_from_reference);
+    let readable = |key: &str, value: &Option<_>| value.is_some() || !table.wrote(key);
+    let readable = readable("ingress", &ingress) && readable("admin", &admin);
     let admin_span = admin.as_ref().map_or_else(|| table.span(), |admin| admin.span());
+    let ingress = ingress.map_or_else(|| ([127, 0, 0, 1], 8080).into(), toml::Spanned::into_inner);
     let admin = admin.map_or_else(|| ([127, 0, 0, 1], 8081).into(), toml::Spanned::into_inner);
-    if !admin.ip().is_loopback() && !token_written {
+    if readable && share_a_port(ingress, admin) {
+        table.problem_with_help(
+            admin_span,
+            format!("`ingress` and `admin` listen on the same port, {}", admin.port()),
+            "what the internet may reach and what only operators may are two listeners; give `admin` another port",
+        );
+    } else if !admin.ip().is_loopback() && table.lacks("admin_token") {
         table.problem_with_help(
             admin_span,
             format!("the admin listener on {admin} is not on a loopback address and has no `admin_token`"),
             "set admin_token = \"env:ONCEHOOK_ADMIN_TOKEN\", or listen on 127.0.0.1",
         );
+    } else if let Some(token) =
+        token.as_ref().filter(|token| !admin.ip().is_loopback() && !is_strong(token.get_ref().reveal()))
+    {
+        table.problem_with_help(
+            token.span(),
+            format!("the `admin_token` is too short to guard {admin}, which is not a loopback address"),
+            "it can be guessed; make one of 128 bits or more: openssl rand -hex 32",
+        );
     }
+    let token = token.map(toml::Spanned::into_inner);
     let admin_hosts = table
         .take_strings("admin_hosts")
         .map(|hosts| {
@@ -410,22 +484,48 @@ fn read_server(mut table: Table<'_, '_>) -> Option<ServerConfig> {
         })
         .unwrap_or_default();
     let trusted_proxies = read_networks(&mut table, "trusted_proxies");
-    let limits = read_limits(table.take_table("limits", "[server.limits]"));
+    let (limits, body_limits) = read_limits(table.take_table("limits", "[server.limits]"));
     table.finish(&["tls"]);
-    Some(ServerConfig { ingress, admin, admin_token: token, admin_hosts, trusted_proxies, limits })
+    let server = ServerConfig { ingress, admin, admin_token: token, admin_hosts, trusted_proxies, limits };
+    (server, body_limits)
 }
 
-fn read_limits(mut table: Table<'_, '_>) -> Limits {
+/// Whether the second of two listeners could not listen. The system chooses where a port is 0.
+fn share_a_port(one: SocketAddr, other: SocketAddr) -> bool {
+    let overlap = one.ip() == other.ip() || one.ip().is_unspecified() || other.ip().is_unspecified();
+    one.port() != 0 && one.port() == other.port() && overlap
+}
+
+/// Whether a token has 128 bits, if it was drawn at random from the kinds of characters that it shows. A word that repeats
+/// itself was not.
+fn is_strong(token: &str) -> bool {
+    let has = |kind: fn(u8) -> bool| token.bytes().any(kind);
+    let beyond_hex = |byte: u8| byte.is_ascii_lowercase() && !byte.is_ascii_hexdigit();
+    let alphabet: f64 =
+        match (has(beyond_hex), has(|b| b.is_ascii_uppercase()), has(|b| b.is_ascii_alphabetic())) {
+            (true, true, _) => 62.0,
+            (true, false, _) | (false, true, _) => 36.0,
+            (false, false, true) => 16.0,
+            (false, false, false) => 10.0,
+        };
+    let distinct: std::collections::HashSet<u8> = token.bytes().collect();
+    distinct.len() >= 8 && token.len() as f64 * alphabet.log2() >= 128.0
+}
+
+fn read_limits(mut table: Table<'_, '_>) -> (Limits, BodyLimits) {
     let usual = Limits::default();
     let bytes =
         |number: Option<u64>, usual: usize| number.map_or(usual, |n| usize::try_from(n).unwrap_or(usual));
     let seconds = |found: Option<toml::Spanned<u64>>, usual: Duration| {
         found.map_or(usual, |found| Duration::from_secs(found.into_inner().max(1)))
     };
+    let body = seconds(table.take_seconds("body"), usual.body);
+    let body_bytes = table.take_number("body_bytes", BODY_BYTES);
     let limits = Limits {
-        body_bytes: bytes(table.take_number("body_bytes", 1..=64 << 20), usual.body_bytes),
+        body_bytes: bytes(body_bytes, usual.body_bytes),
         head: seconds(table.take_seconds("head"), usual.head),
-        body: seconds(table.take_seconds("body"), usual.body),
+        body,
+        write: seconds(table.take_seconds("write"), body),
         commit: seconds(table.take_seconds("commit"), usual.commit),
         connections: bytes(table.take_number("connections", 1..=1_000_000), usual.connections),
         in_flight: bytes(table.take_number("in_flight", 1..=1_000_000), usual.in_flight),
@@ -436,10 +536,13 @@ fn read_limits(mut table: Table<'_, '_>) -> Limits {
         table.problem(table.span(), "`in_flight_bytes` is smaller than one body of `body_bytes`");
     }
     table.finish(&[]);
-    limits
+    let written = body_bytes.map(|_| limits.body_bytes);
+    let body_limits = BodyLimits { written, in_flight_bytes: limits.in_flight_bytes };
+    (limits, body_limits)
 }
 
-fn read_journal(mut table: Table<'_, '_>) -> Option<JournalConfig> {
+/// Nothing if something is wrong with it, so that no statement is judged by another engine's rules.
+fn read_journal(mut table: Table<'_, '_>, before: usize) -> Option<JournalConfig> {
     let url = table.take_parsed("url", |url| {
         // It may hold a password, so it may stand elsewhere as a whole.
         if url.starts_with("env:") || url.starts_with("file:") {
@@ -447,8 +550,9 @@ fn read_journal(mut table: Table<'_, '_>) -> Option<JournalConfig> {
         }
         journal_from_url(url)
     });
-    table.finish(&[]);
-    Some(url.map_or_else(|| JournalConfig::Sqlite(PathBuf::from("oncehook.db")), toml::Spanned::into_inner))
+    let file = table.finish(&[]);
+    let usual = || JournalConfig::Sqlite(PathBuf::from("oncehook.db"));
+    (file.problems() == before).then(|| url.map_or_else(usual, toml::Spanned::into_inner))
 }
 
 fn read_spool(mut table: Table<'_, '_>, journal: Option<&JournalConfig>) -> SpoolConfig {

@@ -41,6 +41,12 @@ fn unit(text: &str) -> &str {
 }
 
 fn wanted(text: &str, units: &str, examples: &str) -> String {
+    if !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit()) {
+        let shown: String = text.chars().take(20).collect();
+        return format!(
+            "{text:?} has no unit; write \"{shown}s\" for seconds or \"{shown}m\" for minutes ({units})"
+        );
+    }
     format!("{text:?} is not a duration; write a whole number and {units}, such as {examples}")
 }
 

@@ -2,6 +2,9 @@
 //!
 //! A typed deserialiser stops at the first problem. This reader goes on: each `take_…` removes a key from its table and
 //! notes what is wrong with it; whatever is left in a table at the end is an unknown key.
+//!
+//! One mistake is one problem: a key that is written but wrong is not missing as well ([`Table::lacks`]), and neither is one
+//! that is misspelt. A file that is not TOML is not looked into any further.
 
 use std::cell::RefCell;
 use std::ops::Range;
@@ -13,6 +16,7 @@ use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
 use super::duration::{parse_duration, parse_seconds};
+use super::near::{did_you_mean, is_near};
 use super::problem::Problem;
 
 /// A text under examination, and what was found wrong with it.
@@ -30,6 +34,8 @@ pub(super) struct Table<'t, 'f> {
     values: DeTable<'t>,
     /// Every key that was asked for, for "did you mean".
     known: Vec<&'static str>,
+    /// Those of them that were there, whether what they said was right or not.
+    written: Vec<&'static str>,
 }
 
 /// A value and its place.
@@ -43,14 +49,20 @@ impl<'t> File<'t> {
         Self { text, problems: RefCell::new(Vec::new()) }
     }
 
-    /// Parses the text. Syntax errors are noted; what could be read is returned.
-    pub(super) fn root(&self) -> Table<'t, '_> {
+    /// Parses the text. Nothing if it is not TOML: the first error is noted, and what follows one is seldom meant.
+    pub(super) fn root(&self) -> Option<Table<'t, '_>> {
         let (root, errors) = DeTable::parse_recoverable(self.text);
-        for error in errors {
+        if let Some(error) = errors.first() {
             self.problem(error.span().unwrap_or(0..0), error.message().to_owned(), None);
+            return None;
         }
         let span = root.span();
-        Table { file: self, title: "the file", span, values: root.into_inner(), known: Vec::new() }
+        Some(Table::new(self, "the file", span, root.into_inner()))
+    }
+
+    /// How much was found wrong so far. If it has not grown, what was read in between is right.
+    pub(super) fn problems(&self) -> usize {
+        self.problems.borrow().len()
     }
 
     pub(super) fn problem(&self, span: Range<usize>, message: impl Into<String>, help: Option<String>) {
@@ -63,6 +75,36 @@ impl<'t> File<'t> {
 }
 
 impl<'t, 'f> Table<'t, 'f> {
+    fn new(file: &'f File<'t>, title: &'static str, span: Range<usize>, values: DeTable<'t>) -> Self {
+        Self { file, title, span, values, known: Vec::new(), written: Vec::new() }
+    }
+
+    /// Whether a key was written. One that was taken and gave nothing has had its problem noted.
+    pub(super) fn wrote(&self, key: &str) -> bool {
+        self.written.contains(&key)
+    }
+
+    /// Whether a key that was asked for is not written at all: neither wrongly, nor under a name so near to its own that
+    /// it is reported as misspelt.
+    pub(super) fn lacks(&self, key: &str) -> bool {
+        !self.wrote(key) && self.lacks_near(key)
+    }
+
+    /// Whether nothing that is left over looks like a misspelling of a key.
+    pub(super) fn lacks_near(&self, key: &str) -> bool {
+        !self.values.keys().any(|found| is_near(found.get_ref(), key))
+    }
+
+    /// Whether something was found wrong at this very place.
+    pub(super) fn has_problem_in(&self, span: &Range<usize>) -> bool {
+        self.file.problems.borrow().iter().any(|problem| problem.is_at(span))
+    }
+
+    /// How much was found wrong in the whole file so far.
+    pub(super) fn problems(&self) -> usize {
+        self.file.problems()
+    }
+
     /// The place of the whole table.
     pub(super) fn span(&self) -> Range<usize> {
         self.span.clone()
@@ -79,6 +121,7 @@ impl<'t, 'f> Table<'t, 'f> {
     fn take(&mut self, key: &'static str) -> Option<Spanned<DeValue<'t>>> {
         self.known.push(key);
         let place = self.values.keys().find(|found| found.get_ref() == key)?.clone();
+        self.written.push(key);
         self.values.remove(&place)
     }
 
@@ -101,18 +144,18 @@ impl<'t, 'f> Table<'t, 'f> {
                 }
             }
         };
-        Table { file: self.file, title, span, values, known: Vec::new() }
+        Table::new(self.file, title, span, values)
     }
 
-    /// A sub-table that means something by being there.
+    /// A sub-table that means something by being there. Nothing if it is not a table; that is noted.
     pub(super) fn take_table_if_written(
         &mut self,
         key: &'static str,
         title: &'static str,
     ) -> Option<Table<'t, 'f>> {
-        let written = self.values.keys().any(|found| found.get_ref() == key);
+        let before = self.problems();
         let table = self.take_table(key, title);
-        written.then_some(table)
+        (self.wrote(key) && self.problems() == before).then_some(table)
     }
 
     /// An array of tables.
@@ -128,7 +171,7 @@ impl<'t, 'f> Table<'t, 'f> {
             let span = item.span();
             match item.into_inner() {
                 DeValue::Table(values) => {
-                    tables.push(Table { file: self.file, title, span, values, known: Vec::new() });
+                    tables.push(Table::new(self.file, title, span, values));
                 }
                 _ => self.problem(span, format!("`{key}` must be written as [[{key}]]")),
             }
@@ -164,15 +207,31 @@ impl<'t, 'f> Table<'t, 'f> {
     }
 
     pub(super) fn take_seconds(&mut self, key: &'static str) -> Option<Placed<u64>> {
-        self.take_parsed(key, parse_seconds)
+        self.take_time(key, parse_seconds)
     }
 
     /// A duration that may be shorter than a second, and that is not nothing.
     pub(super) fn take_duration(&mut self, key: &'static str) -> Option<Placed<Duration>> {
-        self.take_parsed(key, |text| match parse_duration(text)? {
+        self.take_time(key, |text| match parse_duration(text)? {
             Duration::ZERO => Err("must be longer than nothing".to_owned()),
             duration => Ok(duration),
         })
+    }
+
+    /// A duration. A bare number is no duration, in quotes or not, and what to write instead is said for both.
+    fn take_time<T>(
+        &mut self,
+        key: &'static str,
+        parse: impl FnOnce(&str) -> Result<T, String>,
+    ) -> Option<Placed<T>> {
+        let number = self.values.iter().find(|(found, _)| found.get_ref() == key);
+        let number = number.and_then(|(_, value)| Some(value.get_ref().as_integer()?.as_str().to_owned()));
+        let Some(number) = number else { return self.take_parsed(key, parse) };
+        let span = self.take(key)?.span();
+        // Without a unit it fails, and says how to write one.
+        let message = parse(&number).err()?;
+        self.problem(span, format!("`{key}`: {message}"));
+        None
     }
 
     pub(super) fn take_bool(&mut self, key: &'static str) -> Option<bool> {
@@ -273,14 +332,15 @@ impl<'t, 'f> Table<'t, 'f> {
             Ok(typed) => Some(Spanned::new(span, typed)),
             Err(error) => {
                 let error: toml::de::Error = error;
-                self.problem(error.span().unwrap_or(span), format!("`{key}`: {}", error.message()));
+                let message = format!("`{key}`: {}", error.message());
+                self.file.problem(error.span().unwrap_or(span), message, nearest_expected(error.message()));
                 None
             }
         }
     }
 
     /// Reports the keys that nobody asked for. `later` names keys that a coming version knows.
-    pub(super) fn finish(self, later: &[&str]) {
+    pub(super) fn finish(self, later: &[&str]) -> &'f File<'t> {
         for key in self.values.keys() {
             let name = key.get_ref().as_ref();
             if later.contains(&name) {
@@ -290,51 +350,19 @@ impl<'t, 'f> Table<'t, 'f> {
                 );
                 continue;
             }
-            let near = self.known.iter().min_by_key(|known| distance(known, name));
-            let help = near
-                .filter(|known| distance(known, name) <= 2)
-                .map(|known| format!("did you mean `{known}`?"))
-                .or_else(|| Some(format!("{} has: {}", self.title, self.known.join(", "))));
-            self.file.problem(key.span(), format!("unknown key `{name}` in {}", self.title), help);
+            let help = did_you_mean(name, self.known.iter().copied())
+                .unwrap_or_else(|| format!("{} has: {}", self.title, self.known.join(", ")));
+            self.file.problem(key.span(), format!("unknown key `{name}` in {}", self.title), Some(help));
         }
+        self.file
     }
 }
 
-/// Edits between two words (Levenshtein).
-fn distance(a: &str, b: &str) -> usize {
-    let b: Vec<char> = b.chars().collect();
-    let mut row: Vec<usize> = (0..=b.len()).collect();
-    for (i, a) in a.chars().enumerate() {
-        let mut diagonal = i;
-        let mut left = i + 1;
-        for (cell, b) in row.iter_mut().skip(1).zip(&b) {
-            let above = *cell;
-            left = (diagonal + usize::from(a != *b)).min(above + 1).min(left + 1);
-            diagonal = above;
-            *cell = left;
-        }
-        if let Some(first) = row.first_mut() {
-            *first = i + 1;
-        }
-    }
-    row.last().copied().unwrap_or(usize::MAX)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::distance;
-
-    #[test]
-    fn distances() {
-        for (a, b, edits) in [
-            ("", "", 0),
-            ("abc", "abc", 0),
-            ("kitten", "sitting", 3),
-            ("", "ab", 2),
-            ("secret", "secrets", 1),
-        ] {
-            assert_eq!(distance(a, b), edits, "{a} {b}");
-            assert_eq!(distance(b, a), edits, "{b} {a}");
-        }
-    }
+/// What was probably meant, if a type that reads itself says "unknown … `word`, expected one of `a`, `b`".
+fn nearest_expected(message: &str) -> Option<String> {
+    let (found, expected) = message.split_once(", expected ")?;
+    let quoted =
+        |text: &str| -> Vec<String> { text.split('`').skip(1).step_by(2).map(str::to_owned).collect() };
+    let known = quoted(expected);
+    did_you_mean(quoted(found).first()?, known.iter().map(String::as_str))
 }

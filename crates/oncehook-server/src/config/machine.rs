@@ -11,22 +11,29 @@ use toml::Spanned;
 
 use super::file::Table;
 
-/// Reads all machines. `None` if one of them cannot be used.
-pub(super) fn read_machines(tables: Vec<Table<'_, '_>>) -> Option<Vec<Arc<Machine>>> {
-    let mut machines: Vec<Arc<Machine>> = Vec::new();
+/// The machines that could be read.
+pub(super) struct Machines {
+    pub(super) list: Vec<Arc<Machine>>,
+    /// Whether that is all of them. Otherwise one that is not in the list may still be declared.
+    pub(super) complete: bool,
+}
+
+/// Reads all machines.
+pub(super) fn read_machines(tables: Vec<Table<'_, '_>>) -> Machines {
+    let mut list: Vec<Arc<Machine>> = Vec::new();
     let mut complete = true;
     for mut table in tables {
         match read_machine(&mut table) {
-            Some(machine) if machines.iter().any(|known| known.name() == machine.name()) => {
+            Some(machine) if list.iter().any(|known| known.name() == machine.name()) => {
                 table.problem(table.span(), format!("there are two machines named `{}`", machine.name()));
                 complete = false;
             }
-            Some(machine) => machines.push(Arc::new(machine)),
+            Some(machine) => list.push(Arc::new(machine)),
             None => complete = false,
         }
         table.finish(&[]);
     }
-    complete.then_some(machines)
+    Machines { list, complete }
 }
 
 fn read_machine(table: &mut Table<'_, '_>) -> Option<Machine> {
@@ -43,14 +50,12 @@ fn read_machine(table: &mut Table<'_, '_>) -> Option<Machine> {
     let transitions = table.take_tables("transitions", "a transition");
     let count = transitions.len();
     let ways: Vec<Transition> = transitions.into_iter().filter_map(read_transition).collect();
-    for (missing, key) in
-        [(name.is_none(), "name"), (states.is_none(), "states"), (initial.is_none(), "initial")]
-    {
-        if missing {
+    for key in ["name", "states", "initial"] {
+        if table.lacks(key) {
             table.problem(span.clone(), format!("a [[machine]] needs `{key}`"));
         }
     }
-    if count == 0 {
+    if count == 0 && table.lacks("transitions") {
         table.problem_with_help(
             span.clone(),
             "a [[machine]] needs `transitions`",
@@ -76,7 +81,7 @@ fn read_transition(mut table: Table<'_, '_>) -> Option<Transition> {
     let on = table.take_string("on");
     let from = table.take_one_or_many("from");
     let to = table.take_string("to");
-    if on.is_none() || from.is_none() || to.is_none() {
+    if ["on", "from", "to"].into_iter().any(|key| table.lacks(key)) {
         table.problem(table.span(), "a transition needs `on`, `from` and `to`");
     }
     table.finish(&[]);

@@ -9,6 +9,7 @@ mod checked;
 mod duration;
 mod file;
 mod machine;
+mod near;
 mod problem;
 mod reference;
 mod route;
@@ -18,6 +19,7 @@ pub use checked::{
     WaitConfig,
 };
 pub(crate) use duration::parse_duration;
+pub(crate) use near::did_you_mean;
 pub use problem::{Problem, Problems};
 pub use reference::secret_from_reference;
 
@@ -39,6 +41,14 @@ pub fn operator() -> Option<String> {
     let name = std::env::var("ONCEHOOK_WHO").or_else(|_| std::env::var("USER")).ok()?;
     let fit = !name.is_empty() && name.len() <= 100 && name.bytes().all(|byte| matches!(byte, b' '..=b'~'));
     fit.then_some(name)
+}
+
+/// Whether a terminal should show colours: not if `NO_COLOR` says something, nor on a terminal that has none.
+#[must_use]
+#[expect(clippy::disallowed_methods, reason = "this is the door for the environment")]
+pub fn colours_wanted() -> bool {
+    let refused = std::env::var_os("NO_COLOR").is_some_and(|word| !word.is_empty());
+    !refused && std::env::var_os("TERM").is_none_or(|terminal| terminal != "dumb")
 }
 
 /// The mistake that a test wants to be made.

@@ -45,6 +45,11 @@ impl Problem {
         let end = span.end.clamp(start, text.len());
         Self { message: message.into(), help, line, column, span: start..end }
     }
+
+    /// Whether it is about this place.
+    pub(super) fn is_at(&self, span: &Range<usize>) -> bool {
+        self.span == *span
+    }
 }
 
 impl Problems {

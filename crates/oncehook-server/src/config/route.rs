@@ -17,8 +17,8 @@ use oncehook::event::SourceName;
 use oncehook::glob::Glob;
 use oncehook::handler::http::LONGEST_TIMEOUT;
 use oncehook::handler::{
-    Dialect, Elsewhere, Expression, Fetch, FetchOptions, Guarded, Handler, HttpHandler, HttpOptions,
-    OnClientError, SqlHandler, Template,
+    Dialect, Elsewhere, Expression, Fetch, FetchOptions, Guarded, Handler, HeaderTemplate, HttpHandler,
+    HttpOptions, OnClientError, SqlHandler, Template,
 };
 use oncehook::journal::mysql::MysqlElsewhere;
 use oncehook::journal::postgres::PostgresElsewhere;
@@ -30,6 +30,7 @@ use oncehook_verify::Secret;
 use toml::Spanned;
 
 use super::file::{File, Placed, Table};
+use super::near::{did_you_mean, is_near};
 use super::reference::secret_from_reference;
 
 /// Keys of a route that a coming version knows.
@@ -38,12 +39,17 @@ const LATER_KEYS: &[&str] = &["publish"];
 /// A database of the user's that is not the journal's, and how its engine writes parameters.
 type OtherDatabase = (Arc<dyn Guarded>, Dialect);
 
+/// Headers of a request: a name and what it says.
+type NamedHeaders<T> = Vec<(String, T)>;
+
 /// What a route is read against.
 pub(super) struct Ground<'g> {
     /// The sources that are declared.
     pub(super) sources: &'g [SourceName],
-    /// How the journal's engine writes parameters.
-    pub(super) dialect: Dialect,
+    /// Whether these are all; otherwise another one may be declared whose name could not be read.
+    pub(super) sources_known: bool,
+    /// How the journal's engine writes parameters; nothing if it is not known which engine that is.
+    pub(super) dialect: Option<Dialect>,
     /// The URL of the journal's database, if it is on a server.
     pub(super) journal_url: Option<&'g str>,
     /// How long guards in other databases are kept.
@@ -52,6 +58,8 @@ pub(super) struct Ground<'g> {
     pub(super) databases: RefCell<HashMap<String, OtherDatabase>>,
     /// The machines that are declared.
     pub(super) machines: &'g [Arc<Machine>],
+    /// Whether these are all of them.
+    pub(super) machines_known: bool,
 }
 
 /// A route that was read, and where.
@@ -62,6 +70,24 @@ struct Placing {
     after: Range<usize>,
 }
 
+/// What the routes are called, those with problems too.
+#[derive(Default)]
+struct Declared {
+    /// As it is written, whether it can be a name or not.
+    names: Vec<String>,
+    /// Whether one of them has no name that could be read.
+    nameless: bool,
+}
+
+impl Declared {
+    /// Whether a route of that name is there, or one with problems may be meant.
+    fn may_have(&self, name: &str) -> bool {
+        let meant =
+            |written: &String| RouteName::new(written).is_err() && is_near(&written.to_lowercase(), name);
+        self.nameless || self.names.iter().any(|written| written == name || meant(written))
+    }
+}
+
 /// Reads all routes. `None` if one of them cannot be used; the problems are noted.
 pub(super) fn read_routes(
     file: &File<'_>,
@@ -69,11 +95,11 @@ pub(super) fn read_routes(
     ground: &Ground<'_>,
 ) -> Option<Routes> {
     let mut used: Vec<String> = Vec::new();
-    let mut declared = Vec::new();
+    let mut declared = Declared::default();
     let mut placings = Vec::new();
     let mut complete = true;
     for mut table in tables {
-        let ordering = read_ordering(&mut table, ground.machines);
+        let ordering = read_ordering(&mut table, ground);
         if let Some(machine) = &ordering.machine {
             // Two routes would move the same state, and each would find the other's event late.
             if used.iter().any(|name| name == machine.name()) {
@@ -94,7 +120,7 @@ pub(super) fn read_routes(
 }
 
 /// Puts routes together. What does not fit is noted and left out, until the rest fits.
-fn put_together(file: &File<'_>, mut placings: Vec<Placing>, declared: &[RouteName]) -> Option<Routes> {
+fn put_together(file: &File<'_>, mut placings: Vec<Placing>, declared: &Declared) -> Option<Routes> {
     let mut complete = true;
     loop {
         let error = match Routes::new(placings.iter().map(|placing| placing.route.clone()).collect()) {
@@ -108,11 +134,13 @@ fn put_together(file: &File<'_>, mut placings: Vec<Placing>, declared: &[RouteNa
         let placing = placings.remove(at);
         match &error {
             RouteError::Twice(_) => file.problem(placing.name, error.to_string(), None),
-            // It is there, but something else is wrong with it, and has been said.
-            RouteError::AfterNothing(_, before) if declared.contains(before) => {}
-            RouteError::AfterNothing(..) | RouteError::Circle(_) => {
-                file.problem(placing.after, error.to_string(), None);
+            // It is there, but something is wrong with it, and has been said.
+            RouteError::AfterNothing(_, before) if declared.may_have(before.as_str()) => {}
+            RouteError::AfterNothing(_, before) => {
+                let meant = did_you_mean(before.as_str(), declared.names.iter().map(String::as_str));
+                file.problem(placing.after, error.to_string(), meant);
             }
+            RouteError::Circle(_) => file.problem(placing.after, error.to_string(), None),
         }
     }
 }
@@ -121,24 +149,27 @@ fn put_together(file: &File<'_>, mut placings: Vec<Placing>, declared: &[RouteNa
 fn read_route(
     table: &mut Table<'_, '_>,
     ground: &Ground<'_>,
-    declared: &mut Vec<RouteName>,
+    declared: &mut Declared,
     ordering: Ordering,
 ) -> Option<Placing> {
-    let sources = ground.sources;
     let span = table.span();
-    let name = table.take_parsed("name", |name| RouteName::new(name).map_err(|error| error.to_string()));
-    declared.extend(name.as_ref().map(|name| name.get_ref().clone()));
+    let before = declared.names.len();
+    let name = table.take_parsed("name", |name| {
+        declared.names.push(name.to_owned());
+        RouteName::new(name).map_err(|error| error.to_string())
+    });
+    declared.nameless |= declared.names.len() == before;
     let source = table.take_string("source");
     let types = table.take_strings("types");
     let after = table.take_parsed("after", |name| RouteName::new(name).map_err(|error| error.to_string()));
-    let source = match &after {
-        Some(_) => {
+    let source = match table.wrote("after") {
+        true => {
             follow_up_has_none(table, "source", source.map(|source| source.span()));
             follow_up_has_none(table, "types", types.as_ref().map(Spanned::span));
             // Taken from the route before it; until then any will do.
-            sources.first().cloned()
+            ground.sources.first().cloned().filter(|_| after.is_some())
         }
-        None => read_source(table, source, sources),
+        false => read_source(table, source, ground),
     };
     let types = types.map(|types| read_types(table, &types)).unwrap_or_default();
     let retry = table.take_table("retry", "[route.retry]");
@@ -146,8 +177,13 @@ fn read_route(
         table.take_number("concurrency", 1..=1_000).and_then(|number| usize::try_from(number).ok());
     let breaker = read_breaker(table.take_table("breaker", "[route.breaker]"));
     let written = table.take_table_if_written("fetch", "fetch");
-    let known =
-        Known { result: after.is_some(), state: ordering.machine.is_some(), current: written.is_some() };
+    // What is written wrongly is meant nevertheless.
+    let known = Known {
+        result: !table.lacks("after"),
+        state: !table.lacks("machine"),
+        current: !table.lacks("fetch"),
+    };
+    let fetch_is_right = written.is_some() || !table.wrote("fetch");
     let fetch = written.map(read_fetch);
     let handler = read_handler(table, known, ground);
     let usual = match &handler {
@@ -155,7 +191,7 @@ fn read_route(
         _ => RetryPolicy::default(),
     };
     let retry = read_retry(retry, usual);
-    if name.is_none() {
+    if table.lacks("name") {
         table.problem(span.clone(), "a [[route]] needs a `name`");
     }
 
@@ -168,7 +204,7 @@ fn read_route(
     route.breaker = breaker;
     route.ordering = ordering;
     route.fetch = fetch.map_or(Some(None), |fetch| fetch.map(|fetch| Some(Arc::new(fetch))))?;
-    Some(Placing { route, name: name.span(), after: after_span })
+    fetch_is_right.then_some(Placing { route, name: name.span(), after: after_span })
 }
 
 fn follow_up_has_none(table: &Table<'_, '_>, key: &str, written: Option<Range<usize>>) {
@@ -184,24 +220,24 @@ fn follow_up_has_none(table: &Table<'_, '_>, key: &str, written: Option<Range<us
 fn read_source(
     table: &Table<'_, '_>,
     source: Option<Placed<String>>,
-    sources: &[SourceName],
+    ground: &Ground<'_>,
 ) -> Option<SourceName> {
     let Some(source) = source else {
-        table.problem_with_help(
-            table.span(),
-            "a [[route]] needs a `source`",
-            "the name of a [[source]], or `after` with the name of another route",
-        );
+        if table.lacks("source") && table.lacks("after") {
+            table.problem_with_help(
+                table.span(),
+                "a [[route]] needs a `source`",
+                "the name of a [[source]], or `after` with the name of another route",
+            );
+        }
         return None;
     };
-    let known = sources.iter().find(|known| known.as_str() == source.get_ref());
-    if known.is_none() {
-        let names: Vec<_> = sources.iter().map(SourceName::as_str).collect();
-        table.problem_with_help(
-            source.span(),
-            format!("there is no source `{}`", source.get_ref()),
-            &format!("declared: {}", names.join(", ")),
-        );
+    let known = ground.sources.iter().find(|known| known.as_str() == source.get_ref());
+    if known.is_none() && ground.sources_known {
+        let names = || ground.sources.iter().map(SourceName::as_str);
+        let declared = || format!("declared: {}", names().collect::<Vec<_>>().join(", "));
+        let help = did_you_mean(source.get_ref(), names()).unwrap_or_else(declared);
+        table.problem_with_help(source.span(), format!("there is no source `{}`", source.get_ref()), &help);
     }
     known.cloned()
 }
@@ -241,7 +277,7 @@ fn covers(wide: &Glob, narrow: &Glob) -> bool {
     wide.matches(narrow.as_str()) && !(wide.as_str().contains('?') && narrow.as_str().contains('*'))
 }
 
-fn read_ordering(table: &mut Table<'_, '_>, machines: &[Arc<Machine>]) -> Ordering {
+fn read_ordering(table: &mut Table<'_, '_>, ground: &Ground<'_>) -> Ordering {
     let by_entity = table.take_parsed("order", |order| match order {
         "none" => Ok(false),
         "entity" => Ok(true),
@@ -261,9 +297,19 @@ fn read_ordering(table: &mut Table<'_, '_>, machines: &[Arc<Machine>]) -> Orderi
             "write order = \"entity\", or leave it out",
         );
     }
-    let machine = table.take_parsed("machine", |name| {
-        let found = machines.iter().find(|machine| machine.name() == name);
-        found.cloned().ok_or_else(|| format!("there is no [[machine]] named `{name}`"))
+    let machine = table.take_string("machine").and_then(|name| {
+        let found = ground.machines.iter().find(|machine| machine.name() == name.get_ref());
+        if found.is_none() && ground.machines_known {
+            let names = || ground.machines.iter().map(|machine| machine.name());
+            let declared = || match names().collect::<Vec<_>>().join(", ") {
+                none if none.is_empty() => "none is declared".to_owned(),
+                names => format!("declared: {names}"),
+            };
+            let help = did_you_mean(name.get_ref(), names()).unwrap_or_else(declared);
+            let problem = format!("there is no [[machine]] named `{}`", name.get_ref());
+            table.problem_with_help(name.span(), problem, &help);
+        }
+        found.cloned()
     });
     let usual = Parking::default();
     let longest = table.take_duration("park_for").map_or(usual.longest, Spanned::into_inner);
@@ -271,7 +317,7 @@ fn read_ordering(table: &mut Table<'_, '_>, machines: &[Arc<Machine>]) -> Orderi
         by_entity,
         on_dead: on_dead.map_or(OnDead::default(), Spanned::into_inner),
         newer_only: table.take_bool("newer_only").unwrap_or(false),
-        machine: machine.map(Spanned::into_inner),
+        machine,
         parking: Parking { longest, ..usual },
         memory: Memory::default(),
     }
@@ -288,6 +334,8 @@ struct Known {
     current: bool,
 }
 
+const NO_STATE: &str = "`$state` is the state of a machine, and this route has no `machine`";
+
 const NO_CURRENT: &str = "`$current` is what `fetch` finds, and this route has no `fetch`";
 
 /// What the provider is asked before the handler runs. `None` if it cannot be used.
@@ -298,9 +346,12 @@ fn read_fetch(mut table: Table<'_, '_>) -> Option<Fetch> {
     let allow_private = table.take_bool("allow_private").unwrap_or(false);
     let fetch = match url {
         None => {
-            table.problem(table.span(), "`fetch` needs a `url`, with {entity} in it");
+            if table.lacks("url") {
+                table.problem(table.span(), "`fetch` needs a `url`, with {entity} in it");
+            }
             None
         }
+        Some(url) if is_relative(&table, &url) => None,
         Some(url) => {
             let usual = FetchOptions::new(url.get_ref().as_str());
             let options = FetchOptions {
@@ -319,15 +370,17 @@ fn read_fetch(mut table: Table<'_, '_>) -> Option<Fetch> {
 fn read_retry(mut table: Table<'_, '_>, usual: RetryPolicy) -> RetryPolicy {
     let max_attempts =
         table.take_number("max_attempts", 1..=100).and_then(|number| u32::try_from(number).ok());
+    let before = table.problems();
     let base = table.take_duration("base");
     let cap = table.take_duration("cap");
+    let readable = table.problems() == before;
     let span = base.as_ref().or(cap.as_ref()).map_or_else(|| table.span(), Spanned::span);
     let policy = RetryPolicy {
         max_attempts: max_attempts.unwrap_or(usual.max_attempts),
         base: base.map_or(usual.base, Spanned::into_inner),
         cap: cap.map_or(usual.cap, Spanned::into_inner),
     };
-    if policy.base > policy.cap {
+    if readable && policy.base > policy.cap {
         table.problem(
             span,
             format!(
@@ -343,15 +396,17 @@ fn read_retry(mut table: Table<'_, '_>, usual: RetryPolicy) -> RetryPolicy {
 fn read_breaker(mut table: Table<'_, '_>) -> BreakerPolicy {
     let usual = BreakerPolicy::default();
     let failures = table.take_number("failures", 1..=1_000_000).and_then(|number| u32::try_from(number).ok());
+    let before = table.problems();
     let rest = table.take_duration("rest");
     let longest_rest = table.take_duration("longest_rest");
+    let readable = table.problems() == before;
     let span = rest.as_ref().or(longest_rest.as_ref()).map_or_else(|| table.span(), Spanned::span);
     let policy = BreakerPolicy {
         failures: failures.unwrap_or(usual.failures),
         rest: rest.map_or(usual.rest, Spanned::into_inner),
         longest_rest: longest_rest.map_or(usual.longest_rest, Spanned::into_inner),
     };
-    if policy.rest > policy.longest_rest {
+    if readable && policy.rest > policy.longest_rest {
         table.problem(
             span,
             format!("`rest` ({:?}) is longer than `longest_rest` ({:?})", policy.rest, policy.longest_rest),
@@ -377,7 +432,9 @@ fn read_handler(table: &mut Table<'_, '_>, known: Known, ground: &Ground<'_>) ->
     let http = http.map(|http| read_http(http, known));
     match (sql, http) {
         (None, None) => {
-            table.problem(table.span(), "a [[route]] needs a handler: [route.sql] or [route.http]");
+            if table.lacks("sql") && table.lacks("http") {
+                table.problem(table.span(), "a [[route]] needs a handler: [route.sql] or [route.http]");
+            }
             None
         }
         (sql, http) => sql.flatten().or(http.flatten()).filter(|_| !several),
@@ -391,29 +448,38 @@ fn read_sql(mut table: Table<'_, '_>, known: Known, ground: &Ground<'_>) -> Opti
     let requires = table.take_string("requires");
     let written = table.take_parsed("database", |url| read_database(url, ground));
     let database = written.as_ref().and_then(|database| database.get_ref().clone());
-    let dialect = database.as_ref().map_or(ground.dialect, |(_, dialect)| *dialect);
+    // By whose rules the statement is read; nobody's, if the database or the journal could not be read.
+    let dialect = match (&database, table.wrote("database")) {
+        (Some((_, dialect)), _) => Some(*dialect),
+        (None, true) if written.is_none() => None,
+        (None, _) => ground.dialect,
+    };
     let bind = read_bindings(&mut table, known);
-    let handler = match (statement, bind) {
-        (None, _) => {
-            table.problem(table.span(), "[route.sql] needs a `statement`");
+    let handler = match (statement, bind, dialect) {
+        (None, ..) => {
+            if table.lacks("statement") {
+                table.problem(table.span(), "[route.sql] needs a `statement`");
+            }
             None
         }
         // A binding that could not be read would look like one that is missing.
-        (Some(_), None) => None,
-        (Some(statement), Some(bind)) => match sql_handler(requires, statement.get_ref(), &bind, dialect)
-            .and_then(|handler| allowed(handler, dialect))
-        {
-            Ok(statements) => Some(match database {
-                None => Handler::Sql(Arc::new(statements)),
-                Some((database, _)) => {
-                    Handler::Elsewhere(Arc::new(Elsewhere { statements, database, keep: ground.keep }))
+        (Some(_), None, _) | (Some(_), _, None) => None,
+        (Some(statement), Some(bind), Some(dialect)) => {
+            match sql_handler(requires, statement.get_ref(), &bind, dialect)
+                .and_then(|handler| allowed(handler, dialect))
+            {
+                Ok(statements) => Some(match database {
+                    None => Handler::Sql(Arc::new(statements)),
+                    Some((database, _)) => {
+                        Handler::Elsewhere(Arc::new(Elsewhere { statements, database, keep: ground.keep }))
+                    }
+                }),
+                Err(error) => {
+                    table.problem(statement.span(), format!("`statement`: {error}"));
+                    None
                 }
-            }),
-            Err(error) => {
-                table.problem(statement.span(), format!("`statement`: {error}"));
-                None
             }
-        },
+        }
     };
     table.finish(&[]);
     handler
@@ -487,10 +553,7 @@ fn read_bindings(table: &mut Table<'_, '_>, known: Known) -> Option<BTreeMap<Str
                     table.problem(text.span(), NO_RESULT);
                 }
                 if expression.needs_state() && !known.state {
-                    table.problem(
-                        text.span(),
-                        "`$state` is the state of a machine, and this route has no `machine`",
-                    );
+                    table.problem(text.span(), NO_STATE);
                 }
                 if expression.needs_current() && !known.current {
                     table.problem(text.span(), NO_CURRENT);
@@ -506,12 +569,32 @@ fn read_bindings(table: &mut Table<'_, '_>, known: Known) -> Option<BTreeMap<Str
     complete.then_some(bind)
 }
 
+/// Whether a URL does not say where it leads. That is noted.
+fn is_relative(table: &Table<'_, '_>, url: &Placed<String>) -> bool {
+    let relative = !url.get_ref().contains("://");
+    if relative {
+        table.problem_with_help(
+            url.span(),
+            "`url` must say where it leads",
+            &format!("write http:// or https:// and a host, such as http://{}", example(url.get_ref())),
+        );
+    }
+    relative
+}
+
+/// What was probably meant: a path has lost its host, anything else only its scheme.
+fn example(url: &str) -> String {
+    let shown: String = url.chars().take(100).collect();
+    if shown.starts_with('/') { format!("127.0.0.1:9000{shown}") } else { shown }
+}
+
 fn read_http(mut table: Table<'_, '_>, known: Known) -> Option<Handler> {
+    let before = table.problems();
     let url = table.take_string("url");
     let secret = table.take_parsed("secret", secret_from_reference);
     let timeout = table.take_duration("timeout");
     let body = table.take_parsed("body", Template::parse);
-    let headers = read_headers(&mut table);
+    let (headers, header_templates) = read_headers(&mut table, known);
     let allow_private = table.take_bool("allow_private").unwrap_or(false);
     let on_4xx = table.take_parsed("on_4xx", |word| match word {
         "retry" => Ok(OnClientError::Retry),
@@ -531,11 +614,17 @@ fn read_http(mut table: Table<'_, '_>, known: Known) -> Option<Handler> {
             format!("`timeout` must not be longer than {} s", LONGEST_TIMEOUT.as_secs()),
         );
     }
+    let right = table.problems() == before;
     let handler = match url {
         None => {
-            table.problem(table.span(), "[route.http] needs a `url`");
+            if table.lacks("url") {
+                table.problem(table.span(), "[route.http] needs a `url`");
+            }
             None
         }
+        Some(url) if is_relative(&table, &url) => None,
+        // What is wrong has been said; the handler would only say it again.
+        Some(_) if !right => None,
         Some(url) => {
             let usual = HttpOptions::new(url.get_ref().as_str());
             let options = HttpOptions {
@@ -543,6 +632,7 @@ fn read_http(mut table: Table<'_, '_>, known: Known) -> Option<Handler> {
                 timeout: timeout.map_or(usual.timeout, Spanned::into_inner),
                 body: body.map(Spanned::into_inner),
                 headers,
+                header_templates,
                 allow_private,
                 on_4xx: on_4xx.map_or(usual.on_4xx, Spanned::into_inner),
                 ..usual
@@ -582,20 +672,39 @@ fn to_blame(
     }
 }
 
-/// A value may be a reference to a secret, so that a token need not stand in the file.
-fn read_headers(table: &mut Table<'_, '_>) -> Vec<(String, String)> {
-    let mut headers = Vec::new();
+/// Headers whose values are secrets, and headers that are filled from events. A value may be a reference to a secret, so that
+/// a token need not stand in the file; what it refers to is never filled.
+fn read_headers(
+    table: &mut Table<'_, '_>,
+    known: Known,
+) -> (NamedHeaders<String>, NamedHeaders<HeaderTemplate>) {
+    let (mut secrets, mut templates) = (Vec::new(), Vec::new());
     let (pairs, _) = table.take_map("headers");
     for (name, value) in pairs {
         let text = value.get_ref();
-        if !text.starts_with("env:") && !text.starts_with("file:") {
-            headers.push((name.into_inner(), value.into_inner()));
+        if text.starts_with("env:") || text.starts_with("file:") {
+            match secret_from_reference(text) {
+                Ok(secret) => secrets.push((name.into_inner(), secret.reveal().to_owned())),
+                Err(message) => table.problem(value.span(), message),
+            }
             continue;
         }
-        match secret_from_reference(text) {
-            Ok(secret) => headers.push((name.into_inner(), secret.reveal().to_owned())),
-            Err(message) => table.problem(value.span(), message),
+        match HeaderTemplate::parse(text) {
+            Ok(template) => {
+                let needs = |needs: fn(&Expression) -> bool| template.any(needs);
+                if needs(Expression::needs_result) && !known.result {
+                    table.problem(value.span(), NO_RESULT);
+                }
+                if needs(Expression::needs_current) && !known.current {
+                    table.problem(value.span(), NO_CURRENT);
+                }
+                if needs(Expression::needs_state) && !known.state {
+                    table.problem(value.span(), NO_STATE);
+                }
+                templates.push((name.into_inner(), template));
+            }
+            Err(error) => table.problem(value.span(), format!("the header `{}`: {error}", name.get_ref())),
         }
     }
-    headers
+    (secrets, templates)
 }

@@ -26,7 +26,12 @@ use super::error::HttpError;
 use super::gate::Gate;
 use super::site;
 use crate::config::{Limits, ServerConfig};
+use crate::pauses::Pauses;
 use crate::replay::Replays;
+
+/// When senders have been refused for so long, with no event stored in between, the gateway is not ready. Longer than a probe of
+/// a journal that is well takes, so that one event which cannot be stored does not count.
+const SHOWN_AFTER: Duration = Duration::from_secs(2);
 
 /// What the admin routes work on.
 pub struct Admin {
@@ -38,6 +43,8 @@ pub struct Admin {
     pub(crate) worker: OnceLock<WorkerHandle>,
     pub(crate) routes: Routes,
     pub(crate) replays: Replays,
+    /// What is paused.
+    pub(crate) pauses: Pauses,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) access: Access,
     pub(crate) limits: Limits,
@@ -50,7 +57,23 @@ pub struct Admin {
 impl Admin {
     /// Whether the journal takes events. The gate follows the journal a moment later; this is how things are now.
     pub(crate) fn is_ready(&self) -> bool {
-        self.gate.is_open() && self.self_test.borrow().is_ok() && self.journal.state().failing.is_none()
+        self.gate.is_open() && self.self_test.borrow().is_ok() && self.failing().is_none()
+    }
+
+    /// Why the journal cannot store, by what it says itself or by what senders have met for a while.
+    pub(crate) fn failing(&self) -> Option<String> {
+        self.journal.state().failing.or_else(|| {
+            let trouble = self.gate.fast_path().trouble().filter(|trouble| trouble.lasts() >= SHOWN_AFTER)?;
+            let (seconds, reason) = (trouble.lasts().as_secs(), trouble.reason());
+            Some(format!("every event was refused for {seconds} s: {reason}"))
+        })
+    }
+}
+
+impl Admin {
+    /// Why nothing is forgotten, if nothing is.
+    pub(crate) fn clock_doubt(&self) -> Option<String> {
+        self.worker.get()?.clock_doubt().map(|doubt| doubt.to_string())
     }
 }
 
@@ -124,6 +147,7 @@ fn api_routes() -> Router<Arc<Admin>> {
         .route("/api/routes/{name}/resume", post(api::routes::resume_route))
         .route("/api/sources/{name}/pause", post(api::routes::pause_source))
         .route("/api/sources/{name}/resume", post(api::routes::resume_source))
+        .route("/api/forgetting/resume", post(api::routes::resume_forgetting))
         .route("/api/stats", get(api::stats::stats))
         .route("/api/openapi.json", get(api::openapi::document))
 }

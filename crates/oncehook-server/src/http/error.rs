@@ -18,11 +18,31 @@ pub(crate) struct HttpError {
     pub(super) allow: Option<&'static str>,
     /// Whether the connection must not be used further.
     pub(super) close: bool,
+    /// Why, in metrics and in the log: the code, unless one code has several reasons.
+    pub(super) reason: &'static str,
+    /// Numbers for the operator's log, such as a size and the limit; nothing that the sender wrote.
+    pub(super) detail: Option<String>,
 }
 
 impl HttpError {
     pub(super) fn new(status: StatusCode, code: &'static str, message: impl Into<String>) -> Self {
-        Self { status, code, message: message.into(), retry_after: None, allow: None, close: false }
+        let message = message.into();
+        Self {
+            status,
+            code,
+            message,
+            retry_after: None,
+            allow: None,
+            close: false,
+            reason: code,
+            detail: None,
+        }
+    }
+
+    /// Counted and logged under another word than its code.
+    #[must_use]
+    pub(super) fn because(self, reason: &'static str) -> Self {
+        Self { reason, ..self }
     }
 
     pub(super) fn not_found() -> Self {

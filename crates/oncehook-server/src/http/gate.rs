@@ -1,6 +1,7 @@
 //! The front door's state: the sources, the journal behind them, and whether it is open.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
+use std::net::IpAddr;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -15,11 +16,14 @@ use oncehook::intake::Intake;
 use oncehook::journal::{Journal, Layer};
 use oncehook::observe::{Metrics, SourceMetrics};
 use oncehook::route::Routes;
-use oncehook_verify::{Ack, Handshakes, Identifier, Integrity, UnixMicros, Verifier};
+use oncehook_verify::{Ack, EventKey, Handshakes, Identifier, Integrity, UnixMicros, Verifier};
 
-use super::keys::{KeyRing, WebFetcher};
+use super::arrivals::Arrivals;
+use super::bodies::{Arrival, Bodies};
+use super::keys::{KeyFetcher, KeyRing, KeySource, RememberedKeys, WebFetcher};
 use super::rate::Limiter;
-use super::rejections::Rejections;
+use super::rejections::{NO_SOURCE, Refusal, Rejections};
+use super::used_once::UsedOnce;
 use crate::config::{Config, Limits, OnOutage, WaitConfig};
 use crate::waiting::Waiting;
 
@@ -38,28 +42,30 @@ pub struct Gate {
     pub(super) window_micros: i64,
     pub(super) metrics: Arc<Metrics>,
     pub(super) rejections: Rejections,
-    /// Keys that providers publish.
-    pub(super) keys: KeyRing,
     /// Callers who wait for a result.
     pub(crate) waiting: Waiting,
     open: AtomicBool,
     in_flight: AtomicUsize,
-    bytes: AtomicUsize,
+    pub(super) bodies: Bodies,
 }
 
 /// A source at work.
 pub(super) struct Source {
     pub(super) name: SourceName,
-    pub(super) verifier: Verifier,
+    pub(super) verifier: Arc<Verifier>,
+    /// Keys that the provider publishes.
+    pub(super) keys: Arc<KeyRing>,
     pub(super) identifier: Identifier,
+    /// Values that the sender uses for one event only.
+    pub(super) used_once: UsedOnce,
     pub(super) handshakes: Handshakes,
     /// The provider's own answer, if it insists on one.
     pub(super) ack: Option<Ack>,
     pub(super) allow_ips: Vec<IpNet>,
     pub(super) on_outage: OnOutage,
+    /// The largest body in bytes.
+    pub(super) body_bytes: usize,
     pub(super) limiter: Limiter,
-    /// What the source knows beside its secrets.
-    pub(super) params: BTreeMap<String, String>,
     /// Where a handed-over secret waits, if the source takes one.
     pub(super) handover: Option<PathBuf>,
     /// Headers that carry the secret itself and must not be stored.
@@ -69,25 +75,60 @@ pub(super) struct Source {
     /// Whether it is an endpoint that becomes idempotent, rather than a door for webhooks.
     pub(super) endpoint: bool,
     pub(super) metrics: SourceMetrics,
+    /// Duplicates, conflicts and held events, as the log tells them.
+    pub(super) arrivals: Arrivals,
+}
+
+impl Source {
+    /// Whether a key stands in for one that the event should have had.
+    pub(super) fn lacks_key(&self, key: &EventKey) -> bool {
+        key.is_of_digest() && self.identifier.wants_key()
+    }
 }
 
 impl Gate {
     /// A gate in front of a journal. It is closed until [`set_open`](Self::set_open).
     #[must_use]
     pub fn new(config: Config, journal: Arc<dyn Journal>, clock: Clock, metrics: Arc<Metrics>) -> Self {
+        Self::with_fetcher(config, journal, clock, metrics, Arc::new(WebFetcher::default()))
+    }
+
+    /// The same with another way to get keys from providers.
+    pub(super) fn with_fetcher(
+        config: Config,
+        journal: Arc<dyn Journal>,
+        clock: Clock,
+        metrics: Arc<Metrics>,
+        fetcher: Arc<dyn KeyFetcher>,
+    ) -> Self {
+        let remembered = RememberedKeys::open(config.spool.path.with_extension("keys.json"));
+        let in_flight_bytes = config.server.limits.in_flight_bytes;
+        let largest = config.sources.iter().map(|source| source.body_bytes).max().unwrap_or(0);
         let mut sources = HashMap::new();
         for source in config.sources {
+            let verifier = Arc::new(source.verifier);
+            let keys = KeySource {
+                name: source.name.to_string(),
+                verifier: Arc::clone(&verifier),
+                params: source.settings.params,
+                clock: clock.clone(),
+                // Requests that wait for a key hold a share of the memory for bodies, and at least one body.
+                max_waiting_bytes: (in_flight_bytes / 8).max(source.body_bytes),
+            };
             let running = Source {
                 metrics: metrics.source(source.name.as_str()),
+                arrivals: Arrivals::default(),
                 name: source.name.clone(),
-                verifier: source.verifier,
+                keys: KeyRing::new(keys, Arc::clone(&fetcher), Arc::clone(&remembered)),
+                used_once: UsedOnce::new(verifier.tolerance_secs()),
+                verifier,
                 identifier: source.identifier,
                 handshakes: source.handshakes,
                 ack: (source.ack != Ack::default()).then_some(source.ack),
                 allow_ips: source.allow_ips,
                 on_outage: source.on_outage,
+                body_bytes: source.body_bytes,
                 limiter: Limiter::new(source.rate_limits, Instant::now()),
-                params: source.settings.params,
                 handover: source.handover,
                 wait: source.wait,
                 endpoint: source.endpoint,
@@ -99,6 +140,7 @@ impl Gate {
             };
             sources.insert(source.name.as_str().to_owned(), running);
         }
+        let bodies = Bodies::new(in_flight_bytes, largest);
         Self {
             sources,
             routes: config.routes,
@@ -112,10 +154,9 @@ impl Gate {
             window_micros: i64::try_from(config.dedup_window.as_micros()).unwrap_or(i64::MAX),
             metrics,
             rejections: Rejections::default(),
-            keys: KeyRing::new(Arc::new(WebFetcher::default())),
             open: AtomicBool::new(false),
             in_flight: AtomicUsize::new(0),
-            bytes: AtomicUsize::new(0),
+            bodies,
         }
     }
 
@@ -165,6 +206,11 @@ impl Gate {
         self.clock.now()
     }
 
+    /// Whether the key of a source's event stands in for one that it should have had.
+    pub(crate) fn lacks_key(&self, source: &str, key: &EventKey) -> bool {
+        self.sources.get(source).is_some_and(|source| source.lacks_key(key))
+    }
+
     /// The names of the sources.
     pub fn source_names(&self) -> impl Iterator<Item = &str> {
         self.sources.keys().map(String::as_str)
@@ -188,9 +234,21 @@ impl Gate {
         self.sources.get(source).map_or(0, |source| source.metrics.rejected_total())
     }
 
-    /// Writes the log lines about refused requests. Called about once a second.
+    /// Counts a refusal, and has it logged. Every request that the front door refuses comes through here, once.
+    pub(super) fn refuse(&self, source: Option<&Source>, sender: IpAddr, refusal: Refusal) {
+        let (reason, unavailable) = (refusal.reason, refusal.is_unavailable());
+        match source {
+            Some(source) => source.metrics.count_refused(reason, unavailable),
+            None => self.metrics.count_refused(NO_SOURCE, reason, unavailable),
+        }
+        self.rejections.count(source.map_or(NO_SOURCE, |source| source.name.as_str()), sender, refusal);
+    }
+
+    /// Writes the log lines about refused requests, and about duplicates and odd events. Called about once a second.
     pub fn log_rejections(&self) {
         self.rejections.log();
+        let now = Instant::now();
+        self.sources.values().for_each(|source| source.arrivals.flush(source.name.as_str(), now));
     }
 
     /// A request on its way in. It holds no place yet.
@@ -207,11 +265,18 @@ pub(super) struct Visit<'g> {
 }
 
 impl Visit<'_> {
-    /// Takes bytes from the common budget; `false` if it is used up.
+    /// Takes the bytes of a complete body from the common budget; `false` if there is no room.
     pub(super) fn take_bytes(&mut self, bytes: usize) -> bool {
-        let before = self.gate.bytes.fetch_add(bytes, Ordering::Relaxed);
-        self.bytes += bytes;
-        before + bytes <= self.gate.limits.in_flight_bytes
+        let taken = self.gate.bodies.take(bytes);
+        self.bytes += if taken { bytes } else { 0 };
+        taken
+    }
+
+    /// Takes over the bytes of a body that has arrived; `false` if it was evicted in the last moment.
+    pub(super) fn take_arrived(&mut self, body: Arrival<'_>) -> bool {
+        let bytes = body.finish();
+        self.bytes += bytes.unwrap_or(0);
+        bytes.is_some()
     }
 
     /// Takes one of the places for requests being answered; `false` if there is none. Called when the body is there: a
@@ -220,13 +285,18 @@ impl Visit<'_> {
         self.inside = true;
         self.gate.in_flight.fetch_add(1, Ordering::Relaxed) < self.gate.limits.in_flight
     }
+
+    /// Gives the place back while the request waits for something outside, so that it is free for others.
+    pub(super) fn leave(&mut self) {
+        if std::mem::take(&mut self.inside) {
+            self.gate.in_flight.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
 }
 
 impl Drop for Visit<'_> {
     fn drop(&mut self) {
-        if self.inside {
-            self.gate.in_flight.fetch_sub(1, Ordering::Relaxed);
-        }
-        self.gate.bytes.fetch_sub(self.bytes, Ordering::Relaxed);
+        self.leave();
+        self.gate.bodies.give_back(self.bytes);
     }
 }

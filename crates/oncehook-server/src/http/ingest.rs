@@ -6,7 +6,7 @@
 //! Cancellation: hyper drops [`answer`] when the sender hangs up. Before the body is complete nothing has happened; after
 //! it was submitted the journal goes on by itself, and only the answer is lost. The sender's retry is then a duplicate.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -20,31 +20,55 @@ use oncehook::fastpath::Settled;
 use oncehook::intake::{Refused, SpoolError, Taken};
 use oncehook::journal::{AppendError, Layer, Receipt, Verdict};
 use oncehook_verify::{
-    Ack, Action, FetchedKey, Identified, Item, KeyRequest, Rejection, Reply, Secret, UnixMicros,
+    Ack, Action, Identified, Item, KeyRequest, Quarantine, Rejection, Reply, Secret, UnixMicros,
 };
 use prometheus_client::metrics::gauge::Gauge;
 
-use super::address;
+use super::connections::Connection;
 use super::error::HttpError;
 use super::gate::{Gate, Source, Visit};
 use super::handover::{self, Kept};
-use super::keys::NoKey;
+use super::keys::{GoodKey, NoKey};
+use super::rate::network;
+use super::rejections::Refusal;
 use super::result::{self, Awaited, Waited};
 use super::tap::Tap;
+use super::{address, bodies};
 
 pub(super) type Answer = Response<Full<Bytes>>;
 
 /// Answers one request to the front door, whatever it is.
-pub(super) async fn answer(gate: &Gate, peer: SocketAddr, tap: &Tap, request: Request<Incoming>) -> Answer {
+pub(super) async fn answer(gate: &Gate, connection: &Connection, request: Request<Incoming>) -> Answer {
     let started = Instant::now();
     let in_flight = InFlight::enter(&gate.metrics.in_flight);
-    let answer = receive(gate, peer, tap, request, started).await.unwrap_or_else(HttpError::into_response);
+    let chunked = is_chunked(&request);
+    let mut visitor = Visitor { source: None, sender: connection.peer.ip() };
+    let answer = match receive(gate, connection, request, started, &mut visitor).await {
+        Ok(answer) => answer,
+        // The one place at which requests are refused, so that none is refused unseen.
+        Err(error) => {
+            gate.refuse(visitor.source, visitor.sender, Refusal::from(&error));
+            error.into_response()
+        }
+    };
     drop(in_flight);
     if answer.status().is_success() && answer.extensions().get::<Waited>().is_none() {
         gate.metrics.ack.observe(started.elapsed());
     }
-    tap.reset();
+    connection.tap.reset(chunked);
+    connection.end();
     answer
+}
+
+/// Whether the raw head will be looked at.
+fn is_chunked<B>(request: &Request<B>) -> bool {
+    request.headers().contains_key(header::TRANSFER_ENCODING)
+}
+
+/// Who asks, as far as it is known.
+struct Visitor<'g> {
+    source: Option<&'g Source>,
+    sender: IpAddr,
 }
 
 /// A request that is counted until it is answered, or until its sender hangs up and the future is dropped.
@@ -64,30 +88,37 @@ impl Drop for InFlight<'_> {
 }
 
 /// One request from its head to its answer. All branching of the front door is here.
-async fn receive(
-    gate: &Gate,
-    peer: SocketAddr,
-    tap: &Tap,
+///
+/// Every open connection has room for this future, an idle one too. So what only some requests need is boxed.
+async fn receive<'g>(
+    gate: &'g Gate,
+    connection: &Connection,
     request: Request<Incoming>,
     started: Instant,
+    visitor: &mut Visitor<'g>,
 ) -> Result<Answer, HttpError> {
+    let leaving = || HttpError::unavailable("connections").closing();
     let (head, body) = request.into_parts();
-    let source = find_source(gate, &head)?;
+    if !connection.begin() {
+        return Err(leaving());
+    }
+    let sender = address::sender(visitor.sender, &head.headers, &gate.trusted_proxies);
+    visitor.sender = sender;
+    // Nothing here is worth a connection: neither a name that is asked for nor a method that is refused.
+    let source = find_source(gate, &head).map_err(HttpError::closing)?;
+    visitor.source = Some(source);
+    check_method(source, &head).map_err(HttpError::closing)?;
     if !gate.is_open() && gate.intake_of(source).is_none() {
-        source.metrics.count_unavailable("not_ready");
         return Err(HttpError::unavailable("not_ready"));
     }
-    check_framing(&head, tap)?;
-    let sender = address::sender(peer.ip(), &head.headers, &gate.trusted_proxies);
+    check_framing(&head, &connection.tap)?;
     if !source.allow_ips.is_empty() && !address::contains(&source.allow_ips, sender) {
-        refuse(gate, source, sender, "address");
         return Err(HttpError::new(StatusCode::FORBIDDEN, "address", "this address may not deliver here"));
     }
 
     source.limiter.take_of(sender, Instant::now()).map_err(|after| {
-        refuse(gate, source, sender, "rate_limit_peer");
         // The body is not read; whatever of it is under way must not be taken for a request.
-        HttpError::too_many(after).closing()
+        HttpError::too_many(after).because("rate_limit_peer").closing()
     })?;
 
     let asked = |body: &'_ Bytes| -> Option<Reply> {
@@ -95,63 +126,76 @@ async fn receive(
         source.handshakes.answer_unsigned(&request, &source.verifier)
     };
     if head.method != Method::POST {
-        let reply = asked(&Bytes::new())
-            .ok_or_else(|| HttpError::method_not_allowed("POST", "webhooks are delivered with POST"))?;
-        return handshake(gate, source, reply).await;
+        let reply = asked(&Bytes::new()).ok_or_else(|| not_a_post().closing())?;
+        if !connection.complete() {
+            return Err(leaving());
+        }
+        return Box::pin(handshake(source, reply)).await;
     }
     let mut visit = gate.visit();
-    let body = read_body(gate, source, &mut visit, body).await?;
-    if !visit.enter() {
-        source.metrics.count_unavailable("in_flight");
-        return Err(HttpError::unavailable("overloaded"));
+    let body = read_body(gate, source, &mut visit, sender, started, body).await?;
+    if !connection.complete() {
+        return Err(leaving());
     }
+    enter(&mut visit)?;
     if let Some(reply) = asked(&body) {
-        return handshake(gate, source, reply).await;
+        return Box::pin(handshake(source, reply)).await;
     }
     let now = gate.clock.now();
     let request = as_request(&head, &body);
     let refused = |rejection: Rejection| {
-        refuse(gate, source, sender, rejection.code());
-        HttpError::new(StatusCode::UNAUTHORIZED, "signature", rejection.to_string())
+        let error = HttpError::new(StatusCode::UNAUTHORIZED, "signature", rejection.to_string());
+        error.because(rejection.code())
     };
     let key = match source.verifier.key_request(&request).map_err(refused)? {
         None => None,
         Some(wanted) => {
-            Some(fetch_key(gate, source, wanted).await?.ok_or(Rejection::KeyUnknown).map_err(refused)?)
+            let key = Box::pin(find_key(source, &mut visit, &wanted, sender, body.len())).await?;
+            Some(key.ok_or(Rejection::KeyUnknown).map_err(refused)?)
         }
     };
-    let verified = source.verifier.verify_with(&request, now, key.as_deref()).map_err(refused)?;
-    if let Some(reply) = source.handshakes.answer(&verified, &source.verifier) {
-        return handshake(gate, source, reply).await;
+    let verified =
+        source.verifier.verify_with(&request, now, key.as_ref().map(|key| &key.key)).map_err(refused)?;
+    connection.mark_genuine(started);
+    if let Some(key) = &key {
+        source.keys.prove(key);
     }
-    source.limiter.take(Instant::now()).map_err(|after| {
-        refuse(gate, source, sender, "rate_limit");
-        HttpError::too_many(after)
-    })?;
-    let identified = source.identifier.identify(&verified).map_err(|unidentified| {
-        refuse(gate, source, sender, unidentified.code());
-        HttpError::bad_request(unidentified.code(), unidentified.to_string())
-    })?;
+    if let Some(reply) = source.handshakes.answer(&verified, &source.verifier) {
+        return Box::pin(handshake(source, reply)).await;
+    }
+    source.limiter.take(Instant::now()).map_err(HttpError::too_many)?;
+    let identified = source
+        .identifier
+        .identify(&verified)
+        .map_err(|unidentified| HttpError::bad_request(unidentified.code(), unidentified.to_string()))?;
 
     let headers = keep_headers(source, &head.headers);
     let event = |item: Item| new_event(gate, source, item, &headers, &body, now, sender);
     let (events, batch): (NewEvents, bool) = match identified {
-        Identified::One(item) => (std::iter::once(event(item)).collect(), false),
+        Identified::One(item) => (std::iter::once(event(hold_replay(source, item))).collect(), false),
         Identified::Batch(items) => (items.into_iter().map(event).collect(), true),
     };
     let awaited = source.wait.as_ref().filter(|_| !batch).map(|wait| Awaited::new(wait, &events));
-    let (receipt, spooled) = match store(gate, source, events).await? {
+    let held: Vec<Option<Quarantine>> = match events.iter().any(|event| event.quarantine.is_some()) {
+        true => events.iter().map(|event| event.quarantine).collect(),
+        false => Vec::new(),
+    };
+    let (receipt, layer, spooled) = match store(gate, source, events).await? {
         Taken::Journal(settled) => {
             for appended in &settled.receipt {
                 source.metrics.count(appended.verdict, settled.layer);
             }
-            (settled.receipt, false)
+            (settled.receipt, settled.layer.as_str(), false)
         }
         Taken::Spool(receipt) => {
             receipt.iter().for_each(|appended| source.metrics.count_spooled(appended.verdict));
-            (receipt, true)
+            (receipt, "spool", true)
         }
     };
+    for (place, appended) in receipt.iter().enumerate() {
+        let quarantine = held.get(place).copied().flatten();
+        source.arrivals.note(source.name.as_str(), appended, layer, quarantine);
+    }
     if source.endpoint && receipt.iter().any(|appended| appended.verdict == Verdict::Conflict) {
         return Err(result::key_reused());
     }
@@ -162,7 +206,7 @@ async fn receive(
         return if spooled {
             Ok(result::pending(&awaited, *appended))
         } else {
-            result::answer(gate, source, &awaited, *appended).await
+            Box::pin(result::answer(gate, source, &awaited, *appended)).await
         };
     }
     Ok(match &source.ack {
@@ -173,19 +217,23 @@ async fn receive(
 
 /// Exactly one path per source; nothing is decoded, folded or trimmed.
 fn find_source<'g>(gate: &'g Gate, head: &Parts) -> Result<&'g Source, HttpError> {
-    let source = head
-        .uri
-        .path()
-        .strip_prefix("/webhooks/")
-        .and_then(|name| gate.sources.get(name))
-        .filter(|_| head.uri.authority().is_none())
-        .ok_or_else(HttpError::not_found)?;
+    let name = head.uri.path().strip_prefix("/webhooks/");
+    let name = name.filter(|_| head.uri.authority().is_none()).ok_or_else(HttpError::not_found)?;
+    gate.sources.get(name).ok_or_else(|| HttpError::not_found().because("unknown_source"))
+}
+
+/// Whether the source takes this method: POST, or one that its provider asks with before it sends.
+fn check_method(source: &Source, head: &Parts) -> Result<(), HttpError> {
     if head.method != Method::POST
         && !source.handshakes.methods().any(|method| method == head.method.as_str())
     {
-        return Err(HttpError::method_not_allowed("POST", "webhooks are delivered with POST"));
+        return Err(not_a_post());
     }
-    Ok(source)
+    Ok(())
+}
+
+fn not_a_post() -> HttpError {
+    HttpError::method_not_allowed("POST", "webhooks are delivered with POST")
 }
 
 /// The request as the verifier sees it.
@@ -198,20 +246,33 @@ fn as_request<'r>(head: &'r Parts, body: &'r [u8]) -> oncehook_verify::Request<'
     }
 }
 
+fn enter(visit: &mut Visit<'_>) -> Result<(), HttpError> {
+    if visit.enter() { Ok(()) } else { Err(HttpError::unavailable("overloaded").because("in_flight")) }
+}
+
 /// The provider's key for this request; nothing if the provider has none. While the provider does not answer, the sender
-/// must try again: whether the request is genuine is not known.
-async fn fetch_key(
-    gate: &Gate,
+/// must try again: whether the request is genuine is not known. A request that waits for a key holds a place among those of its
+/// source who wait, not one that another source needs.
+async fn find_key(
     source: &Source,
-    wanted: KeyRequest,
-) -> Result<Option<Arc<FetchedKey>>, HttpError> {
-    match gate.keys.key(source.name.as_str(), &source.verifier, wanted, &source.params).await {
+    visit: &mut Visit<'_>,
+    wanted: &KeyRequest,
+    sender: IpAddr,
+    bytes: usize,
+) -> Result<Option<Arc<GoodKey>>, HttpError> {
+    let key = match source.keys.at_hand(wanted) {
+        Some(known) => known,
+        None => {
+            visit.leave();
+            let key = source.keys.fetch(wanted, sender, bytes).await;
+            enter(visit)?;
+            key
+        }
+    };
+    match key {
         Ok(key) => Ok(Some(key)),
         Err(NoKey::Unusable) => Ok(None),
-        Err(NoKey::Unavailable) => {
-            source.metrics.count_unavailable("key");
-            Err(HttpError::unavailable("key_unavailable"))
-        }
+        Err(NoKey::Unavailable) => Err(HttpError::unavailable("key_unavailable").because("key")),
     }
 }
 
@@ -236,80 +297,113 @@ fn check_framing(head: &Parts, tap: &Tap) -> Result<(), HttpError> {
     Ok(())
 }
 
-/// Reads the whole body, or refuses it whole: never a part of it.
+/// Reads the whole body, or refuses it whole: never a part of it. A body that came with its head is not copied.
 async fn read_body(
     gate: &Gate,
     source: &Source,
     visit: &mut Visit<'_>,
-    body: Incoming,
+    sender: IpAddr,
+    started: Instant,
+    mut body: Incoming,
 ) -> Result<Bytes, HttpError> {
-    let limit = gate.limits.body_bytes;
-    let too_large = || {
-        let message = format!("a body may have at most {limit} bytes");
-        HttpError::new(StatusCode::PAYLOAD_TOO_LARGE, "body_too_large", message).closing()
-    };
-    if body.size_hint().lower() > limit as u64 {
-        return Err(too_large());
+    let limit = source.body_bytes.min(gate.journal.largest_body());
+    let declared = body.size_hint().exact();
+    if declared.is_some_and(|size| size > limit as u64) {
+        return Err(too_large(limit, declared));
     }
-    let read = async {
-        let mut body = body;
-        let mut whole = Chunks::default();
-        while let Some(frame) = body.frame().await {
-            let frame = frame.map_err(|_| {
-                HttpError::bad_request("body_incomplete", "the body ended before its end").closing()
-            })?;
-            let Ok(data) = frame.into_data() else { continue };
-            if whole.len() + data.len() > limit {
-                return Err(too_large());
-            }
-            if !visit.take_bytes(data.len()) {
-                source.metrics.count_unavailable("memory");
-                return Err(HttpError::unavailable("overloaded").closing());
-            }
-            whole.push(data);
+    let Some(data) = next_data(gate, &mut body, 0, started).await? else { return Ok(Bytes::new()) };
+    if !body.is_end_stream() {
+        return Box::pin(read_rest(gate, visit, sender, started, limit, data, body)).await;
+    }
+    if visit.take_bytes(data.len()) { Ok(data) } else { Err(no_room()) }
+}
+
+/// Reads a body that did not come at once into a buffer of its own. Until it is complete it may be evicted.
+async fn read_rest(
+    gate: &Gate,
+    visit: &mut Visit<'_>,
+    sender: IpAddr,
+    started: Instant,
+    limit: usize,
+    mut data: Bytes,
+    mut body: Incoming,
+) -> Result<Bytes, HttpError> {
+    let most =
+        body.size_hint().exact().map_or(limit, |rest| data.len() + usize::try_from(rest).unwrap_or(limit));
+    let proxy = address::contains(&gate.trusted_proxies, sender);
+    let mut arrival = gate.bodies.arrive((!proxy).then(|| network(sender)), started);
+    let mut whole: Vec<u8> = Vec::new();
+    loop {
+        let length = whole.len() + data.len();
+        if length > limit {
+            return Err(too_large(limit, None));
         }
-        Ok(whole.finish())
-    };
-    match tokio::time::timeout(gate.limits.body, read).await {
-        Ok(body) => body,
-        Err(_) => {
-            let message = "the body took too long to arrive";
-            Err(HttpError::new(StatusCode::REQUEST_TIMEOUT, "body_timeout", message).closing())
+        // What is allocated is what counts.
+        let capacity =
+            if length > whole.capacity() { (2 * length).min(most).max(length) } else { whole.capacity() };
+        if !arrival.grow(data.len(), capacity, Instant::now()) {
+            return Err(no_room());
+        }
+        whole.reserve_exact(capacity - whole.len());
+        whole.extend_from_slice(&data);
+        // hyper reads on into the same buffer when nobody holds a part of it.
+        drop(data);
+        if body.is_end_stream() {
+            break;
+        }
+        let next = tokio::select! {
+            next = next_data(gate, &mut body, length, started) => next?,
+            () = arrival.evicted() => return Err(no_room()),
+        };
+        match next {
+            Some(next) => data = next,
+            None => break,
+        }
+    }
+    if visit.take_arrived(arrival) { Ok(whole.into()) } else { Err(no_room()) }
+}
+
+/// The next bytes of a body of which so many have arrived; nothing at its end.
+async fn next_data(
+    gate: &Gate,
+    body: &mut Incoming,
+    arrived: usize,
+    started: Instant,
+) -> Result<Option<Bytes>, HttpError> {
+    let deadline = started + bodies::patience(arrived).min(gate.limits.body);
+    loop {
+        let frame = match tokio::time::timeout_at(deadline.into(), body.frame()).await {
+            Ok(None) => return Ok(None),
+            Ok(Some(Ok(frame))) => frame,
+            Ok(Some(Err(_))) => {
+                let message = "the body ended before its end";
+                return Err(HttpError::bad_request("body_incomplete", message).closing());
+            }
+            Err(_) => {
+                let message = "the body took too long to arrive";
+                return Err(HttpError::new(StatusCode::REQUEST_TIMEOUT, "body_timeout", message).closing());
+            }
+        };
+        // The others are trailers, which mean nothing here.
+        if let Ok(data) = frame.into_data() {
+            return Ok(Some(data));
         }
     }
 }
 
-/// A body on its way in. Usually it is one chunk, which is then not copied.
-#[derive(Default)]
-struct Chunks {
-    first: Bytes,
-    rest: BytesMut,
+/// All memory for bodies is taken by others who are faster.
+fn no_room() -> HttpError {
+    HttpError::unavailable("overloaded").because("memory").closing()
 }
 
-impl Chunks {
-    fn len(&self) -> usize {
-        self.first.len() + self.rest.len()
+fn too_large(limit: usize, declared: Option<u64>) -> HttpError {
+    let size =
+        declared.map_or_else(|| "a body of undeclared size".to_owned(), |size| format!("{size} bytes"));
+    let message = format!("a body may have at most {limit} bytes");
+    HttpError {
+        detail: Some(format!("{size}, and this source takes at most {limit}")),
+        ..HttpError::new(StatusCode::PAYLOAD_TOO_LARGE, "body_too_large", message).closing()
     }
-
-    fn push(&mut self, data: Bytes) {
-        if self.first.is_empty() && self.rest.is_empty() {
-            self.first = data;
-        } else {
-            if self.rest.is_empty() {
-                self.rest.extend_from_slice(&std::mem::take(&mut self.first));
-            }
-            self.rest.extend_from_slice(&data);
-        }
-    }
-
-    fn finish(self) -> Bytes {
-        if self.rest.is_empty() { self.first } else { self.rest.freeze() }
-    }
-}
-
-fn refuse(gate: &Gate, source: &Source, sender: IpAddr, reason: &'static str) {
-    source.metrics.count_rejected(reason);
-    gate.rejections.count(source.name.as_str(), sender, reason);
 }
 
 /// Headers that say nothing about the event, or that carry credentials.
@@ -352,6 +446,15 @@ fn keep_headers(source: &Source, headers: &HeaderMap) -> Bytes {
     kept.freeze()
 }
 
+/// Holds an event that came with a value which its sender has used for another one.
+fn hold_replay(source: &Source, mut item: Item) -> Item {
+    let is_replay = |once: [u8; 32]| source.used_once.is_used_by_another(once, &item.key, Instant::now());
+    if item.once.is_some_and(is_replay) {
+        item.quarantine.get_or_insert(Quarantine::SuspectedReplay);
+    }
+    item
+}
+
 fn new_event(
     gate: &Gate,
     source: &Source,
@@ -361,6 +464,13 @@ fn new_event(
     now: UnixMicros,
     sender: IpAddr,
 ) -> NewEvent {
+    if source.lacks_key(&item.key) && item.quarantine.is_none() && source.metrics.count_key_missing() {
+        tracing::warn!(
+            source = source.name.as_str(),
+            "an event's key is not where this source says, so its body's digest is its key; copies that differ in one \
+             byte count as new events. Look at `key` of the source (oncehook_key_missing_total counts such events)"
+        );
+    }
     NewEvent {
         id: None,
         routes: gate.routes.wanting(&source.name, item.kind.as_deref()),
@@ -389,19 +499,12 @@ async fn store(gate: &Gate, source: &Source, events: NewEvents) -> Result<Taken,
     if events.is_empty() {
         return Ok(Taken::Journal(Settled { receipt: Receipt::new(), layer: Layer::Journal }));
     }
-    let unavailable = |reason: &'static str| {
-        source.metrics.count_unavailable(reason);
-        HttpError::unavailable(reason)
-    };
     if let Some(intake) = gate.intake_of(source) {
-        let taken = intake.append(&gate.fast_path, &*gate.journal, events, gate.is_open()).await;
-        return taken.map_err(|refused| unavailable(refusal(&refused)));
+        let taken = Box::pin(intake.append(&gate.fast_path, &*gate.journal, events, gate.is_open())).await;
+        return taken.map_err(|refused| HttpError::unavailable(refusal(&refused)));
     }
-    let append = gate.fast_path.append(&*gate.journal, events);
-    match tokio::time::timeout(gate.limits.commit, append).await {
-        Ok(settled) => settled.map(Taken::Journal).map_err(|error| unavailable(reason(&error))),
-        Err(_) => Err(unavailable("journal_slow")),
-    }
+    let settled = gate.fast_path.append_within(gate.limits.commit, &*gate.journal, events).await;
+    settled.map(Taken::Journal).map_err(|error| HttpError::unavailable(refusal(&error.into())))
 }
 
 fn refusal(refused: &Refused) -> &'static str {
@@ -466,14 +569,13 @@ fn acknowledged(ack: &Ack, receipt: &Receipt) -> Answer {
 }
 
 /// Does what a handshake asks for, and answers. Nothing is answered before it is done.
-async fn handshake(gate: &Gate, source: &Source, reply: Reply) -> Result<Answer, HttpError> {
+async fn handshake(source: &Source, reply: Reply) -> Result<Answer, HttpError> {
     match &reply.action {
         None => {}
         Some(Action::Confirm { url }) => {
-            if let Err(error) = gate.keys.confirm(url).await {
+            if let Err(error) = source.keys.confirm(url).await {
                 tracing::warn!(source = source.name.as_str(), %error, "a subscription could not be confirmed");
-                source.metrics.count_unavailable("confirm");
-                return Err(HttpError::unavailable("confirm_failed"));
+                return Err(HttpError::unavailable("confirm_failed").because("confirm"));
             }
             tracing::info!(source = source.name.as_str(), "a subscription was confirmed");
         }
@@ -530,8 +632,7 @@ fn replied(reply: Reply) -> Answer {
 /// The front door as a hyper service for one connection.
 pub(super) fn service(
     gate: Arc<Gate>,
-    peer: SocketAddr,
-    tap: Arc<Tap>,
+    connection: Arc<Connection>,
 ) -> impl hyper::service::Service<
     Request<Incoming>,
     Response = Answer,
@@ -539,7 +640,26 @@ pub(super) fn service(
     Future = impl Future<Output = Result<Answer, std::convert::Infallible>> + Send,
 > + Send {
     hyper::service::service_fn(move |request| {
-        let (gate, tap) = (Arc::clone(&gate), Arc::clone(&tap));
-        async move { Ok(answer(&gate, peer, &tap, request).await) }
+        let (gate, connection) = (Arc::clone(&gate), Arc::clone(&connection));
+        // Here and not when it is first polled: by then hyper may have read a part of the body.
+        connection.tap.close(is_chunked(&request));
+        async move { Ok(answer(&gate, &connection, request).await) }
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Ten thousand idle connections hold ten thousand of these.
+    #[test]
+    fn fault_76_a_request_future_is_small() {
+        fn size_of_future<S: hyper::service::Service<Request<Incoming>>>(
+            _: fn(Arc<Gate>, Arc<Connection>) -> S,
+        ) -> usize {
+            size_of::<S::Future>()
+        }
+        let size = size_of_future(service);
+        assert!(size < 6_144, "{size} bytes");
+    }
 }

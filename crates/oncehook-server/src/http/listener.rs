@@ -1,14 +1,15 @@
 //! The accept loop of both listeners: deadlines, a cap on connections, and an orderly end.
 //!
-//! HTTP/1.1 only. A request's head must arrive within its deadline, and an idle connection is closed after the same time,
-//! so a client that just sits there costs a socket for seconds, not for ever.
+//! HTTP/1.1 only. A request's head must arrive within its deadline, its answer must be taken within another, and an idle
+//! connection is closed in time, so a client that just sits there costs a socket for seconds, not for ever. When all
+//! places are taken, the idlest connection makes room (`connections.rs`).
 
 use std::convert::Infallible;
 use std::io;
 use std::net::SocketAddr;
 use std::pin::pin;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use axum::Router;
 use http::{Request, Response};
@@ -17,38 +18,73 @@ use hyper::server::conn::http1;
 use hyper::service::{Service, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
-use oncehook::observe::Metrics;
+use rustix::net::sockopt;
 use tokio::io::AsyncWriteExt;
-use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{Semaphore, watch};
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
+use tokio::sync::watch;
 
 use super::api::input::Peer;
+use super::connections::{Connection, Connections};
 use super::gate::Gate;
 use super::ingest;
-use super::tap::{Tap, Tapped};
+use super::rejections::Refusal;
+use super::wire::Wire;
 use crate::config::Limits;
 
-/// Largest head of a request.
+/// Largest head of a request, and the most that hyper reads at once: its buffers are memory that no budget counts.
 const HEAD_BYTES: usize = 16 << 10;
+
+/// Connections that wait to be accepted. The system may have a lower limit (`net.core.somaxconn`).
+const BACKLOG: u32 = 4_096;
+
+/// What the system holds of the answers on a connection of the front door, which are short. Its own choice may be megabytes,
+/// so a sender that reads none would have thousands of requests answered.
+const SEND_BUFFER: usize = 16 << 10;
 
 /// How long open connections may take to finish after the end was announced.
 const DRAIN: Duration = Duration::from_secs(10);
 
+/// Listens on an address.
+pub async fn bind(address: SocketAddr) -> io::Result<TcpListener> {
+    let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
+    // A restart must not wait for the connections of the process before.
+    socket.set_reuseaddr(true)?;
+    socket.bind(address)?;
+    socket.listen(BACKLOG)
+}
+
 /// Serves webhooks until `end` turns true, then lets open requests finish.
 pub async fn serve_ingress(listener: TcpListener, gate: Arc<Gate>, end: watch::Receiver<bool>) {
     let limits = gate.limits.clone();
-    let metrics = Arc::clone(&gate.metrics);
-    let service = move |peer, tap| ingest::service(Arc::clone(&gate), peer, tap);
-    serve(listener, &limits, Some(metrics), service, end).await;
+    let front = Arc::clone(&gate);
+    bound_answers(&listener);
+    let service = move |connection| ingest::service(Arc::clone(&front), connection);
+    serve(listener, &limits, Some(gate), service, end).await;
 }
 
 /// Serves the admin routes until `end` turns true.
 pub async fn serve_admin(listener: TcpListener, router: Router, limits: Limits, end: watch::Receiver<bool>) {
-    let service = move |peer, _| {
+    let service = move |connection: Arc<Connection>| {
         let router = TowerToHyperService::new(router.clone());
         service_fn(move |mut request: Request<Incoming>| {
-            request.extensions_mut().insert(Peer(peer));
-            router.call(request)
+            request.extensions_mut().insert(Peer(connection.peer));
+            // Nobody reads its head again.
+            connection.tap.close(false);
+            let stays = connection.begin() && connection.complete();
+            let (answering, connection) = (router.call(request), Arc::clone(&connection));
+            async move {
+                if !stays {
+                    // Its task is being ended.
+                    std::future::pending::<()>().await;
+                }
+                let answer = answering.await?;
+                if answer.status().is_success() {
+                    connection.mark_genuine(Instant::now());
+                }
+                connection.end();
+                connection.tap.reset(false);
+                Ok(answer)
+            }
         })
     };
     serve(listener, &limits, None, service, end).await;
@@ -57,9 +93,9 @@ pub async fn serve_admin(listener: TcpListener, router: Router, limits: Limits, 
 async fn serve<S, B>(
     listener: TcpListener,
     limits: &Limits,
-    metrics: Option<Arc<Metrics>>,
-    service: impl Fn(SocketAddr, Arc<Tap>) -> S,
-    mut end: watch::Receiver<bool>,
+    gate: Option<Arc<Gate>>,
+    service: impl Fn(Arc<Connection>) -> S,
+    end: watch::Receiver<bool>,
 ) where
     S: Service<Request<Incoming>, Response = Response<B>, Error = Infallible> + Send + 'static,
     S::Future: Send,
@@ -67,12 +103,17 @@ async fn serve<S, B>(
     B::Data: Send,
     B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
 {
-    let places = Arc::new(Semaphore::new(limits.connections));
+    end_lost_connections(&listener, limits.write);
+    let connections = Connections::new(
+        limits.connections,
+        limits.head,
+        gate.as_ref().map(|gate| Arc::clone(&gate.metrics)),
+    );
     let mut http = http1::Builder::new();
     http.timer(TokioTimer::new())
         .header_read_timeout(limits.head)
         .max_header_size(HEAD_BYTES)
-        .max_buf_size(4 * HEAD_BYTES)
+        .max_buf_size(HEAD_BYTES)
         .half_close(false);
     let mut ending = end.clone();
     loop {
@@ -87,47 +128,65 @@ async fn serve<S, B>(
                 continue;
             }
         };
-        let Ok(place) = Arc::clone(&places).try_acquire_owned() else {
-            if let Some(metrics) = &metrics {
-                metrics.count_shed("connections");
+        let Some(place) = connections.place() else {
+            if let Some(gate) = &gate {
+                gate.refuse(None, peer.ip(), Refusal::no_connection());
             }
             tokio::spawn(turn_away(stream));
             continue;
         };
         // Answers are small and must not wait for more.
         let _ = stream.set_nodelay(true);
-        let tap = Arc::new(Tap::default());
-        let io = TokioIo::new(Tapped::new(stream, Arc::clone(&tap)));
-        let connection = http.serve_connection(io, service(peer, tap));
-        let (mut end, metrics) = (end.clone(), metrics.clone());
-        tokio::spawn(async move {
-            let _place = place;
-            if let Some(metrics) = &metrics {
-                metrics.connections.inc();
-            }
-            let mut connection = pin!(connection);
-            let outcome = tokio::select! {
-                outcome = connection.as_mut() => outcome,
-                () = ended(&mut end) => {
-                    connection.as_mut().graceful_shutdown();
-                    connection.await
+        connections.run(peer, |connection, entry| {
+            let (http, service) = (http.clone(), service(Arc::clone(&connection)));
+            let connections = Arc::clone(&connections);
+            let (mut end, gate, patience) = (end.clone(), gate.clone(), limits.write);
+            async move {
+                let _entry = entry;
+                let Some(_place) = place.get().await else {
+                    if let Some(gate) = &gate {
+                        gate.refuse(None, peer.ip(), Refusal::no_connection());
+                    }
+                    return turn_away(stream).await;
+                };
+                let io = TokioIo::new(Wire::new(stream, connections, Arc::clone(&connection), patience));
+                let mut serving = pin!(http.serve_connection(io, service));
+                let outcome = tokio::select! {
+                    outcome = serving.as_mut() => outcome,
+                    () = ended(&mut end) => {
+                        serving.as_mut().graceful_shutdown();
+                        serving.await
+                    }
+                };
+                if let Err(error) = outcome {
+                    // The peer's doing: a hang-up, a timeout, nonsense on the wire.
+                    tracing::debug!(%peer, %error, "connection ended");
+                    let refusal = Refusal::of_connection(&error, connection.tap.has_begun());
+                    if let Some((gate, refusal)) = gate.as_ref().zip(refusal) {
+                        gate.refuse(None, peer.ip(), refusal);
+                    }
                 }
-            };
-            if let Err(error) = outcome {
-                // The peer's doing: a hang-up, a timeout, nonsense on the wire.
-                tracing::debug!(%peer, %error, "connection ended");
-            }
-            if let Some(metrics) = &metrics {
-                metrics.connections.dec();
             }
         });
     }
     drop(listener);
-    end.mark_changed();
-    let all = u32::try_from(limits.connections).unwrap_or(u32::MAX);
-    // All places free again means that every connection has ended.
-    if tokio::time::timeout(DRAIN, places.acquire_many(all)).await.is_err() {
+    if tokio::time::timeout(DRAIN, connections.wait_for_end(limits.connections)).await.is_err() {
         tracing::warn!("connections were still open at the end; they get no further answers");
+    }
+}
+
+/// Connections inherit the listener's options. One whose peer takes nothing that was sent, and does not even say so, is ended by the system.
+fn end_lost_connections(listener: &TcpListener, after: Duration) {
+    let millis = u32::try_from(after.as_millis()).unwrap_or(u32::MAX);
+    if let Err(error) = sockopt::set_tcp_user_timeout(listener, millis) {
+        tracing::warn!(%error, "TCP_USER_TIMEOUT could not be set; lost connections are noticed later");
+    }
+}
+
+/// Connections inherit this too.
+fn bound_answers(listener: &TcpListener) {
+    if let Err(error) = sockopt::set_socket_send_buffer_size(listener, SEND_BUFFER) {
+        tracing::warn!(%error, "the send buffer could not be bounded; unread answers take more memory");
     }
 }
 
@@ -157,5 +216,22 @@ async fn pause_after(error: &io::Error) {
     if !peers_fault {
         tracing::error!(%error, "accepting a connection failed");
         tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn fault_76_connections_inherit_what_bounds_unread_answers() {
+        let listener = bind(([127, 0, 0, 1], 0).into()).await.unwrap();
+        end_lost_connections(&listener, Duration::from_secs(7));
+        bound_answers(&listener);
+        let _client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        let (stream, _) = listener.accept().await.unwrap();
+        assert_eq!(sockopt::tcp_user_timeout(&stream), Ok(7_000));
+        // The system counts its own bookkeeping in, so it doubles the number.
+        assert_eq!(sockopt::socket_send_buffer_size(&stream), Ok(2 * SEND_BUFFER));
     }
 }

@@ -15,6 +15,10 @@
 mod address;
 pub mod admin;
 mod api;
+mod arrivals;
+mod bodies;
+mod connections;
+mod embed;
 mod error;
 pub mod gate;
 mod handover;
@@ -26,3 +30,5 @@ mod rejections;
 mod result;
 mod site;
 mod tap;
+mod used_once;
+mod wire;

@@ -24,6 +24,7 @@ use oncehook::journal::{Appended, Receipt, Standing, Verdict};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
+use super::embed::embedded;
 use super::error::HttpError;
 use super::gate::{Gate, Source};
 use super::ingest::{Answer, accepted};
@@ -124,7 +125,7 @@ struct ToldDelivery<'t> {
     route: &'t str,
     state: &'static str,
     #[serde(skip_serializing_if = "Option::is_none")]
-    result: Option<&'t RawValue>,
+    result: Option<Box<RawValue>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     error: Option<&'t str>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -138,7 +139,7 @@ fn told(
     state: DeliveryState,
     standing: Option<&Standing>,
 ) -> Answer {
-    let result = standing.and_then(|standing| serde_json::from_str(standing.result.as_deref()?).ok());
+    let result = standing.and_then(|standing| standing.result.as_deref().map(embedded));
     let body = Told {
         status: Verdict::New.as_str(),
         event: appended.id.to_string(),
@@ -161,6 +162,9 @@ struct Kept<'r> {
     body: &'r RawValue,
     #[serde(default, rename = "type")]
     kind: Option<String>,
+    /// Whether the body is kept as a text, whatever its type says.
+    #[serde(default)]
+    text: bool,
 }
 
 /// The handler's own answer. JSON is said again byte for byte, other texts as texts.
@@ -169,7 +173,7 @@ fn replayed(http: bool, result: Option<&str>) -> Answer {
     let Some(kept) = kept else {
         return json(StatusCode::OK, result.unwrap_or("null").to_owned());
     };
-    let is_json = kept.kind.as_deref().is_none_or(|kind| kind.contains("json"));
+    let is_json = !kept.text && kept.kind.as_deref().is_none_or(|kind| kind.contains("json"));
     let text = serde_json::from_str::<String>(kept.body.get()).ok().filter(|_| !is_json);
     let body = match text {
         Some(text) => text,
@@ -227,6 +231,7 @@ mod tests {
             (r#"{"status":200,"body":17,"type":"text/plain"}"#, 200, &"text/plain".to_owned(), "17"),
             (r#"{"status":204,"body":null,"type":"text/plain"}"#, 204, &"text/plain".to_owned(), ""),
             (r#"{"status":422,"body":{"no":1},"type":null}"#, 422, &json, r#"{"no":1}"#),
+            (r#"{"status":200,"body":"[1,","type":"application/json","text":true}"#, 200, &json, "[1,"),
         ] {
             assert_eq!(seen(replayed(true, Some(result))).await, (status, kind.clone(), body.to_owned()));
         }

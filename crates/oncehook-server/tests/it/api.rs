@@ -93,6 +93,8 @@ async fn an_event_has_the_promised_fields() {
         "entity",
         "status",
         "flags",
+        "reasons",
+        "paused",
         "integrity",
         "occurred_at",
         "received_at",
@@ -108,7 +110,7 @@ async fn an_event_has_the_promised_fields() {
     assert!(received >= before && received <= now());
     let mut expected = json!({
         "id": event, "source": "stripe", "key": "evt_1", "type": "charge.paid", "entity": "ch_1", "status": "unrouted",
-        "flags": [], "integrity": "body", "occurred_at": "2023-11-14T22:13:20.000000Z", "received_at": listed["received_at"],
+        "flags": [], "reasons": {}, "paused": false, "integrity": "body", "occurred_at": "2023-11-14T22:13:20.000000Z", "received_at": listed["received_at"],
         "size": body.len(), "duplicates": 3, "deliveries": [],
     });
     assert_eq!(*listed, expected);

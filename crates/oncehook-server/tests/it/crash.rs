@@ -16,13 +16,13 @@ use tokio::time::sleep;
 
 const BINARY: &str = env!("CARGO_BIN_EXE_oncehook");
 
-fn prepared() -> TempDir {
+pub(crate) fn prepared() -> TempDir {
     let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     prepare(directory.path(), CONFIG);
     directory
 }
 
-fn start(directory: &TempDir) -> Gateway {
+pub(crate) fn start(directory: &TempDir) -> Gateway {
     Gateway::start(Path::new(BINARY), directory.path())
 }
 

@@ -11,6 +11,8 @@ use oncehook_testkit::random::Random;
 use oncehook_testkit::sender::{Answer, Wire, ask};
 use tokio::time::sleep;
 
+use crate::kit::{Rig, not_ready_while_nothing_is_stored};
+
 const BINARY: &str = env!("CARGO_BIN_EXE_oncehook");
 
 /// A file system of a few megabytes in memory. Unmounted when dropped.
@@ -51,6 +53,24 @@ async fn fault_5_r4_a_full_disk_is_503_until_there_is_room_again() {
 #[tokio::test(flavor = "multi_thread")]
 async fn fault_5_r4_a_disk_that_fills_up_while_keys_are_merged_forgets_none() {
     fill_the_disk(&["serve", "--ledger-generation", "20"]).await;
+}
+
+/// What a full disk cuts short must not lock the provider out once there is room.
+#[tokio::test(flavor = "multi_thread")]
+async fn fault_5_fault_69_a_handover_on_a_full_disk_is_tried_again_when_there_is_room() {
+    let source = "[[source]]\nname = \"asana\"\nprovider = \"asana\"\nhandover = \"disk/asana.pending\"\n";
+    let rig = Rig::start("", source, &[]);
+    let disk = SmallDisk::mount(rig.directory.path().join("disk"), "64k");
+    let filler = disk.0.join("filler");
+    assert!(std::fs::write(&filler, vec![0; 1 << 20]).is_err(), "the disk is not full");
+    let hello = b"POST /webhooks/asana HTTP/1.1\r\nhost: gateway\r\nconnection: close\r\n\
+        x-hook-secret: b537207f20cbfa02357cf448134da559\r\ncontent-length: 0\r\n\r\n";
+    rig.refused(hello, 503, "handover_failed").await;
+    assert_eq!(std::fs::read_dir(&disk.0).unwrap().count(), 1, "nothing but the filler");
+    std::fs::remove_file(&filler).unwrap();
+    assert_eq!(rig.send(hello).await.status, 200);
+    let pending = std::fs::read_to_string(disk.0.join("asana.pending")).unwrap();
+    assert_eq!(pending, "b537207f20cbfa02357cf448134da559\n");
 }
 
 async fn fill_the_disk(arguments: &[&str]) {
@@ -225,4 +245,23 @@ async fn r5_memory_stays_bounded_while_64_connections_push_5_kb_bodies() {
     assert!(most > 0 && most < LIMIT, "{} MB", most >> 20);
     senders.promises.check(&gateway).await;
     assert!(gateway.stop().success());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn r4_while_another_process_holds_the_file_the_gateway_is_not_ready_and_afterwards_it_is() {
+    let directory = tempfile::tempdir().unwrap();
+    prepare(directory.path(), CONFIG);
+    let gateway = Gateway::start(Path::new(BINARY), directory.path());
+    let senders = Senders::new(600, 0);
+    senders.send_new(gateway.ingress, 10, 2).await;
+    let other = rusqlite::Connection::open(directory.path().join("journal.db")).unwrap();
+    other.execute_batch("BEGIN IMMEDIATE").unwrap();
+    not_ready_while_nothing_is_stored(&gateway, &senders, Duration::from_secs(10)).await;
+    other.execute_batch("ROLLBACK").unwrap();
+    let begun = Instant::now();
+    while gateway.get("/readyz").await.status != 200 {
+        assert!(begun.elapsed() < Duration::from_secs(30), "{}", gateway.log());
+        sleep(Duration::from_millis(20)).await;
+    }
+    senders.send_new(gateway.ingress, 10, 2).await;
 }

@@ -1,6 +1,7 @@
 //! What strangers send: through the real front door, with nothing but a socket.
 
 mod bodies;
+mod floods;
 mod framing;
 mod ids;
 mod leaks;

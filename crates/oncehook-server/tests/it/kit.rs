@@ -3,10 +3,11 @@
 
 use std::path::Path;
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use http::{HeaderMap, HeaderName, HeaderValue};
 use oncehook_testkit::gateway::{Gateway, now};
+use oncehook_testkit::promises::{Senders, assert_is_unavailable};
 use oncehook_testkit::sender::{Answer, Wire, ask};
 use oncehook_verify::{Preset, Request, Scheme, Secret, Signer, UnixMicros};
 use tempfile::TempDir;
@@ -275,4 +276,60 @@ pub(crate) fn run(directory: &Path, arguments: &[&str]) -> (i32, String, String)
         .unwrap();
     let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
     (output.status.code().unwrap(), text(output.stdout), text(output.stderr))
+}
+
+/// Sends events that the journal cannot store for as long as is said. Once they were refused for some seconds, `/readyz` must
+/// say 503 whenever it is asked, with a reason, until the caller lets the journal go on.
+pub(crate) async fn not_ready_while_nothing_is_stored(gateway: &Gateway, senders: &Senders, hold: Duration) {
+    let begun = Instant::now();
+    let sending = async {
+        for number in 0.. {
+            if begun.elapsed() >= hold {
+                return;
+            }
+            let request = senders.request(&format!("evt_{}", 9_000 + number));
+            assert_is_unavailable(&ask(gateway.ingress, &request).await.unwrap());
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    };
+    let watching = async {
+        let (mut red, mut green) = (0, Vec::new());
+        while begun.elapsed() < hold {
+            let ready = gateway.get("/readyz").await;
+            let after = begun.elapsed();
+            if after > Duration::from_secs(6) {
+                match ready.status {
+                    503 => red += usize::from(ready.json()["failing"].is_string()),
+                    _ => green.push((after, ready.json())),
+                }
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        assert!(
+            green.is_empty(),
+            "ready {} times while nobody could store, first {:?}",
+            green.len(),
+            green[0]
+        );
+        assert!(red > 0, "it never says what is failing:\n{}", gateway.log());
+    };
+    tokio::join!(sending, watching);
+}
+
+/// The same while `lock` holds a lock on the database, for 16 seconds.
+pub(crate) fn not_ready_while_locked(
+    gateway: &Gateway,
+    senders: &Senders,
+    lock: impl FnOnce() + Send,
+    is_locked: impl Fn() -> bool,
+) {
+    std::thread::scope(|scope| {
+        let holding = scope.spawn(lock);
+        while !is_locked() {
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        let seen = not_ready_while_nothing_is_stored(gateway, senders, Duration::from_secs(11));
+        tokio::task::block_in_place(|| tokio::runtime::Handle::current().block_on(seen));
+        holding.join().unwrap();
+    });
 }

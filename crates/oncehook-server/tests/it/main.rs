@@ -3,6 +3,8 @@
 #[cfg(test)]
 mod api;
 #[cfg(test)]
+mod blind;
+#[cfg(test)]
 mod cli;
 #[cfg(test)]
 mod config;
@@ -15,11 +17,17 @@ mod destinations;
 #[cfg(test)]
 mod disk;
 #[cfg(test)]
+mod dry_run;
+#[cfg(test)]
 mod effects;
 #[cfg(test)]
 mod elsewhere;
 #[cfg(test)]
 mod examples;
+#[cfg(test)]
+mod file_modes;
+#[cfg(test)]
+mod forwarding;
 #[cfg(test)]
 mod hanging_up;
 #[cfg(test)]
@@ -27,7 +35,11 @@ mod hostile;
 #[cfg(test)]
 mod kit;
 #[cfg(test)]
+mod large;
+#[cfg(test)]
 mod limits;
+#[cfg(test)]
+mod lost_log;
 #[cfg(test)]
 mod many;
 #[cfg(test)]
@@ -36,6 +48,8 @@ mod mysql;
 mod operate;
 #[cfg(test)]
 mod ordering;
+#[cfg(test)]
+mod output;
 #[cfg(test)]
 mod postgres;
 #[cfg(test)]

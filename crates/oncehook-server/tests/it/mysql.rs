@@ -16,6 +16,7 @@ use oncehook_testkit::sender::ask;
 use oncehook_testkit::size::{binary, size};
 
 use crate::hanging_up::requests_dropped_at_any_moment;
+use crate::kit::not_ready_while_locked;
 
 const BINARY: &str = env!("CARGO_BIN_EXE_oncehook");
 
@@ -393,4 +394,19 @@ async fn r39_migrate_and_check_know_mysql() {
     database.query("ALTER TABLE oncehook_keys DROP PRIMARY KEY");
     let (made, said) = run(&["migrate"]);
     assert!(!made && said.contains("PRIMARY on oncehook_keys"), "{said}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn fault_12_while_a_table_on_mysql_is_locked_the_gateway_is_not_ready_and_afterwards_it_is() {
+    let database = shop(Server::shared());
+    let directory = tempfile::tempdir().unwrap();
+    let gateway = serve(&database.url(), directory.path(), &["ingest", "admin"]);
+    let senders = Senders::new(600, 0);
+    senders.send_new(gateway.ingress, 10, 2).await;
+    let lock = || drop(database.query("LOCK TABLES oncehook_keys WRITE; SELECT SLEEP(16); UNLOCK TABLES"));
+    let held =
+        "SELECT COUNT(*) FROM information_schema.PROCESSLIST WHERE DB = DATABASE() AND STATE = 'User sleep'";
+    not_ready_while_locked(&gateway, &senders, lock, || database.query(held) == "1");
+    until_ready(&gateway).await;
+    senders.send_new(gateway.ingress, 10, 2).await;
 }

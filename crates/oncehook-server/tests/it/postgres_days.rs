@@ -27,6 +27,7 @@ pub(crate) async fn kill_at(point: &str, kills: i64) {
         command.arg("serve").env("SHOP_DATABASE", database.url());
         command
     };
+    database.query(days::believe_clock());
     let today = now().0 / DAY;
     let old: Vec<(i64, i64)> = (0..kills)
         .map(|kill| (today - 40 - kill, 1 + random.below(FEW.unsigned_abs()).cast_signed()))

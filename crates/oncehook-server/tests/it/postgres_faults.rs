@@ -11,6 +11,7 @@ use oncehook_testkit::random::Random;
 use oncehook_testkit::sender::ask;
 
 use crate::hanging_up::requests_dropped_at_any_moment;
+use crate::kit::not_ready_while_locked;
 use crate::postgres::{SHOP, check_once, serve_at, try_serve, until_ready};
 
 /// A shop on a server, a proxy in front of it.
@@ -316,4 +317,22 @@ async fn fault_12_a_database_that_comes_later_than_the_gateway_is_waited_for() {
     let senders = Senders::new(600, 0);
     senders.send_new(gateway.ingress, 10, 2).await;
     assert_eq!(check_once(&database).await, 10);
+}
+
+/// The lock outlives every statement's patience, so the database answers now and then, always in vain.
+#[tokio::test(flavor = "multi_thread")]
+async fn fault_12_while_a_table_is_locked_the_gateway_is_not_ready_and_afterwards_it_is() {
+    let database = Server::shared().database();
+    database.query(SHOP);
+    let directory = tempfile::tempdir().unwrap();
+    let gateway = serve_at(&database.url(), directory.path(), &["ingest", "admin"]);
+    let senders = Senders::new(600, 0);
+    senders.send_new(gateway.ingress, 10, 2).await;
+    let lock = "BEGIN; LOCK TABLE oncehook.keys IN ACCESS EXCLUSIVE MODE; SELECT pg_sleep(16); ROLLBACK";
+    let held = "SELECT count(*) FROM pg_locks WHERE relation = 'oncehook.keys'::regclass
+                  AND mode = 'AccessExclusiveLock' AND granted";
+    let lock = || drop(database.query(lock));
+    not_ready_while_locked(&gateway, &senders, lock, || database.query(held) == "1");
+    until_ready(&gateway).await;
+    assert_eq!(until_promised(&gateway, &senders, "evt_4000").await, "accepted", "nothing was stored");
 }

@@ -205,6 +205,65 @@ async fn signed_questions_are_answered_after_verification_only() {
     assert_eq!(rig.stored().await, 0);
 }
 
+/// What an attacker would do: have the payload signed by the handshake, and send it as an event.
+#[tokio::test(flavor = "multi_thread")]
+async fn r2_the_answer_to_a_challenge_is_never_the_signature_of_an_event() {
+    let rig = rig(&["braintree", "x"]);
+    let escaped = |text: &str| text.replace('+', "%2B").replace('/', "%2F").replace('=', "%3D");
+    let (_, sample) = Preset::named("braintree").unwrap().sample.render("evt_1", None, now()).unwrap();
+    let sample =
+        String::from_utf8(sample).unwrap().replace("%2B", "+").replace("%2F", "/").replace("%3D", "=");
+    let sample = sample.strip_prefix("bt_payload=").unwrap();
+    for payload in [sample, "PGE+PC9hPg==", "20f9f8ed05f77439fe955c977e4c8a53"] {
+        let payload = escaped(payload);
+        let answer =
+            rig.send(&raw("GET", &format!("/webhooks/braintree?bt_challenge={payload}"), &[], b"")).await;
+        let signature =
+            if answer.status == 200 { text(&answer) } else { "integration_public_key|00".to_owned() };
+        let body = format!("bt_payload={payload}&bt_signature={}", signature.replace('|', "%7C"));
+        let form = [("content-type", "application/x-www-form-urlencoded")];
+        let forged = rig.send(&raw("POST", "/webhooks/braintree", &form, body.as_bytes())).await;
+        assert_eq!(forged.status, 401, "{payload}: {}", text(&forged));
+    }
+    for body in ["12345", "user_id=1", "true"] {
+        let answer =
+            rig.send(&raw("GET", &format!("/webhooks/x?crc_token={}", escaped(body)), &[], b"")).await;
+        let signature = answer.json()["response_token"].as_str().unwrap().to_owned();
+        let signed = [("x-twitter-webhooks-signature", signature.as_str())];
+        let forged = rig.send(&raw("POST", "/webhooks/x", &signed, body.as_bytes())).await;
+        assert_eq!(forged.status, 401, "{body}: {}", text(&forged));
+    }
+    assert_eq!(rig.stored().await, 0, "nothing of it is stored");
+}
+
+/// Mailgun signs a time and a token, and nothing of the event. Whoever has seen one request can put another event into it.
+#[tokio::test(flavor = "multi_thread")]
+async fn r11_a_token_that_was_used_for_another_event_is_held_as_a_suspected_replay() {
+    let rig = rig(&["mailgun"]);
+    let (_, sample) = Preset::named("mailgun").unwrap().sample.render("evt_1", None, now()).unwrap();
+    let request = String::from_utf8(signed("mailgun", &[], &String::from_utf8(sample).unwrap())).unwrap();
+    let (status, event) = rig.deliver(request.as_bytes()).await;
+    assert_eq!(status, "accepted");
+    assert_eq!(rig.deliver(request.as_bytes()).await, ("duplicate".to_owned(), event), "a copy is a copy");
+
+    // The same length, so that the head still fits.
+    let forged = request.replace("\"event-data\":{\"id\":\"evt_1\"", "\"event-data\":{\"id\":\"evt_2\"");
+    assert_ne!(forged, request);
+    let (status, held) = rig.deliver(forged.as_bytes()).await;
+    assert_eq!(status, "quarantined");
+    let shown = rig.show(&held).await;
+    let flags = shown["flags"].as_array().unwrap();
+    assert!(
+        ["quarantined", "suspected_replay"].iter().all(|flag| flags.contains(&(*flag).into())),
+        "{shown}"
+    );
+
+    // Another token is another event.
+    let (_, other) = Preset::named("mailgun").unwrap().sample.render("evt_3", None, now()).unwrap();
+    let (status, _) = rig.deliver(&signed("mailgun", &[], &String::from_utf8(other).unwrap())).await;
+    assert_eq!(status, "accepted");
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn trap_16_a_batch_is_durable_before_it_is_answered_and_deduplicated_item_by_item() {
     let rig = rig(&["gocardless", "line", "xero"]);

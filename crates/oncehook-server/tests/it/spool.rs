@@ -97,9 +97,14 @@ async fn r4_a_spooled_event_is_shown_before_and_after_it_is_drained_and_an_end_w
     );
 
     gateway.signal("TERM");
-    let status = block_in_place(|| gateway.wait(Duration::from_secs(90)));
+    let status = block_in_place(|| gateway.wait(Duration::from_secs(31)));
     assert_eq!(status.code(), Some(1), "{}", gateway.log());
     assert!(gateway.log().contains("1 accepted events stay in the spool"), "{}", gateway.log());
+    assert!(
+        gateway.log().contains("attempts under way, 1 events in the spool; at most 30 s"),
+        "{}",
+        gateway.log()
+    );
 
     proxy.accept();
     let mut gateway = serve(&database.url_at(proxy.port()), directory.path());
@@ -383,8 +388,10 @@ on_outage = "spool"
         assert!(told.record(&key, &ask(gateway.ingress, &request("stripe", &key, "pi")).await.unwrap()));
     }
     assert!(gateway.json("/readyz").await["spool"]["events"].as_u64().unwrap() > 0);
+    until(&gateway, "it notices", async || gateway.json("/readyz").await["status"] == "degraded").await;
     other.execute_batch("COMMIT").unwrap();
     emptied(&gateway).await;
+    until(&gateway, "ready", async || gateway.json("/readyz").await["status"] == "ready").await;
     told.check_ids(&[&gateway], 20).await;
     assert_eq!(gateway.events().await.len(), 20);
 }

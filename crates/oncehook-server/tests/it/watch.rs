@@ -133,11 +133,15 @@ async fn a_second_signal_ends_it_at_once() {
     // It waits for its attempts, for some seconds.
     gateway.signal("TERM");
     let ending = async {
-        while !gateway.log().contains("shutting down") {
+        while !gateway.log().contains("stopping:") {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     };
     soon(ending).await;
+    let log = gateway.log();
+    let said = log.lines().find(|line| line.contains("stopping:")).unwrap();
+    assert!(said.contains("0 open requests,") && said.contains("at most 30 s"), "{said}");
+    assert!(!said.contains(" 0 attempts under way"), "{said}");
     // Said twice at once means the same.
     gateway.signal("TERM");
     tokio::time::sleep(Duration::from_millis(800)).await;

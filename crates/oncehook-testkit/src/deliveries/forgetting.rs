@@ -11,6 +11,9 @@ use oncehook_verify::Quarantine;
 use super::*;
 
 pub(super) async fn exercise<J: WholeJournal>(subject: &Subject<J>) {
+    run(subject, fault_18_a_clock_that_jumps_erases_nothing).await;
+    run(subject, a_doubted_clock_is_believed_when_the_operator_says_so_or_it_has_lasted).await;
+    run(subject, keys_that_are_stored_while_the_clock_is_set_back_are_remembered_as_long_as_others).await;
     run(subject, what_is_done_goes_after_its_time).await;
     run(subject, what_is_pending_is_never_forgotten).await;
     run(subject, the_dead_and_the_held_stay_until_the_operator_says_otherwise).await;
@@ -34,11 +37,16 @@ fn remembered(key: &str, routes: &[&str]) -> NewEvent {
     NewEvent { expires_at: at(35 * DAY), ..routed(key, routes) }
 }
 
-/// Forgets until there is nothing more to do. Returns the sums.
+/// Forgets until there is nothing more to do, however far the clock has jumped. Returns the sums.
 async fn forget_all<J: WholeJournal>(case: &Case<J>, retention: Retention) -> Forgotten {
     let mut sum = Forgotten::default();
     for _ in 0..100 {
         let step = case.journal.forget(retention).await.unwrap();
+        if step.stopped.is_some() {
+            assert_eq!(step, Forgotten { stopped: step.stopped, ..Forgotten::default() });
+            case.trust_clock().await;
+            continue;
+        }
         assert!(
             step.events <= retention.batch && step.keys <= retention.batch && step.audit <= retention.batch
         );
@@ -53,7 +61,85 @@ async fn forget_all<J: WholeJournal>(case: &Case<J>, retention: Retention) -> Fo
 }
 
 fn forgotten(events: usize, keys: usize) -> Forgotten {
-    Forgotten { events, keys, audit: 0, more: false }
+    Forgotten { events, keys, ..Forgotten::default() }
+}
+
+/// Fifty events that were forgotten by now if the clock were right about the 40 days.
+async fn fifty<J: WholeJournal>(case: &Case<J>) {
+    assert_eq!(forget_all(case, RETENTION).await, forgotten(0, 0));
+    for number in 0..50 {
+        case.append(remembered(&format!("evt_{number}"), &[])).await;
+    }
+}
+
+/// Nothing is forgotten, however often the janitor comes, and every copy is a duplicate.
+async fn nothing_goes<J: WholeJournal>(case: &Case<J>) {
+    for _ in 0..5 {
+        let step = case.journal.forget(RETENTION).await.unwrap();
+        assert!(step.stopped.is_some());
+        assert_eq!((step.events, step.keys, step.audit, step.more), (0, 0, 0, false));
+    }
+    for number in 0..50 {
+        let copy = NewEvent { received_at: case.clock.now(), ..remembered(&format!("evt_{number}"), &[]) };
+        assert_eq!(append_one(&*case.journal, copy).await.verdict, Decision::Duplicate);
+    }
+}
+
+async fn fault_18_a_clock_that_jumps_erases_nothing<J: WholeJournal>(case: Case<J>) {
+    fifty(&case).await;
+    for jump in [40 * DAY, 400 * DAY, -40 * DAY] {
+        case.set_clock(jump);
+        nothing_goes(&case).await;
+        // An event of that time is no witness for it.
+        let new = NewEvent { received_at: at(jump), ..remembered(&format!("new_{jump}"), &[]) };
+        case.append(new).await;
+        nothing_goes(&case).await;
+        // Right again.
+        case.set_clock(3_600);
+        let step = case.journal.forget(RETENTION).await.unwrap();
+        assert_eq!((step.stopped, step.keys), (None, 0));
+    }
+}
+
+async fn a_doubted_clock_is_believed_when_the_operator_says_so_or_it_has_lasted<J: WholeJournal>(
+    case: Case<J>,
+) {
+    fifty(&case).await;
+    case.set_clock(31 * DAY);
+    nothing_goes(&case).await;
+    case.trust_clock().await;
+    assert_eq!(forget_all(&case, RETENTION).await, forgotten(50, 0));
+    // Off for nine days. Three of running, and it is believed.
+    let mut hours = 40 * 24;
+    while case.journal.forget(RETENTION).await.unwrap().stopped.is_some() || hours == 40 * 24 {
+        case.set_clock(hours * 3_600);
+        hours += 1;
+    }
+    assert_eq!(hours, 43 * 24 + 1);
+    let again = NewEvent { received_at: at(hours * 3_600), ..remembered("evt_0", &[]) };
+    forget_all(&case, RETENTION).await;
+    assert_eq!(append_one(&*case.journal, again).await.verdict, Decision::New, "its window is over");
+}
+
+async fn keys_that_are_stored_while_the_clock_is_set_back_are_remembered_as_long_as_others<
+    J: WholeJournal,
+>(
+    case: Case<J>,
+) {
+    fifty(&case).await;
+    case.set_clock(-40 * DAY);
+    let window = |key: &str, received| NewEvent {
+        received_at: at(received),
+        expires_at: at(received + 35 * DAY),
+        ..routed(key, &[])
+    };
+    let stored = append_one(&*case.journal, window("early", -40 * DAY)).await;
+    assert!(stored.expires_at >= UnixMicros(at(35 * DAY).0 - 1_000_000), "{stored:?}");
+    // The clock is right again, and the window of the key is not over.
+    case.set_clock(3_600);
+    assert_eq!(forget_all(&case, RETENTION).await.keys, 0);
+    let copy = append_one(&*case.journal, window("early", 3_600)).await;
+    assert_eq!((copy.verdict, copy.id), (Decision::Duplicate, stored.id));
 }
 
 async fn what_is_done_goes_after_its_time<J: WholeJournal>(case: Case<J>) {
@@ -219,6 +305,7 @@ async fn forgetting_goes_in_small_steps<J: WholeJournal>(case: Case<J>) {
     // First the events, and later their keys.
     for (day, events, keys) in [(31, gone, 0), (40, 0, gone)] {
         case.set_clock(day * DAY);
+        case.trust_clock().await;
         let step = case.journal.forget(small).await.unwrap();
         assert!(step.events <= 4 && step.keys <= 4 && step.more, "{step:?}");
         let rest = forget_all(&case, small).await;
@@ -232,10 +319,17 @@ async fn forgetting_goes_in_small_steps<J: WholeJournal>(case: Case<J>) {
 
 async fn the_audit_is_forgotten_too<J: WholeJournal>(case: Case<J>) {
     let event = case.append(remembered("evt_1", &[])).await;
-    let replay = || order(event, Verb::Replay);
-    for day in [0, 0, 10] {
+    for day in 0..=10 {
         case.set_clock(day * DAY);
-        case.journal.order(replay()).await.unwrap();
+        assert_eq!(case.journal.forget(RETENTION).await.unwrap().stopped, None, "a day is no jump");
+        let late: &[&str] = match day {
+            0 => &["a", "b"],
+            10 => &["c"],
+            _ => &[],
+        };
+        for route in late {
+            case.journal.order(order_for(event, Verb::Replay, &[route])).await.unwrap();
+        }
     }
     case.pause(Pausable::Route("orders".to_owned()), true).await;
     let keep = |days: u64| Retention { audit: Duration::from_secs(days * DAY.unsigned_abs()), ..RETENTION };

@@ -186,8 +186,8 @@ impl<J: WholeJournal> History<'_, J> {
             let number = self.random.below(1_000);
             let later = UnixMicros(now.0 + self.pick_seconds(9));
             let verdict = match self.random.below(5) {
-                0 => Verdict::RetryAt(later, failed(&format!("busy {number}"))),
-                1 => dead(&format!("broken {number}")),
+                0 => Verdict::RetryAt(later, failed(format!("busy {number}"))),
+                1 => dead(format!("broken {number}")),
                 2 => Verdict::Succeeded(None),
                 _ => Verdict::Succeeded(Some(number.to_string())),
             };

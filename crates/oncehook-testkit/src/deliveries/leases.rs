@@ -111,6 +111,7 @@ async fn an_attempt_that_never_ends_is_the_last_one_some_day<J: WholeJournal>(ca
         case.set_clock(time);
     }
     assert_eq!(case.claim(&orders).await.len(), 0);
+    assert_eq!(orders.failures.noted(), u64::from(RETRY.max_attempts), "each is reported to the log");
     let found = case.delivery(event, "orders", 0).await;
     assert_eq!((found.state.as_str(), found.cause.as_deref()), ("dead", Some(Cause::Poison.as_str())));
     assert_eq!(found.settled_at, Some(at(time - 60)));

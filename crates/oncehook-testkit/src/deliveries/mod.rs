@@ -14,13 +14,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use oncehook::delivery::{
-    Cause, Claim, DeliveryId, DeliveryState, Failure, Fence, HandedEvent, RouteName, Settled, Settlement,
-    Verdict,
+    Cause, Claim, DeliveryId, DeliveryState, Failure, FailureText, Fence, HandedEvent, RouteName, Settled,
+    Settlement, Verdict,
 };
 use oncehook::event::{EventId, NewEvent, SourceName};
 use oncehook::handler::Handler;
 use oncehook::journal::{
-    Deliveries, Delivery, EventDetail, Journal, JournalReader, Order, Pausable, Pause, Standing, Verb, Who,
+    Deliveries, Delivery, EventDetail, Journal, JournalReader, Order, Pausable, Pause, Paused, Standing,
+    Verb, Who,
 };
 use oncehook::retry::RetryPolicy;
 use oncehook::route::Route;
@@ -117,11 +118,11 @@ fn succeeded() -> Verdict {
     Verdict::Succeeded(None)
 }
 
-fn failed(message: &str) -> Failure {
+fn failed(message: impl Into<FailureText>) -> Failure {
     Failure::retry(Cause::Destination, message)
 }
 
-fn dead(message: &str) -> Verdict {
+fn dead(message: impl Into<FailureText>) -> Verdict {
     Verdict::Dead(Failure::permanent(Cause::Handler, message))
 }
 
@@ -192,6 +193,12 @@ impl<J: WholeJournal> Case<J> {
         deliveries.iter().map(|found| format!("{}/{} {}", found.route, found.epoch, found.state)).collect()
     }
 
+    /// An operator says that the clock is right.
+    async fn trust_clock(&self) {
+        let who = Who { name: "ada".to_owned(), reason: Some("it is".to_owned()) };
+        self.journal.trust_clock(who).await.unwrap();
+    }
+
     async fn pause(&self, what: Pausable, paused: bool) {
         let who = Who { name: "ada".to_owned(), reason: None };
         self.journal.set_paused(Pause { what, paused }, who).await.unwrap();
@@ -210,7 +217,18 @@ async fn pauses_are_remembered_until_they_are_lifted<J: WholeJournal>(case: Case
     assert_eq!(case.journal.paused().await.unwrap(), [orders.clone(), namesake.clone(), source.clone()]);
     case.pause(namesake, false).await;
     case.pause(Pausable::Route("never-paused".to_owned()), false).await;
-    assert_eq!(case.journal.paused().await.unwrap(), [orders, source]);
+    assert_eq!(case.journal.paused().await.unwrap(), [orders.clone(), source]);
+    // Since when and by whom: who pauses it once more does not change that.
+    case.pause(orders.clone(), false).await;
+    for (second, name, reason) in [(7, "ada", Some("the shop moves")), (9, "bob", None)] {
+        case.set_clock(second);
+        let who = Who { name: name.to_owned(), reason: reason.map(str::to_owned) };
+        case.journal.set_paused(Pause { what: orders.clone(), paused: true }, who).await.unwrap();
+    }
+    let pauses = case.journal.pauses().await.unwrap();
+    let Some(Paused { what, since, who, reason }) = pauses.first() else { panic!("{pauses:?}") };
+    assert_eq!((pauses.len(), what, *since), (2, &orders, at(7)));
+    assert_eq!((who.as_deref(), reason.as_deref()), (Some("ada"), Some("the shop moves")));
     // Accepting goes on.
     case.append(routed("evt_1", &["orders"])).await;
 }

@@ -471,7 +471,9 @@ async fn misfits_can_be_superseded_or_dead<J: WholeJournal>(case: Case<J>) {
     assert_eq!(case.run_out(&machine(Misfit::Supersede)).await, [""; 0]);
     assert_eq!(case.state(early).await, "superseded");
     let early = case.append(of_type("early2", "p", "completed")).await;
-    assert_eq!(case.run_out(&machine(Misfit::Dead)).await, [""; 0]);
+    let strict = machine(Misfit::Dead);
+    assert_eq!(case.run_out(&strict).await, [""; 0]);
+    assert_eq!(strict.failures.noted(), 1, "it died without running, and that is reported to the log");
     let delivery = case.delivery(early, "orders", 0).await;
     assert_eq!((delivery.state.as_str(), delivery.cause.as_deref()), ("dead", Some("prerequisite")));
     assert_eq!(UnixMicros(delivery.run_at.0), at(0));

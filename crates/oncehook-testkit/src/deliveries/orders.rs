@@ -4,7 +4,9 @@ use std::sync::Arc;
 
 use oncehook::delivery::{Settled, Verdict};
 use oncehook::event::NewEvent;
-use oncehook::journal::{AuditEntry, EventStatus, Flag, OrderError, Ordered};
+use oncehook::journal::{
+    ATTEMPTS_SHOWN, AuditEntry, EventStatus, Flag, ORDERS_SHOWN, OrderError, Ordered, Retention,
+};
 use oncehook_verify::Quarantine;
 
 use super::*;
@@ -26,6 +28,9 @@ pub(super) async fn exercise<J: WholeJournal>(subject: &Subject<J>) {
     run(subject, a_release_may_name_a_route).await;
     run(subject, what_does_not_exist_takes_no_orders).await;
     run(subject, orders_that_are_carried_out_are_written_down).await;
+    run(subject, an_order_that_changes_nothing_leaves_no_row_in_the_audit).await;
+    run(subject, a_pause_that_changes_nothing_leaves_no_row_in_the_audit).await;
+    run(subject, only_the_latest_orders_and_attempts_of_an_event_are_shown).await;
 }
 
 fn routes(ordered: &Ordered) -> Vec<&str> {
@@ -347,7 +352,7 @@ async fn orders_that_are_carried_out_are_written_down<J: WholeJournal>(case: Cas
     case.journal.order(order(event, Verb::Retry)).await.unwrap();
     case.set_clock(2);
     let who = Who { name: "10.0.0.7".to_owned(), reason: None };
-    let replay = Order { who, route: Some(named("b")), ..order_for(event, Verb::Replay, &["b"]) };
+    let replay = Order { who, route: Some(named("c")), ..order_for(event, Verb::Replay, &["c"]) };
     case.journal.order(replay).await.unwrap();
     case.set_clock(3);
     case.journal.order(order_for(event, Verb::ForceReplay { epoch: 1 }, &["b", "a"])).await.unwrap();
@@ -364,10 +369,60 @@ async fn orders_that_are_carried_out_are_written_down<J: WholeJournal>(case: Cas
         case.story(event).await.audit,
         [
             entry(1, "ada", why, "retry", r#"{"epoch":0,"routes":["a"]}"#),
-            entry(2, "10.0.0.7", None, "replay", r#"{"epoch":0,"routes":[]}"#),
+            entry(2, "10.0.0.7", None, "replay", r#"{"epoch":0,"routes":["c"]}"#),
             entry(3, "ada", why, "force_replay", r#"{"epoch":1,"routes":["a","b"]}"#),
-            entry(3, "ada", why, "skip", r#"{"epoch":1,"routes":["a","b"]}"#),
+            entry(3, "ada", why, "skip", r#"{"epoch":1,"routes":["a","b","c"]}"#),
         ]
     );
     assert_eq!(case.story(other).await.audit, []);
+}
+
+async fn an_order_that_changes_nothing_leaves_no_row_in_the_audit<J: WholeJournal>(case: Case<J>) {
+    let event = case.append(routed("evt_1", &["a", "b"])).await;
+    case.run_one(&route("a"), succeeded()).await;
+    case.journal.order(Order { route: Some(named("b")), ..order(event, Verb::Skip) }).await.unwrap();
+    for _ in 0..5 {
+        let replayed = case.journal.order(order_for(event, Verb::Replay, &["a", "b"])).await.unwrap();
+        assert_eq!(routes(&replayed), [""; 0]);
+        for verb in [Verb::Retry, Verb::Skip, Verb::Release] {
+            assert!(case.journal.order(order_for(event, verb, &["a", "b"])).await.is_err());
+        }
+    }
+    let story = case.story(event).await;
+    assert_eq!(story.audit.iter().map(|entry| entry.action.as_str()).collect::<Vec<_>>(), ["skip"]);
+}
+
+async fn a_pause_that_changes_nothing_leaves_no_row_in_the_audit<J: WholeJournal>(case: Case<J>) {
+    for what in [Pausable::Route("orders".to_owned()), Pausable::Source("shop".to_owned())] {
+        for paused in [false, true, true, true, false, false, true] {
+            case.pause(what.clone(), paused).await;
+        }
+    }
+    case.set_clock(10);
+    let second = std::time::Duration::from_secs(1);
+    let everything = Retention { payload: second, dead: None, audit: second, batch: 100 };
+    let forgotten = case.journal.forget(everything).await.unwrap();
+    assert_eq!(forgotten.audit, 6, "paused, resumed and paused again, both of them");
+    assert_eq!(case.journal.paused().await.unwrap().len(), 2);
+}
+
+async fn only_the_latest_orders_and_attempts_of_an_event_are_shown<J: WholeJournal>(case: Case<J>) {
+    let (orders, event) = (route("orders"), case.append(routed("evt_1", &["orders"])).await);
+    let (tries, retries) = (ATTEMPTS_SHOWN + 3, u64::from(ORDERS_SHOWN) + 5);
+    for _ in 0..tries {
+        case.run_one(&orders, Verdict::RetryAt(at(0), failed("busy"))).await;
+    }
+    for _ in 0..retries {
+        case.journal.order(order(event, Verb::Retry)).await.unwrap();
+    }
+    case.journal.order(order(event, Verb::Skip)).await.unwrap();
+    let story = case.story(event).await;
+    let actions: Vec<&str> = story.audit.iter().map(|entry| entry.action.as_str()).collect();
+    assert_eq!((actions.len(), story.audit_total), (ORDERS_SHOWN as usize, retries + 1));
+    assert!(actions.ends_with(&["retry", "skip"]), "the latest, oldest first: {actions:?}");
+    let shown = &story.event.deliveries[0];
+    assert_eq!(shown.attempt, tries);
+    let numbers: Vec<u32> = shown.attempts.iter().map(|attempt| attempt.number).collect();
+    let latest: Vec<u32> = (4..=shown.attempt).collect();
+    assert_eq!(numbers, latest);
 }

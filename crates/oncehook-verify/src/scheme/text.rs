@@ -8,6 +8,7 @@ use serde::Deserialize;
 
 use super::{Algorithm, DEFAULT_TOLERANCE_SECS, KeyRule, Location, Scheme, TimestampRule, Unit};
 use crate::{
+    challenge::ChallengeShape,
     encoding::{Encoding, KeyEncoding},
     extract::{Plan, Slot},
     fetch::{FetchRule, HostRule},
@@ -38,6 +39,7 @@ pub(super) struct SchemeText {
     require: BTreeMap<String, String>,
     container: Option<String>,
     each: Option<String>,
+    challenge: Option<ChallengeShape>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -96,6 +98,7 @@ fn checked(text: SchemeText) -> Result<Scheme, String> {
     let grammar = text.signature.grammar.clone();
     let encoding = text.signature.encoding;
     grammar.check()?;
+    text.challenge.iter().try_for_each(ChallengeShape::check)?;
     let kind = text.signature.kind.as_deref().map(|kind| Field::parse(kind, &mut plan)).transpose()?;
     let has_kind = kind.is_some();
     let signature = location(text.signature, &mut plan)?;
@@ -125,6 +128,7 @@ fn checked(text: SchemeText) -> Result<Scheme, String> {
         require,
         container,
         each,
+        challenge: text.challenge,
         plan,
         signed_pointers,
     };

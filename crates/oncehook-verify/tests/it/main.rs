@@ -17,6 +17,8 @@ mod kit;
 #[cfg(test)]
 mod mutations;
 #[cfg(test)]
+mod oracles;
+#[cfg(test)]
 mod presets;
 #[cfg(test)]
 mod props;

@@ -13,15 +13,19 @@ mod memory;
 #[cfg(feature = "redis")]
 mod redis;
 mod shared;
+mod trouble;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use smallvec::SmallVec;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 
 use crate::clock::Clock;
 use crate::event::{NewEvent, NewEvents, SourceName};
-use crate::journal::{AppendError, Appended, Era, Journal, JournalReader, Layer, Receipt, Verdict};
+use crate::journal::{
+    AppendError, Appended, Era, Journal, JournalReader, KnownCopy, Layer, Receipt, Verdict,
+};
 use crate::planted::{self, Bug};
 use flights::{Boarding, Flights, Landing, Leader};
 use memory::{Fact, KnownKeys, Name, NameOf};
@@ -29,6 +33,8 @@ use memory::{Fact, KnownKeys, Name, NameOf};
 pub use redis::RedisAddress;
 pub use shared::SharedState;
 use shared::{Heading, SharedKeys, WARM_KEYS, WARM_WAIT};
+use trouble::Refusals;
+pub use trouble::Trouble;
 
 /// What became of a request's events, and who knew it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -39,11 +45,23 @@ pub struct Settled {
     pub layer: Layer,
 }
 
+/// Why a request has no receipt. The sender must try again.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum NotStored {
+    /// The journal refused, or the outcome is unknown.
+    #[error(transparent)]
+    Refused(#[from] AppendError),
+    /// The journal did not answer in time.
+    #[error("the journal did not answer in time")]
+    Slow,
+}
+
 /// See the module's text. One per gateway, in front of one journal.
 #[derive(Default)]
 pub struct FastPath {
     known: KnownKeys,
     flights: Flights,
+    refusals: Refusals,
     shared: Option<SharedKeys>,
     /// The mistake that the tests must find: facts are written before they are facts.
     #[cfg(test)]
@@ -104,6 +122,38 @@ impl FastPath {
         }
     }
 
+    /// As [`append`](Self::append), but waits for so long at most, and notes how it went for [`trouble`](Self::trouble).
+    pub async fn append_within(
+        &self,
+        patience: Duration,
+        journal: &dyn Journal,
+        events: NewEvents,
+    ) -> Result<Settled, NotStored> {
+        let began = Instant::now();
+        let settled = match timeout(patience, self.append(journal, events)).await {
+            Ok(settled) => settled.map_err(NotStored::from),
+            Err(_) => Err(NotStored::Slow),
+        };
+        match &settled {
+            // Whoever is answered from memory learns nothing about the journal.
+            Ok(settled) if settled.layer != Layer::Journal => {}
+            Ok(_) => self.refusals.stored(),
+            Err(error) => self.refusals.refused(began, error.to_string()),
+        }
+        settled
+    }
+
+    /// Since when the journal has refused every append, if it does.
+    #[must_use]
+    pub fn trouble(&self) -> Option<Trouble> {
+        self.refusals.trouble()
+    }
+
+    /// The journal has stored a probe that was begun then.
+    pub fn probed(&self, began: Instant) {
+        self.refusals.probed(began);
+    }
+
     /// Stores the events of a request, or finds that they are known. All branching of the fast path is here.
     ///
     /// If the future is dropped half-way, an append that was submitted goes on in the journal; followers of it ask there.
@@ -152,9 +202,9 @@ impl FastPath {
         let era = journal.incarnation().era()?;
         let known = |event: &NewEvent| self.known.get(event, era).filter(|fact| fact.digest == event.digest);
         let facts: SmallVec<[Fact; 1]> = events.iter().map(known).collect::<Option<_>>()?;
-        let mut noted =
-            events.iter().zip(&facts).map(|(event, fact)| note(journal, event, fact, Layer::Memory));
-        noted.all(|noted| noted).then(|| facts.iter().map(duplicate).collect())
+        let copies = events.iter().zip(&facts).map(|(event, fact)| copy(event, fact, Layer::Memory));
+        let copies: SmallVec<[KnownCopy<'_>; 1]> = copies.collect();
+        journal.note_duplicates(&copies).then(|| facts.iter().map(duplicate).collect())
     }
 
     /// What other nodes know of an event, if it is the same event and the journal lives on.
@@ -256,11 +306,15 @@ fn duplicate(fact: &Fact) -> Appended {
     Appended { id: fact.event, verdict: Verdict::Duplicate, expires_at: fact.expires_at }
 }
 
+fn copy<'e>(event: &'e NewEvent, fact: &Fact, layer: Layer) -> KnownCopy<'e> {
+    KnownCopy { event: fact.event, source: &event.source, at: event.received_at, peer: event.peer, layer }
+}
+
 fn note(journal: &dyn Journal, event: &NewEvent, fact: &Fact, layer: Layer) -> bool {
-    journal.note_duplicate(fact.event, &event.source, event.received_at, event.peer, layer)
+    journal.note_duplicates(&[copy(event, fact, layer)])
 }
 
 #[cfg(test)]
 mod interleavings;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

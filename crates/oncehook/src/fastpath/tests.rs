@@ -14,7 +14,7 @@ use crate::journal::{BoxFuture, JournalReader, JournalState, SelfTestError, Tick
 
 pub(super) const NOW: UnixMicros = UnixMicros(1_790_000_000_000_000);
 
-pub(super) fn event(key: &str, digest: u8) -> NewEvent {
+pub(crate) fn event(key: &str, digest: u8) -> NewEvent {
     NewEvent {
         id: None,
         source: SourceName::new("shop").unwrap(),
@@ -38,7 +38,7 @@ pub(super) fn event(key: &str, digest: u8) -> NewEvent {
 }
 
 /// An id that no journal has given.
-pub(super) fn guessed_id() -> EventId {
+pub(crate) fn guessed_id() -> EventId {
     crate::event::EventIds::above(0, 0).next(NOW)
 }
 
@@ -49,7 +49,8 @@ type Waiting = (NewEvents, oneshot::Sender<Result<Receipt, AppendError>>);
 struct SlowJournal {
     inner: MemoryJournal,
     waiting: Mutex<Vec<Waiting>>,
-    no_room: std::sync::atomic::AtomicBool,
+    /// So many duplicates can be counted, if the test says so.
+    room: Mutex<Option<usize>>,
 }
 
 impl SlowJournal {
@@ -83,8 +84,14 @@ impl Journal for SlowJournal {
         peer: IpAddr,
         layer: Layer,
     ) -> bool {
-        let room = !self.no_room.load(std::sync::atomic::Ordering::Relaxed);
-        room && self.inner.note_duplicate(event, source, at, peer, layer)
+        self.note_duplicates(&[KnownCopy { event, source, at, peer, layer }])
+    }
+
+    fn note_duplicates(&self, copies: &[KnownCopy<'_>]) -> bool {
+        let mut room = self.room.lock().unwrap();
+        let enough = room.is_none_or(|room| room >= copies.len());
+        *room = room.map(|room| room.saturating_sub(copies.len()));
+        enough && self.inner.note_duplicates(copies)
     }
 
     fn state(&self) -> JournalState {
@@ -267,7 +274,7 @@ async fn r32_a_key_whose_time_is_over_is_asked_for_again() {
 async fn a_duplicate_that_cannot_be_counted_here_goes_to_the_journal() {
     let rig = Rig::new();
     let answers = [rig.send(&[event("evt_1", 1)]).await, rig.send(&[event("evt_1", 1)]).await];
-    rig.journal.no_room.store(true, std::sync::atomic::Ordering::Relaxed);
+    *rig.journal.room.lock().unwrap() = Some(0);
     rig.journal.end(Ok(())).await;
     let third = rig.send(&[event("evt_1", 1)]).await;
     assert_eq!(rig.journal.waiting(), 2);
@@ -277,4 +284,19 @@ async fn a_duplicate_that_cannot_be_counted_here_goes_to_the_journal() {
         assert_eq!(settled(answer).await.1, Layer::Journal);
     }
     assert_eq!(rig.counts().await, (1, 2, 0));
+}
+
+#[tokio::test]
+async fn duplicates_of_a_request_without_room_for_all_of_them_are_counted_once() {
+    let rig = Rig::new();
+    let both = [event("evt_1", 1), event("evt_2", 1)];
+    let answer = rig.send(&both).await;
+    rig.journal.end(Ok(())).await;
+    answer.await.unwrap().unwrap();
+    *rig.journal.room.lock().unwrap() = Some(1);
+    let again = rig.send(&both).await;
+    assert_eq!(rig.journal.waiting(), 1, "the journal counts both");
+    rig.journal.end(Ok(())).await;
+    again.await.unwrap().unwrap();
+    assert_eq!(rig.counts().await, (2, 2, 0));
 }

@@ -21,6 +21,8 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use oncehook_verify::UnixMicros;
+
 use super::SqlHandler;
 use crate::delivery::{Claim, DeliveryId, Failure, Fence, RouteName};
 use crate::ordering::Ordering;
@@ -105,6 +107,8 @@ pub struct Round {
     pub behind: Option<DeliveryId>,
     /// Only guards that are at least so old, of events that are at least so old.
     pub age: Duration,
+    /// The time by this node's clock. The database's own time counts if it is earlier: one wrong clock alone makes nothing old.
+    pub now: UnixMicros,
     /// At most so many.
     pub limit: usize,
 }

@@ -25,7 +25,7 @@ pub use function::{MysqlTransaction, OnMysql};
 pub use function::{OnPostgres, PostgresTransaction};
 pub use http::{Fetch, FetchOptions, HttpHandler, HttpOptions, OnClientError};
 pub use sql::{Dialect, SqlHandler};
-pub use value::{Expression, Found, Lookup, Template};
+pub use value::{Expression, Found, HeaderTemplate, Lookup, Template};
 
 /// What a route does.
 #[derive(Clone)]

@@ -12,6 +12,7 @@ use oncehook_verify::Picker;
 use serde_json::value::RawValue;
 
 use crate::delivery::{Cause, Failure, HandedEvent};
+use crate::json::{PLAIN_LEVELS, is_json_within};
 
 /// Where a value comes from.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -185,7 +186,8 @@ impl Lookup {
     pub fn find<'e>(&self, event: &'e HandedEvent) -> Result<Vec<Found<'e>>, Failure> {
         let nowhere = |expression: &Expression| {
             let message = format!("`{expression}` leads nowhere in this event");
-            Failure::permanent(Cause::Poison, message)
+            // The expression is the configuration's.
+            Failure::permanent(Cause::Poison, message.clone()).in_log(message)
         };
         let picked = self
             .body
@@ -218,7 +220,12 @@ impl Lookup {
                 },
                 Expression::Result(pointer) => {
                     let result = event.result.as_deref().ok_or_else(|| nowhere(expression))?;
-                    Found::Json(Cow::Owned(point(result, pointer).ok_or_else(|| nowhere(expression))?))
+                    match point(result, pointer) {
+                        Some(json) => Found::Json(Cow::Owned(json)),
+                        // A result of an earlier version that is nested too deep to be read: as a text.
+                        None if pointer.is_empty() => Found::Text(Cow::Borrowed(result)),
+                        None => return Err(nowhere(expression)),
+                    }
                 }
                 Expression::Version => match event.version {
                     Some(version) => Found::Json(Cow::Owned(version.to_string())),
@@ -245,18 +252,16 @@ fn point(result: &str, pointer: &str) -> Option<String> {
     value.pointer(pointer).map(ToString::to_string)
 }
 
-/// A text with places (`{{/data/id}}`, `{{$key}}`) that are filled with JSON: what stands in the braces is replaced by the
-/// value's JSON text, quotes and all, so nothing in an event can break out of its place.
+/// A text with places (`{{/data/id}}`, `{{$key}}`).
 #[derive(Debug, Clone)]
-pub struct Template {
+struct Places {
     /// One more than there are places.
     texts: Vec<String>,
-    places: Lookup,
+    values: Lookup,
 }
 
-impl Template {
-    /// Reads a template. The error is for the author of the configuration.
-    pub fn parse(text: &str) -> Result<Self, String> {
+impl Places {
+    fn parse(text: &str) -> Result<Self, String> {
         let mut texts = Vec::new();
         let mut places = Vec::new();
         let mut rest = text;
@@ -267,38 +272,109 @@ impl Template {
             rest = after;
         }
         texts.push(rest.to_owned());
+        Ok(Self { texts, values: Lookup::new(places)? })
+    }
+
+    /// The text with its places filled, each as `write` says.
+    fn fill(
+        &self,
+        event: &HandedEvent,
+        write: impl Fn(&Expression, &Found<'_>) -> Result<String, Failure>,
+    ) -> Result<String, Failure> {
+        let found = self.values.find(event)?;
+        let mut values = self.values.expressions.iter().zip(&found);
+        let mut filled = String::new();
+        for text in &self.texts {
+            filled.push_str(text);
+            if let Some((expression, value)) = values.next() {
+                filled.push_str(&write(expression, value)?);
+            }
+        }
+        Ok(filled)
+    }
+}
+
+/// JSON with places: what stands in the braces is replaced by the value's JSON text, quotes and all, so nothing in an event can
+/// break out of its place.
+///
+/// `{{$body}}` is the event's body: the JSON itself, if it is JSON of at most [`PLAIN_LEVELS`] levels, and a string otherwise.
+#[derive(Debug, Clone)]
+pub struct Template(Places);
+
+impl Template {
+    /// Reads a template. The error is for the author of the configuration.
+    pub fn parse(text: &str) -> Result<Self, String> {
+        let places = Places::parse(text)?;
         // Null shows a place that is no value (a name), a string one inside quotes.
-        let fits = |probe: &str| serde_json::from_str::<&RawValue>(&texts.join(probe)).is_ok();
+        let fits = |probe: &str| serde_json::from_str::<&RawValue>(&places.texts.join(probe)).is_ok();
         if !fits("null") || !fits("\"x\"") {
             return Err("with its places filled the template is not JSON".to_owned());
         }
-        Ok(Self { texts, places: Lookup::new(places)? })
+        Ok(Self(places))
     }
 
     /// Whether a place needs the result of a delivery before.
     #[must_use]
     pub fn needs_result(&self) -> bool {
-        self.places.needs_result()
+        self.0.values.needs_result()
     }
 
     /// Whether it needs what is fetched from the provider.
     #[must_use]
     pub fn needs_current(&self) -> bool {
-        self.places.any(Expression::needs_current)
+        self.0.values.any(Expression::needs_current)
     }
 
     /// The text with its places filled.
     pub fn fill(&self, event: &HandedEvent) -> Result<String, Failure> {
-        let found = self.places.find(event)?;
-        let mut filled = String::new();
-        let mut found = found.iter();
-        for text in &self.texts {
-            filled.push_str(text);
-            if let Some(value) = found.next() {
-                filled.push_str(&value.to_json());
-            }
-        }
-        Ok(filled)
+        self.0.fill(event, |expression, value| {
+            Ok(match (expression, value) {
+                (Expression::WholeBody, Found::Text(body)) if is_json_within(body, PLAIN_LEVELS) => {
+                    body.trim().to_owned()
+                }
+                _ => value.to_json().into_owned(),
+            })
+        })
+    }
+}
+
+/// The text of a header with places, which are filled with the values as plain text: a string without its quotes, null as
+/// nothing, everything else as its JSON text.
+///
+/// Does not: make a value fit into a header. The caller refuses what does not.
+#[derive(Debug, Clone)]
+pub struct HeaderTemplate(Places);
+
+impl HeaderTemplate {
+    /// Reads a template. The error is for the author of the configuration.
+    pub fn parse(text: &str) -> Result<Self, String> {
+        Places::parse(text).map(Self)
+    }
+
+    /// What stands between the places.
+    pub(crate) fn texts(&self) -> impl Iterator<Item = &str> {
+        self.0.texts.iter().map(String::as_str)
+    }
+
+    /// Whether a place satisfies that.
+    #[must_use]
+    pub fn any(&self, needs: impl Fn(&Expression) -> bool) -> bool {
+        self.0.values.any(needs)
+    }
+
+    /// The text with its places filled.
+    pub(crate) fn fill(&self, event: &HandedEvent) -> Result<String, Failure> {
+        self.0.fill(event, |expression, value| match value {
+            Found::Null => Ok(String::new()),
+            Found::Text(text) => Ok(text.to_string()),
+            Found::Json(json) if json == "null" => Ok(String::new()),
+            Found::Json(json) if json.starts_with('"') => serde_json::from_str(json).map_err(|_| {
+                let message = format!("`{expression}` holds characters that are no text");
+                Failure::permanent(Cause::Poison, message)
+            }),
+            Found::Json(json) => Ok(json.to_string()),
+            Found::Bytes(_) => Err(Failure::permanent(Cause::Poison, format!("`{expression}` is not text"))),
+        })
     }
 }
 

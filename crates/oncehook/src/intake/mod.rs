@@ -18,7 +18,7 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use crate::event::NewEvents;
-use crate::fastpath::{FastPath, Settled};
+use crate::fastpath::{FastPath, NotStored, Settled};
 use crate::journal::{AppendError, Journal, Layer, Receipt};
 use crate::observe::Metrics;
 pub use spool::{Spool, SpoolError, SpoolOptions, SpoolState, Spooled};
@@ -37,13 +37,22 @@ pub enum Taken {
 pub enum Refused {
     /// The journal could not, and it was asked last.
     #[error(transparent)]
-    Journal(#[from] AppendError),
+    Journal(AppendError),
     /// The journal did not answer in time.
     #[error("the journal did not answer in time")]
     Slow,
     /// The spool could not, and the journal is away.
     #[error(transparent)]
     Spool(#[from] SpoolError),
+}
+
+impl From<NotStored> for Refused {
+    fn from(error: NotStored) -> Self {
+        match error {
+            NotStored::Refused(error) => Self::Journal(error),
+            NotStored::Slow => Self::Slow,
+        }
+    }
 }
 
 /// Which way new events go.
@@ -132,8 +141,7 @@ impl Intake {
         journal: &dyn Journal,
         events: NewEvents,
     ) -> Result<Settled, Refused> {
-        let append = fast_path.append(journal, events);
-        let settled = tokio::time::timeout(self.patience, append).await.map_err(|_| Refused::Slow)??;
+        let settled = fast_path.append_within(self.patience, journal, events).await?;
         settled.receipt.iter().for_each(|appended| self.spool.stay_above(appended.id));
         Ok(settled)
     }

@@ -9,8 +9,8 @@
 //! - What is pending is never forgotten; a key is forgotten only after its window, and only if nothing can come of its event.
 //!
 //! Every time that is written here (due, leases, attempts, the audit) or compared (what is old) is of the journal's own
-//! [`steady`](crate::clock::Clock::steady) clock, so that an attempt never ends before it began and a clock that is set a
-//! year ahead forgets nothing. A time has come when it is now: leases end and windows pass at the very microsecond.
+//! [`steady`](crate::clock::Clock::steady) clock, so that an attempt never ends before it began. A clock that jumps, while
+//! the process runs or between two starts, forgets nothing (`forgetting`). A time has come when it is now: leases end and windows pass at the very microsecond.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,8 +18,8 @@ use std::time::Duration;
 use oncehook_verify::UnixMicros;
 use tokio::sync::watch;
 
-use super::BoxFuture;
-use crate::delivery::{Claim, DeliveryId, Fence, RouteName, Settled, Settlement, Verdict};
+use super::{BoxFuture, ClockDoubt};
+use crate::delivery::{Claim, DeliveryId, FailedAttempt, Fence, RouteName, Settled, Settlement, Verdict};
 use crate::event::EventId;
 use crate::route::Route;
 
@@ -84,19 +84,22 @@ pub trait Deliveries: Send + Sync + 'static {
     /// How much waits, runs and is dead, by route name. Routes with none of these are left out.
     fn backlog(&self) -> BoxFuture<'_, Result<Vec<Backlog>, WorkError>>;
 
-    /// Carries out an operator's order for one event, and writes it down: an order that was carried out has a row in the
-    /// audit, even if there was nothing to change; one that was refused changed and wrote nothing.
+    /// Carries out an operator's order for one event, and writes it down: an order that changed something has a row in the
+    /// audit. One that was refused, or that found nothing to change, wrote nothing.
     ///
     /// Reasons to refuse are looked for in this order: no such event, the event is held (or, for a release, is not), no
     /// reason given, not the next epoch, nothing to do.
     fn order(&self, order: Order) -> BoxFuture<'_, Result<Ordered, OrderError>>;
 
-    /// Stops or resumes the handling of a source or route, and writes it into the audit. Accepting goes on. Survives a
-    /// restart. This is a note for workers: `claim` and `apply` do not look at it.
+    /// Stops or resumes the handling of a source or route, and writes it into the audit, unless it is so already. Accepting goes
+    /// on. Survives a restart. This is a note for workers: `claim` and `apply` do not look at it.
     fn set_paused(&self, pause: Pause, who: Who) -> BoxFuture<'_, Result<(), WorkError>>;
 
     /// What is paused: routes, then sources, by name.
     fn paused(&self) -> BoxFuture<'_, Result<Vec<Pausable>, WorkError>>;
+
+    /// The same with since when, and who paused it and why as far as the audit remembers.
+    fn pauses(&self) -> BoxFuture<'_, Result<Vec<Paused>, WorkError>>;
 
     /// Forgets a small batch of what is old. Returns what was forgotten, and whether there is more to do at once.
     ///
@@ -106,7 +109,13 @@ pub trait Deliveries: Send + Sync + 'static {
     /// - A key goes when its window has passed and its event is gone, or is neither pending nor dead nor held: as long as
     ///   a retry could still have an effect, a late copy must find the key.
     /// - What is kept does not stop what comes after it from being forgotten.
+    /// - While the clock is in doubt ([`Forgotten::stopped`]) nothing goes.
     fn forget(&self, retention: Retention) -> BoxFuture<'_, Result<Forgotten, WorkError>>;
+
+    /// An operator says that the clock is right: forgetting goes on, and the audit says so.
+    fn trust_clock(&self, _who: Who) -> BoxFuture<'_, Result<(), WorkError>> {
+        Box::pin(async { Err(WorkError::Unsupported("this journal does not doubt its clock".to_owned())) })
+    }
 
     /// A number that tells this journal from others, the same for its whole life: the microsecond in which it was made.
     /// Guards in other databases carry it. A journal that cannot say has its guards kept for ever.
@@ -135,8 +144,10 @@ pub struct Progress {
     pub parked: usize,
     /// Deliveries that came too late, and were settled without an effect.
     pub superseded: usize,
-    /// Deliveries that are dead now, with their errors.
-    pub dead: Vec<(EventId, String)>,
+    /// Deliveries that are dead now.
+    pub dead: usize,
+    /// The attempts that failed, for the log.
+    pub failed: Vec<FailedAttempt>,
     /// Whether there may be more that is due now.
     pub more: bool,
     /// Whether others that waited for what happened may be due now.
@@ -144,14 +155,22 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// Counts what a delivery came to.
-    pub(super) fn count(&mut self, event: EventId, verdict: &Verdict) {
+    /// Counts what an attempt with this number and limit came to.
+    pub(super) fn count(
+        &mut self,
+        event: EventId,
+        attempt: u32,
+        limit: u32,
+        verdict: &Verdict,
+        now: UnixMicros,
+    ) {
+        self.failed.extend(FailedAttempt::of(event, attempt, limit, verdict, now));
         match verdict {
             Verdict::Succeeded(_) => self.succeeded += 1,
             Verdict::RetryAt(..) => self.retrying += 1,
             Verdict::Parked(..) => self.parked += 1,
             Verdict::Superseded(_) => self.superseded += 1,
-            Verdict::Dead(failure) => self.dead.push((event, failure.message.clone())),
+            Verdict::Dead(_) => self.dead += 1,
         }
     }
 
@@ -161,7 +180,8 @@ impl Progress {
         self.retrying += other.retrying;
         self.parked += other.parked;
         self.superseded += other.superseded;
-        self.dead.extend(other.dead);
+        self.dead += other.dead;
+        self.failed.extend(other.failed);
         self.more |= other.more;
         self.woken |= other.woken;
     }
@@ -293,6 +313,12 @@ pub struct Ordered {
 }
 
 impl Ordered {
+    /// Whether anything is different now. Only then is the order written down, or the audit would grow with every replay of what
+    /// took effect. A release changes the event also if no route wants it.
+    pub(super) fn changed_anything(&self, verb: Verb) -> bool {
+        !self.routes.is_empty() || verb == Verb::Release
+    }
+
     /// As the audit keeps it.
     #[must_use]
     pub fn to_json(&self) -> String {
@@ -331,6 +357,11 @@ pub enum Pausable {
 }
 
 impl Pausable {
+    /// What the journal's words stand for.
+    pub(super) fn from_parts(kind: &str, name: String) -> Self {
+        if kind == "source" { Self::Source(name) } else { Self::Route(name) }
+    }
+
     /// `source` or `route`, and the name.
     #[must_use]
     pub fn parts(&self) -> (&'static str, &str) {
@@ -339,6 +370,19 @@ impl Pausable {
             Self::Route(name) => ("route", name),
         }
     }
+}
+
+/// Something that is paused.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Paused {
+    /// What.
+    pub what: Pausable,
+    /// Since when.
+    pub since: UnixMicros,
+    /// Who paused it.
+    pub who: Option<String>,
+    /// Why.
+    pub reason: Option<String>,
 }
 
 /// A change of what is paused.
@@ -382,4 +426,9 @@ pub struct Forgotten {
     pub audit: usize,
     /// Whether there is more to forget now.
     pub more: bool,
+    /// Why nothing is forgotten, if the clock is in doubt.
+    pub stopped: Option<ClockDoubt>,
 }
+
+/// What an order to trust the clock is called in the audit, and what it is about.
+pub(crate) const TRUST_CLOCK: (&str, &str) = ("resume", "forgetting");

@@ -12,6 +12,7 @@
 //! [`JournalReader`] is for people (lists, one event's story, counts). None can do another's work.
 
 mod deliveries;
+mod forgetting;
 mod incarnation;
 pub mod memory;
 #[cfg(feature = "mysql")]
@@ -38,10 +39,13 @@ use tokio::sync::oneshot;
 use crate::delivery::DeliveryId;
 use crate::event::{EventId, NewEvents, SourceName};
 
+pub(crate) use deliveries::TRUST_CLOCK;
 pub use deliveries::{
-    Backlog, Deliveries, Forgotten, Order, OrderError, Ordered, Pausable, Pause, Progress, Retention, Verb,
-    Who, WorkError,
+    Backlog, Deliveries, Forgotten, Order, OrderError, Ordered, Pausable, Pause, Paused, Progress, Retention,
+    Verb, Who, WorkError,
 };
+pub use forgetting::ClockDoubt;
+pub(crate) use forgetting::{ClockMemory, JUMP, look};
 pub use incarnation::{Era, Incarnation};
 pub use read::{
     Attempt, AuditEntry, Conflict, Delivery, DuplicateSeen, EventDetail, EventPage, EventQuery, EventStatus,
@@ -111,6 +115,21 @@ impl Layer {
     }
 }
 
+/// A copy of an event that was recognised before it reached the journal.
+#[derive(Debug, Clone, Copy)]
+pub struct KnownCopy<'c> {
+    /// The event that holds the key.
+    pub event: EventId,
+    /// Its source.
+    pub source: &'c SourceName,
+    /// When the copy arrived.
+    pub at: UnixMicros,
+    /// Who sent it.
+    pub peer: IpAddr,
+    /// Where it was recognised.
+    pub layer: Layer,
+}
+
 /// One [`Appended`] per event of the request, in the request's order.
 pub type Receipt = SmallVec<[Appended; 1]>;
 
@@ -171,7 +190,7 @@ pub struct JournalState {
     pub queued: usize,
     /// The most appends that may wait.
     pub queue_limit: usize,
-    /// Events not yet in the search index.
+    /// Events that should be in the search index and are not yet. Falls to 0 when nothing is appended for a while.
     pub index_lag: u64,
     /// Pages in the write-ahead log, where there is one.
     pub wal_pages: u64,
@@ -209,11 +228,23 @@ pub trait Journal: Send + Sync + 'static {
         layer: Layer,
     ) -> bool;
 
+    /// Counts the duplicates of one request: all of them, or none if there is no room now. Journals whose counts have no bound
+    /// count them one by one, as here.
+    fn note_duplicates(&self, copies: &[KnownCopy<'_>]) -> bool {
+        copies.iter().all(|copy| self.note_duplicate(copy.event, copy.source, copy.at, copy.peer, copy.layer))
+    }
+
     /// Remembers what else events are called, for as long as the events are kept. To say it again changes nothing. A journal
     /// that cannot, as here, must not stand behind a spool; the suite asks it of every backend.
     fn keep_aliases(&self, _aliases: Vec<Alias>) -> BoxFuture<'_, Result<(), WorkError>> {
         let reason = "this journal has no other names for events";
         Box::pin(async move { Err(WorkError::Unsupported(reason.to_owned())) })
+    }
+
+    /// The largest body that it can store, in bytes. A larger one is refused at the door: it would be refused by the
+    /// journal every time it is sent.
+    fn largest_body(&self) -> usize {
+        usize::MAX
     }
 
     /// How the journal is doing.
@@ -288,6 +319,12 @@ pub const CONFLICTS_KEPT: usize = 8;
 
 /// At most this many of the latest duplicates of an event are remembered one by one.
 pub const DUPLICATES_REMEMBERED: usize = 8;
+
+/// At most this many of the latest orders for an event are shown with it.
+pub const ORDERS_SHOWN: u32 = 50;
+
+/// At most this many of the latest attempts of a delivery are shown with it.
+pub const ATTEMPTS_SHOWN: u32 = 100;
 
 /// The source of the self-test's probe keys. Not a valid [`crate::event::SourceName`], so it can never meet a real one.
 pub(crate) const PROBE_SOURCE: &str = "~self-test";

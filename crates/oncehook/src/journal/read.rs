@@ -5,7 +5,7 @@
 use std::net::IpAddr;
 
 use bytes::Bytes;
-use oncehook_verify::{EventKey, UnixMicros};
+use oncehook_verify::{EventKey, Quarantine, UnixMicros};
 
 use crate::delivery::DeliveryState;
 use crate::event::EventId;
@@ -59,6 +59,8 @@ pub struct EventSummary {
     pub status: EventStatus,
     /// What is odd about it.
     pub flags: Vec<Flag>,
+    /// Why it is held, if it is.
+    pub quarantine: Option<Quarantine>,
     /// `body`, `fields` or `none`: how much the signature covered.
     pub integrity: String,
     /// When it happened, as the provider says.
@@ -101,8 +103,10 @@ pub struct EventDetail {
     pub duplicates_latest: Vec<DuplicateSeen>,
     /// Other bodies that came under this key.
     pub conflicts: Vec<Conflict>,
-    /// What operators did with it, oldest first.
+    /// What operators did with it: the latest [`ORDERS_SHOWN`](super::ORDERS_SHOWN), oldest first.
     pub audit: Vec<AuditEntry>,
+    /// How often operators did something with it.
+    pub audit_total: u64,
 }
 
 /// One delivery, as far as it exists.
@@ -130,8 +134,8 @@ pub struct Delivery {
     pub cause: Option<String>,
     /// When it succeeded, died, was superseded or was skipped.
     pub settled_at: Option<UnixMicros>,
-    /// Every try, the first first, where one event is shown; lists leave them out. A success that was never leased is
-    /// told from the delivery itself.
+    /// The latest [`ATTEMPTS_SHOWN`](super::ATTEMPTS_SHOWN) tries, the first first, where one event is shown; lists leave them
+    /// out. A success that was never leased is told from the delivery itself.
     pub attempts: Vec<Attempt>,
 }
 
@@ -144,6 +148,11 @@ impl Delivery {
             DeliveryState::Ready | DeliveryState::Retrying => self.blocked_at.map(|since| ("turn", since)),
             _ => None,
         }
+    }
+
+    /// Tries up to this number are not shown.
+    pub(super) fn shown_after(&self) -> u32 {
+        self.attempt.saturating_sub(super::ATTEMPTS_SHOWN)
     }
 
     /// The try that took effect, if it is not written down as one: handlers that run inside the journal's transaction
@@ -265,6 +274,19 @@ impl Flag {
             Self::SuspectedReplay => "suspected_replay",
             Self::Quarantined => "quarantined",
         }
+    }
+
+    /// The flags of an event, as the engines read them: words separated by commas, each with its reason behind a colon if it
+    /// has one. With them why the event is held, if it is.
+    pub(super) fn parse_list(text: Option<&str>) -> (Vec<Self>, Option<Quarantine>) {
+        let (mut flags, mut quarantine) = (Vec::new(), None);
+        for word in text.into_iter().flat_map(|text| text.split(',')) {
+            let (flag, reason) = word.split_once(':').unwrap_or((word, ""));
+            flags.extend(Self::parse(flag));
+            quarantine = quarantine.or(Quarantine::parse(reason));
+        }
+        flags.sort_unstable();
+        (flags, quarantine)
     }
 
     /// The flag of that word.

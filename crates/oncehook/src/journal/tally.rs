@@ -9,7 +9,7 @@ use std::net::IpAddr;
 
 use oncehook_verify::UnixMicros;
 
-use super::{DUPLICATES_REMEMBERED, DuplicateSeen, Layer};
+use super::{DUPLICATES_REMEMBERED, DuplicateSeen, KnownCopy, Layer};
 use crate::event::{EventId, SourceName};
 
 /// What is pending for one event.
@@ -70,6 +70,17 @@ impl Tally {
         remember(&mut pending.latest, DuplicateSeen { at, peer });
     }
 
+    /// Adds the duplicates of one request, or none of them while there is no room. A request is counted whole: its last copies
+    /// may exceed the bound by a few.
+    pub(crate) fn add_all(&mut self, copies: &[KnownCopy<'_>]) -> bool {
+        // Counts that nobody takes away must not pile up without end.
+        let room = !self.is_overfull();
+        if room {
+            copies.iter().for_each(|copy| self.add(copy.event, copy.source, copy.at, copy.peer, copy.layer));
+        }
+        room
+    }
+
     pub(crate) fn is_empty(&self) -> bool {
         self.events.is_empty()
     }
@@ -87,7 +98,7 @@ impl Tally {
     }
 
     /// No further event may be counted until there was a flush.
-    pub(crate) fn is_overfull(&self) -> bool {
+    fn is_overfull(&self) -> bool {
         self.events.len() >= 2 * EVENTS_HELD
     }
 
@@ -117,4 +128,33 @@ pub(crate) fn remember(latest: &mut VecDeque<DuplicateSeen>, seen: DuplicateSeen
         latest.pop_front();
     }
     latest.push_back(seen);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::event::EventIds;
+
+    #[test]
+    fn the_duplicates_of_a_request_are_counted_all_or_none() {
+        let (mut ids, source) = (EventIds::above(0, 0), SourceName::new("shop").unwrap());
+        let mut copies = |count: usize| -> Vec<KnownCopy<'_>> {
+            let mut copy = || KnownCopy {
+                event: ids.next(UnixMicros(1)),
+                source: &source,
+                at: UnixMicros(1),
+                peer: [127, 0, 0, 1].into(),
+                layer: Layer::Memory,
+            };
+            (0..count).map(|_| copy()).collect()
+        };
+        let mut tally = Tally::default();
+        assert!(tally.add_all(&copies(2 * EVENTS_HELD - 1)));
+        let last = copies(3);
+        assert!(tally.add_all(&last));
+        assert!(last.iter().all(|copy| tally.get(copy.event).is_some_and(|pending| pending.count() == 1)));
+        let refused = copies(2);
+        assert!(!tally.add_all(&refused));
+        assert!(refused.iter().all(|copy| tally.get(copy.event).is_none()));
+    }
 }

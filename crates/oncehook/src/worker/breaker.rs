@@ -93,6 +93,14 @@ impl Breaker {
         }
     }
 
+    /// How long it rests in all, while it is open.
+    pub(crate) fn rest(&self) -> Option<Duration> {
+        match self.state {
+            State::Open { rest, .. } => Some(rest),
+            State::Closed { .. } | State::HalfOpen { .. } => None,
+        }
+    }
+
     /// The word for people and metrics.
     pub(crate) fn state(&self) -> &'static str {
         match self.state {

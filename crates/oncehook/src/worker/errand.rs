@@ -21,6 +21,9 @@ use crate::route::Route;
 /// Deliveries that share a transaction in another database.
 const BATCH: usize = 64;
 
+/// What the log says of a database that cannot be reached.
+pub(super) const UNREACHED: &str = "the database cannot be reached";
+
 /// Transactions of one route that are under way at once there: while one commits, the next one runs.
 const BATCHES_AT_ONCE: usize = 2;
 
@@ -105,7 +108,7 @@ impl Errand {
         match self.what {
             What::Elsewhere(..) if claim.fence.attempt >= claim.attempt_limit => Came::Back { down: true },
             What::Http(_) | What::Elsewhere(..) | What::Inside(..) => {
-                Came::Failed(Failure::retry(Cause::Ours, told))
+                Came::Failed(Failure::retry(Cause::Ours, told.to_owned()).in_log("the attempt panicked"))
             }
         }
     }
@@ -196,7 +199,7 @@ async fn run_elsewhere(away: &Away, claims: &[Claim]) -> Vec<Came> {
             Applied::Unreached(reason) => {
                 let shows = std::mem::take(&mut first_of_outage) && claim.fence.attempt < claim.attempt_limit;
                 if shows {
-                    Came::Failed(Failure::retry(Cause::Destination, reason))
+                    Came::Failed(Failure::retry(Cause::Destination, reason).in_log(UNREACHED))
                 } else {
                     Came::Back { down: true }
                 }

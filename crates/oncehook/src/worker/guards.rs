@@ -1,6 +1,7 @@
 //! The lane of a route whose effects are in another database: its errands, and beside them the forgetting of its guards.
 //!
-//! Promises: a guard is forgotten only if it is old and the journal knows that nothing can come of its delivery any more.
+//! Promises: a guard is forgotten only if it is old, by the earlier one of two clocks, and the journal knows that nothing can
+//! come of its delivery any more. While the clock is in doubt (`journal::forgetting`) none is.
 //! Guards of other gateways in the same database are left alone.
 
 use std::sync::Arc;
@@ -9,7 +10,7 @@ use tokio::sync::watch;
 
 use super::errand::{Away, Errand, What};
 use super::lane::rest;
-use super::{AFTER_TROUBLE, Pace, Shared, outside};
+use super::{Pace, Shared, outside};
 use crate::delivery::DeliveryId;
 use crate::handler::Elsewhere;
 use crate::handler::elsewhere::{Comparison, Round};
@@ -34,7 +35,7 @@ pub(super) async fn run(
             Ok(mark) => break mark,
             Err(WorkError::Unsupported(_)) => break NO_MARK,
             Err(WorkError::Unavailable(_)) => {
-                if rest(AFTER_TROUBLE, &mut end).await {
+                if rest(shared.after_trouble(), &mut end).await {
                     return;
                 }
             }
@@ -61,8 +62,13 @@ async fn forget(
     let mut behind = None;
     // Not at once: whoever starts has other things to do first.
     while !rest(if behind.is_some() { pace.busy } else { pace.idle }, &mut end).await {
+        if !shared.may_forget() {
+            behind = None;
+            continue;
+        }
+        let (route_name, now) = (route.name.clone(), shared.clock.now());
         let round =
-            Round { route: route.name.clone(), journal: mark, behind, age: elsewhere.keep, limit: BATCH };
+            Round { route: route_name, journal: mark, behind, age: elsewhere.keep, now, limit: BATCH };
         behind = match forget_some(shared, elsewhere, &round).await {
             Ok(last) => last,
             Err(reason) => {

@@ -1,13 +1,16 @@
 //! The janitor: forgets what is old, a small batch at a time, with pauses in between, so that nobody waits for it.
+//!
+//! The journal looks at the clock before each batch. While it is in doubt nothing is forgotten, and the janitor says so.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::watch;
+use tokio::time::Instant;
 
 use super::Shared;
 use super::lane::rest;
-use crate::journal::Retention;
+use crate::journal::{ClockDoubt, Retention};
 
 /// How fast the janitor goes.
 #[derive(Debug, Clone, Copy)]
@@ -31,9 +34,12 @@ pub(super) async fn run(
     pace: Pace,
     mut end: watch::Receiver<bool>,
 ) {
+    let mut told: Option<Instant> = None;
     loop {
         let wait = match shared.deliveries.forget(retention).await {
             Ok(forgotten) => {
+                shared.note_clock(forgotten.stopped);
+                tell_doubt(forgotten.stopped, &mut told);
                 shared.metrics.forgotten(forgotten.events, forgotten.keys);
                 if forgotten.more { pace.busy } else { pace.idle }
             }
@@ -48,6 +54,35 @@ pub(super) async fn run(
         if rest(wait, &mut end).await {
             return;
         }
+    }
+}
+
+impl Shared {
+    /// Keeps what a look at the clock came to, for the guards and for people.
+    pub(super) fn note_clock(&self, doubt: Option<ClockDoubt>) {
+        *self.clock_seen() = Some(doubt.map_or(Ok(()), Err));
+        self.metrics.set_forgetting_stopped(doubt.is_some());
+    }
+}
+
+/// How often it is said again that nothing is forgotten.
+const TELL_EVERY: Duration = Duration::from_secs(3_600);
+
+/// Says that forgetting has stopped, why, and what to do; and that it goes on.
+fn tell_doubt(doubt: Option<ClockDoubt>, told: &mut Option<Instant>) {
+    match doubt {
+        Some(doubt) if told.is_none_or(|at| at.elapsed() >= TELL_EVERY) => {
+            tracing::error!(
+                "nothing is forgotten: {doubt}. Set the clock right. If it is right (the gateway was off for a while), say \
+                 `oncehook resume --forgetting`, or wait: it is believed after three days of running"
+            );
+            *told = Some(Instant::now());
+        }
+        None if told.is_some() => {
+            tracing::info!("the clock is believed again; what is old is forgotten again");
+            *told = None;
+        }
+        _ => {}
     }
 }
 

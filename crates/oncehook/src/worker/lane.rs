@@ -8,7 +8,7 @@ use oncehook_verify::UnixMicros;
 use tokio::sync::watch;
 
 use super::errand::{Errand, What};
-use super::{AFTER_TROUBLE, LOOK_EVERY, Shared, guards, outside};
+use super::{LOOK_EVERY, Shared, guards, outside};
 use crate::delivery::{RouteName, Settled};
 use crate::handler::Handler;
 use crate::journal::WorkError;
@@ -21,7 +21,7 @@ const FUNCTION_BATCH: usize = 16;
 pub(super) async fn run(shared: Arc<Shared>, route: Arc<Route>, mut end: watch::Receiver<bool>) {
     // Nothing runs before it is known what is paused; a journal that cannot say is asked again.
     while shared.learn_pauses().await.is_err() {
-        if rest(AFTER_TROUBLE, &mut end).await {
+        if rest(shared.after_trouble(), &mut end).await {
             return;
         }
     }
@@ -57,8 +57,9 @@ pub(super) async fn run(shared: Arc<Shared>, route: Arc<Route>, mut end: watch::
             Handler::Function(_) | Handler::Http(_) | Handler::Elsewhere(_) => call(&shared, &route).await,
         };
         match worked {
-            Ok(true) => {}
+            Ok(true) => shared.is_well(),
             Ok(false) => {
+                shared.is_well();
                 let wait = until_due(&shared, &route.name).await;
                 tokio::select! {
                     // The sender lives as long as the journal, which the lane holds.
@@ -70,7 +71,7 @@ pub(super) async fn run(shared: Arc<Shared>, route: Arc<Route>, mut end: watch::
             }
             Err(error) => {
                 tracing::debug!(route = route.name.as_str(), %error, "the journal refused work");
-                rest(AFTER_TROUBLE, &mut end).await;
+                rest(shared.after_trouble(), &mut end).await;
             }
         }
     }
@@ -84,16 +85,14 @@ async fn apply(shared: &Shared, route: &Arc<Route>) -> Result<bool, WorkError> {
     metrics.retrying(progress.retrying);
     metrics.parked(progress.parked);
     metrics.superseded(progress.superseded);
-    for (event, error) in &progress.dead {
-        metrics.dead();
-        tracing::error!(%event, route = route.name.as_str(), %error, "a delivery is dead");
-    }
+    metrics.dead(progress.dead);
+    route.report(&progress.failed);
     Ok(progress.more)
 }
 
 /// Leases a batch and runs the function on each, one job after the other, so that accepting goes on in between. Returns
 /// whether there may be more to do at once.
-async fn call(shared: &Shared, route: &Arc<Route>) -> Result<bool, WorkError> {
+async fn call(shared: &Arc<Shared>, route: &Arc<Route>) -> Result<bool, WorkError> {
     let mut claims = shared.deliveries.claim(Arc::clone(route), FUNCTION_BATCH, shared.lease).await?;
     let full = claims.len() == FUNCTION_BATCH;
     claims.reverse();
@@ -107,6 +106,7 @@ async fn call(shared: &Shared, route: &Arc<Route>) -> Result<bool, WorkError> {
             }
             renewed = Instant::now();
         }
+        let _under_way = shared.begin(1);
         match shared.deliveries.call(Arc::clone(route), vec![claim.clone()]).await {
             Ok(settled) => {
                 let done = settled.iter().filter(|settled| **settled == Settled::Done).count();
@@ -147,7 +147,7 @@ pub(super) async fn until_due(shared: &Shared, route: &RouteName) -> Duration {
             _ => SOMEBODY_ELSES,
         },
         Ok(None) => LOOK_EVERY,
-        Err(_) => AFTER_TROUBLE,
+        Err(_) => shared.after_trouble(),
     }
 }
 

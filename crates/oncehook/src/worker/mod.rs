@@ -11,21 +11,25 @@ mod errand;
 mod guards;
 mod janitor;
 mod lane;
+mod outages;
 mod outside;
 
-use std::collections::{HashMap, HashSet};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::collections::HashSet;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
 use crate::clock::Clock;
-use crate::journal::{Deliveries, Pausable, Retention, WorkError};
+use crate::journal::{ClockDoubt, Deliveries, Pausable, Retention, WorkError};
 use crate::observe::Metrics;
+use crate::retry::{Chance, Reconnect};
 use crate::route::{Route, Routes};
 
 pub use janitor::Pace;
+use outages::{BreakerNote, Outages};
 
 /// How long a lease holds, unless the worker is told otherwise. It is renewed while its handler runs.
 const USUAL_LEASE: Duration = Duration::from_secs(15);
@@ -33,8 +37,8 @@ const USUAL_LEASE: Duration = Duration::from_secs(15);
 /// How often a lane looks without being woken, and how often it learns what other nodes have paused.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
-/// How long a lane waits after the journal refused work.
-const AFTER_TROUBLE: Duration = Duration::from_millis(250);
+/// How long a log line waits for the count of what waits.
+const COUNT_WAIT: Duration = Duration::from_secs(2);
 
 /// How long attempts that left the process may take to end once the worker is told to stop.
 const GRACE: Duration = Duration::from_secs(5);
@@ -47,16 +51,58 @@ struct Shared {
     paused: watch::Sender<HashSet<Pausable>>,
     /// Held while it is read what is paused, or an older answer might be told after a newer one.
     learning: tokio::sync::Mutex<()>,
+    /// How long lanes wait after the journal refused work. All lanes work on one journal, so they share it.
+    trouble: Mutex<Reconnect>,
     /// How long a lease holds.
     lease: Duration,
-    /// What the breakers say, by route.
-    breakers: Mutex<HashMap<String, &'static str>>,
+    /// What the breakers say.
+    outages: Outages,
+    /// What the janitor's last look at the clock came to; nothing before the first.
+    clock_seen: Mutex<Option<Result<(), ClockDoubt>>>,
+    /// Leased attempts that run now.
+    under_way: AtomicUsize,
+}
+
+/// Attempts that count as under way until this is dropped.
+struct UnderWay {
+    shared: Arc<Shared>,
+    attempts: usize,
+}
+
+impl Drop for UnderWay {
+    fn drop(&mut self) {
+        self.shared.under_way.fetch_sub(self.attempts, Ordering::Relaxed);
+    }
 }
 
 impl Shared {
+    fn begin(self: &Arc<Self>, attempts: usize) -> UnderWay {
+        self.under_way.fetch_add(attempts, Ordering::Relaxed);
+        UnderWay { shared: Arc::clone(self), attempts }
+    }
+
     /// How often leases are renewed, and looked at for those that ran out: two renewals may fail before one does.
     fn renew_every(&self) -> Duration {
         self.lease / 3
+    }
+
+    /// How long to wait after the journal refused work.
+    fn after_trouble(&self) -> Duration {
+        self.trouble.lock().unwrap_or_else(PoisonError::into_inner).wait()
+    }
+
+    /// The journal works.
+    fn is_well(&self) {
+        self.trouble.lock().unwrap_or_else(PoisonError::into_inner).is_back();
+    }
+
+    fn clock_seen(&self) -> MutexGuard<'_, Option<Result<(), ClockDoubt>>> {
+        self.clock_seen.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether the clock has been looked at and is not in doubt.
+    fn may_forget(&self) -> bool {
+        matches!(*self.clock_seen(), Some(Ok(())))
     }
 
     fn is_paused(&self, route: &Route) -> bool {
@@ -67,18 +113,29 @@ impl Shared {
                 || paused.contains(&Pausable::Source(route.source.as_str().to_owned())))
     }
 
-    fn note_breaker(&self, route: &Route, state: &'static str) {
-        let mut breakers = self.breakers.lock().unwrap_or_else(PoisonError::into_inner);
-        let before = breakers.insert(route.name.as_str().to_owned(), state);
-        if before.unwrap_or("closed") != state {
-            tracing::warn!(route = route.name.as_str(), state, "the breaker changed");
-            self.metrics.route(route.name.as_str()).set_breaker(state);
+    fn note_breaker(self: &Arc<Self>, route: &Route, note: BreakerNote) {
+        let (name, state) = (route.name.as_str(), note.state);
+        let (changed, line) = self.outages.note(name, note, Instant::now());
+        if changed {
+            self.metrics.route(name).set_breaker(state);
         }
+        if let Some(line) = line {
+            let (shared, route) = (Arc::clone(self), name.to_owned());
+            // Counting what waits may take a while, and the lane goes on meanwhile.
+            tokio::spawn(async move { line.log(&route, shared.count_waiting(&route).await) });
+        }
+    }
+
+    /// How many deliveries of a route wait, unless that takes too long.
+    async fn count_waiting(&self, route: &str) -> Option<u64> {
+        let backlogs = tokio::time::timeout(COUNT_WAIT, self.deliveries.backlog()).await.ok()?.ok()?;
+        Some(backlogs.iter().find(|backlog| backlog.route == route).map_or(0, |backlog| backlog.waiting))
     }
 
     async fn learn_pauses(&self) -> Result<(), WorkError> {
         let _alone = self.learning.lock().await;
         let paused: HashSet<Pausable> = self.deliveries.paused().await?.into_iter().collect();
+        self.is_well();
         self.paused.send_if_modified(|known| {
             let changed = *known != paused;
             if changed {
@@ -108,11 +165,27 @@ impl WorkerHandle {
         self.0.learn_pauses().await
     }
 
+    /// How many leased attempts run now. Statements that run inside the journal's transaction are not leased.
+    #[must_use]
+    pub fn under_way(&self) -> usize {
+        self.0.under_way.load(Ordering::Relaxed)
+    }
+
+    /// Why nothing is forgotten, if the janitor doubts the clock.
+    #[must_use]
+    pub fn clock_doubt(&self) -> Option<ClockDoubt> {
+        self.0.clock_seen().and_then(Result::err)
+    }
+
+    /// The clock was declared right: says so before the janitor looks again.
+    pub fn clock_trusted(&self) {
+        self.0.note_clock(None);
+    }
+
     /// What the breaker of a route says: `closed`, `open` or `half_open`.
     #[must_use]
     pub fn breaker(&self, route: &str) -> &'static str {
-        let breakers = self.0.breakers.lock().unwrap_or_else(PoisonError::into_inner);
-        breakers.get(route).copied().unwrap_or("closed")
+        self.0.outages.state(route)
     }
 }
 
@@ -146,13 +219,17 @@ impl Worker {
             metrics,
             paused: watch::Sender::new(HashSet::new()),
             learning: tokio::sync::Mutex::default(),
+            trouble: Mutex::new(Reconnect::new(Chance::random())),
             // A lease of no time at all could not be renewed.
             lease: lease.max(Duration::from_millis(30)),
-            breakers: Mutex::default(),
+            outages: Outages::default(),
+            clock_seen: Mutex::default(),
+            under_way: AtomicUsize::new(0),
         });
         let end = watch::Sender::new(false);
         let mut lanes = JoinSet::new();
         lanes.spawn(watch_pauses(Arc::clone(&shared), end.subscribe()));
+        lanes.spawn(flush_failures(routes.iter().cloned().collect(), end.subscribe()));
         lanes.spawn(janitor::run(Arc::clone(&shared), retention, Pace::default(), end.subscribe()));
         for route in routes.iter() {
             lanes.spawn(lane::run(Arc::clone(&shared), Arc::clone(route), end.subscribe()));
@@ -174,18 +251,24 @@ impl Worker {
     }
 }
 
+/// Logs the failed attempts that were counted and not told yet.
+async fn flush_failures(routes: Vec<Arc<Route>>, mut end: watch::Receiver<bool>) {
+    while !lane::rest(LOOK_EVERY, &mut end).await {
+        let now = Instant::now();
+        routes.iter().for_each(|route| route.failures.flush(route.name.as_str(), now));
+    }
+}
+
 /// Follows what is paused, also by other nodes.
 async fn watch_pauses(shared: Arc<Shared>, mut end: watch::Receiver<bool>) {
-    let mut looks = tokio::time::interval(LOOK_EVERY);
-    looks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-    loop {
-        tokio::select! {
-            _ = looks.tick() => {
-                if let Err(error) = shared.learn_pauses().await {
-                    tracing::debug!(%error, "what is paused could not be read");
-                }
+    let mut wait = Duration::ZERO;
+    while !lane::rest(wait, &mut end).await {
+        wait = match shared.learn_pauses().await {
+            Ok(()) => LOOK_EVERY,
+            Err(error) => {
+                tracing::debug!(%error, "what is paused could not be read");
+                shared.after_trouble().max(LOOK_EVERY)
             }
-            () = lane::ended(&mut end) => return,
-        }
+        };
     }
 }

@@ -1,6 +1,7 @@
 //! A lane whose attempts leave the process, over HTTP or to another database. Several are under way at once, each under a
 //! lease that is renewed while it runs; outcomes that come together are settled together.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Instant;
@@ -9,12 +10,15 @@ use tokio::sync::watch;
 use tokio::task::{self, JoinError, JoinSet};
 
 use super::breaker::{Breaker, Permit};
-use super::errand::{Came, Errand};
-use super::lane::{ended, reclaim, rest, until_due};
-use super::{AFTER_TROUBLE, GRACE, Shared};
-use crate::delivery::{Cause, Claim, Fence, Settled, Settlement, Verdict};
+use super::errand::{Came, Errand, UNREACHED};
+use super::lane::{ended, reclaim, until_due};
+use super::{BreakerNote, GRACE, Shared};
+use crate::delivery::{Cause, Claim, FailedAttempt, Fence, Settled, Settlement, Verdict};
 use crate::retry::Chance;
 use crate::route::{Route, Tried};
+
+/// The pause between the last tries to write outcomes down when the worker stops.
+const BETWEEN_LAST_TRIES: std::time::Duration = std::time::Duration::from_millis(250);
 
 /// What the attempts of a batch came to, or that it panicked.
 type Ended = Result<(task::Id, Vec<Came>), JoinError>;
@@ -28,10 +32,13 @@ struct Lane {
     running: JoinSet<Vec<Came>>,
     /// What runs, since when, so that it can be renewed and given back.
     claims: HashMap<task::Id, (Vec<Claim>, Instant)>,
-    /// What came to an end and is not settled yet.
+    /// What came to an end and is not settled yet, and what the log says of it if it failed.
     ended: Vec<Settlement>,
+    failed: Vec<Option<FailedAttempt>>,
     /// What is given back, and is not yet.
     back: Vec<Fence>,
+    /// What was wrong with the destination the last time.
+    trouble: Cow<'static, str>,
 }
 
 /// Runs a route until the end.
@@ -49,6 +56,8 @@ pub(super) async fn run(
         running: JoinSet::new(),
         claims: HashMap::new(),
         ended: Vec::new(),
+        failed: Vec::new(),
+        trouble: "".into(),
         back: Vec::new(),
         shared,
         route,
@@ -80,7 +89,7 @@ impl Lane {
             self.collect(ended);
         }
         if !self.settle().await {
-            return AFTER_TROUBLE;
+            return self.shared.after_trouble();
         }
         loop {
             if let Some(wait) = self.take().await {
@@ -107,7 +116,7 @@ impl Lane {
                 return Some(until.saturating_duration_since(now).min(super::LOOK_EVERY));
             }
         };
-        self.shared.note_breaker(&self.route, self.breaker.state());
+        self.note_breaker();
         let claimed = self.shared.deliveries.claim(Arc::clone(&self.route), limit, self.shared.lease).await;
         let claims = claimed.unwrap_or_else(|error| {
             tracing::debug!(route = self.route.name.as_str(), %error, "the journal refused work");
@@ -132,7 +141,9 @@ impl Lane {
         let (errand, clock) = (self.errand.clone(), self.shared.clock.clone());
         let follows = self.route.after.is_some();
         let running = claims.clone();
+        let under_way = self.shared.begin(claims.len());
         let attempt = self.running.spawn(async move {
+            let _under_way = under_way;
             crate::crash::point(if follows { "in_follow_up" } else { "in_handler" });
             errand.run(&running, &clock).await
         });
@@ -156,7 +167,12 @@ impl Lane {
                 self.decide(claim, came);
             }),
         }
-        self.shared.note_breaker(&self.route, self.breaker.state());
+        self.note_breaker();
+    }
+
+    fn note_breaker(&self) {
+        let (state, rest) = (self.breaker.state(), self.breaker.rest());
+        self.shared.note_breaker(&self.route, BreakerNote { state, rest, trouble: self.trouble.clone() });
     }
 
     fn decide(&mut self, claim: Claim, came: Came) {
@@ -179,6 +195,7 @@ impl Lane {
             Came::Back { down } => {
                 let now = Instant::now();
                 if down {
+                    self.trouble = Cow::Borrowed(UNREACHED);
                     self.breaker.failed(now)
                 } else {
                     self.breaker.unused(now)
@@ -190,7 +207,10 @@ impl Lane {
                 match failure.cause {
                     // It answered, so it is up.
                     _ if failure.answered => self.breaker.succeeded(),
-                    Cause::Destination => self.breaker.failed(Instant::now()),
+                    Cause::Destination => {
+                        self.trouble = failure.summary.clone();
+                        self.breaker.failed(Instant::now());
+                    }
                     // The destination was never asked. If this was a probe, another one may go.
                     Cause::Handler | Cause::Ours | Cause::Poison | Cause::Prerequisite => {
                         self.breaker.unused(Instant::now())
@@ -203,6 +223,8 @@ impl Lane {
             }
         };
         let followups = self.route.followups.clone();
+        let (event, attempt, now) = (claim.event.id, claim.fence.attempt, self.shared.clock.steady());
+        self.failed.push(FailedAttempt::of(event, attempt, claim.attempt_limit, &verdict, now));
         self.ended.push(Settlement { fence: claim.fence, verdict, followups });
     }
 
@@ -221,10 +243,11 @@ impl Lane {
         crate::crash::point("before_settle");
         match self.shared.deliveries.settle(self.ended.clone()).await {
             Ok(settled) => {
-                for (settlement, settled) in self.ended.iter().zip(settled) {
-                    self.note(settlement, settled);
+                for ((settlement, failed), settled) in self.ended.iter().zip(&self.failed).zip(settled) {
+                    self.note(settlement, failed.as_slice(), settled);
                 }
                 self.ended.clear();
+                self.failed.clear();
                 true
             }
             Err(error) => {
@@ -234,8 +257,8 @@ impl Lane {
         }
     }
 
-    /// Counts an outcome that was written down, and says aloud what a person must look at.
-    fn note(&self, settlement: &Settlement, settled: Settled) {
+    /// Counts an outcome that was written down, and logs it if it failed.
+    fn note(&self, settlement: &Settlement, failed: &[FailedAttempt], settled: Settled) {
         let (route, metrics) =
             (self.route.name.as_str(), self.shared.metrics.route(self.route.name.as_str()));
         let event = settlement.fence.delivery.event;
@@ -248,10 +271,10 @@ impl Lane {
             (Verdict::RetryAt(..), Settled::Done) => metrics.retrying(1),
             (Verdict::Parked(..), Settled::Done) => metrics.parked(1),
             (Verdict::Superseded(_), Settled::Done) => metrics.superseded(1),
-            (Verdict::Dead(failure), Settled::Done) => {
-                metrics.dead();
-                tracing::error!(%event, route, error = failure.message.as_str(), "a delivery is dead");
-            }
+            (Verdict::Dead(_), Settled::Done) => metrics.dead(1),
+        }
+        if settled == Settled::Done {
+            self.route.report(failed);
         }
     }
 
@@ -282,17 +305,149 @@ impl Lane {
             self.collect(ended);
         }
         self.running.shutdown().await;
-        let mut end = watch::Sender::new(false).subscribe();
         for _ in 0..3 {
             if self.settle().await {
                 break;
             }
-            rest(AFTER_TROUBLE, &mut end).await;
+            tokio::time::sleep(BETWEEN_LAST_TRIES).await;
         }
         if !self.claims.is_empty()
             && let Err(error) = self.shared.deliveries.give_back(self.fences()).await
         {
             tracing::warn!(route = self.route.name.as_str(), %error, "leases could not be given back; they will run out");
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+    use std::sync::Mutex;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::time::Duration;
+
+    use oncehook_verify::UnixMicros;
+
+    use super::*;
+    use crate::clock::Clock;
+    use crate::delivery::{DeliveryId, Failure, HandedEvent, RouteName};
+    use crate::event::SourceName;
+    use crate::handler::Handler;
+    use crate::journal::{
+        Backlog, BoxFuture, Deliveries, Forgotten, Order, OrderError, Ordered, Pausable, Pause, Paused,
+        Progress, Retention, Who, WorkError,
+    };
+    use crate::observe::Metrics;
+    use crate::retry::Reconnect;
+    use crate::worker::errand::What;
+    use crate::worker::outages::Outages;
+
+    /// A journal that refuses everything and counts how often it was to settle.
+    #[derive(Default)]
+    struct Refusing {
+        settles: AtomicUsize,
+        changes: watch::Sender<u64>,
+    }
+
+    fn refused<T: Send + 'static>() -> BoxFuture<'static, Result<T, WorkError>> {
+        Box::pin(async { Err(WorkError::Unavailable("the test says so".to_owned())) })
+    }
+
+    impl Deliveries for Refusing {
+        fn changes(&self) -> watch::Receiver<u64> {
+            self.changes.subscribe()
+        }
+        fn apply(&self, _: Arc<Route>, _: usize) -> BoxFuture<'_, Result<Progress, WorkError>> {
+            refused()
+        }
+        fn claim(
+            &self,
+            _: Arc<Route>,
+            _: usize,
+            _: Duration,
+        ) -> BoxFuture<'_, Result<Vec<Claim>, WorkError>> {
+            refused()
+        }
+        fn call(&self, _: Arc<Route>, _: Vec<Claim>) -> BoxFuture<'_, Result<Vec<Settled>, WorkError>> {
+            refused()
+        }
+        fn settle(&self, _: Vec<Settlement>) -> BoxFuture<'_, Result<Vec<Settled>, WorkError>> {
+            self.settles.fetch_add(1, Ordering::Relaxed);
+            refused()
+        }
+        fn renew(&self, _: Vec<Fence>, _: Duration) -> BoxFuture<'_, Result<(), WorkError>> {
+            refused()
+        }
+        fn give_back(&self, _: Vec<Fence>) -> BoxFuture<'_, Result<(), WorkError>> {
+            refused()
+        }
+        fn reclaim(&self, _: Arc<Route>) -> BoxFuture<'_, Result<usize, WorkError>> {
+            refused()
+        }
+        fn next_due(&self, _: RouteName) -> BoxFuture<'_, Result<Option<UnixMicros>, WorkError>> {
+            refused()
+        }
+        fn backlog(&self) -> BoxFuture<'_, Result<Vec<Backlog>, WorkError>> {
+            refused()
+        }
+        fn order(&self, _: Order) -> BoxFuture<'_, Result<Ordered, OrderError>> {
+            Box::pin(async { Err(OrderError::NoEvent) })
+        }
+        fn set_paused(&self, _: Pause, _: Who) -> BoxFuture<'_, Result<(), WorkError>> {
+            refused()
+        }
+        fn paused(&self) -> BoxFuture<'_, Result<Vec<Pausable>, WorkError>> {
+            refused()
+        }
+        fn pauses(&self) -> BoxFuture<'_, Result<Vec<Paused>, WorkError>> {
+            refused()
+        }
+        fn forget(&self, _: Retention) -> BoxFuture<'_, Result<Forgotten, WorkError>> {
+            refused()
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn at_the_end_an_outcome_is_offered_three_times_with_a_pause_between() {
+        let journal = Arc::new(Refusing::default());
+        let shared = Arc::new(Shared {
+            deliveries: Arc::clone(&journal) as Arc<dyn Deliveries>,
+            clock: Clock::system(),
+            metrics: Arc::new(Metrics::new()),
+            paused: watch::Sender::new(HashSet::new()),
+            learning: tokio::sync::Mutex::default(),
+            lease: Duration::from_secs(15),
+            trouble: Mutex::new(Reconnect::new(Chance::random())),
+            outages: Outages::default(),
+            clock_seen: Mutex::default(),
+            under_way: AtomicUsize::new(0),
+        });
+        let name = RouteName::new("orders").unwrap();
+        let nothing = |_: &rusqlite::Connection, _: &HandedEvent| Ok::<_, Failure>(None);
+        let source = SourceName::new("shop").unwrap();
+        let route = Arc::new(Route::new(name.clone(), source, Handler::Function(Arc::new(nothing))));
+        let what = What::Inside(Arc::clone(&shared.deliveries), Arc::clone(&route));
+        let delivery = DeliveryId { event: crate::fastpath::tests::guessed_id(), route: name, epoch: 0 };
+        let lane = Lane {
+            errand: Errand::new(&route, what),
+            breaker: Breaker::new(route.breaker),
+            chance: Chance::random(),
+            running: JoinSet::new(),
+            claims: HashMap::new(),
+            ended: vec![Settlement {
+                fence: Fence { delivery, attempt: 1 },
+                verdict: Verdict::Succeeded(None),
+                followups: Vec::new(),
+            }],
+            failed: vec![None],
+            trouble: Cow::Borrowed(""),
+            back: Vec::new(),
+            shared,
+            route,
+        };
+        let begun = tokio::time::Instant::now();
+        lane.stop().await;
+        assert_eq!(journal.settles.load(Ordering::Relaxed), 3);
+        assert!(begun.elapsed() >= 2 * BETWEEN_LAST_TRIES, "three tries in {:?}", begun.elapsed());
     }
 }

@@ -288,11 +288,12 @@ async fn fault_15_a_panic_in_a_function_costs_an_attempt_and_nothing_else() {
             _ => Ok(Some(serde_json::json!({ "try": 3 }))),
         }
     };
-    let worker =
-        shop.work(&Routes::new(vec![route("orders", Handler::Function(Arc::new(function)))]).unwrap());
+    let routes = Routes::new(vec![route("orders", Handler::Function(Arc::new(function)))]).unwrap();
+    let worker = shop.work(&routes);
     append(&*shop.journal, [payment(1)]).await;
     shop.drained().await;
     worker.stop().await;
+    assert_eq!(routes.get("orders").unwrap().failures.noted(), 2, "both failures are reported to the log");
     let story = shop.only().await;
     let attempts: Vec<_> =
         story.event.deliveries[0].attempts.iter().map(|one| one.error.clone().unwrap_or_default()).collect();

@@ -418,7 +418,7 @@ async fn r4_what_an_earlier_process_left_in_the_spool_comes_first() {
     assert!(told.is_sorted());
     let in_use = Spool::open(&SpoolOptions::new(&path)).err();
     assert!(matches!(in_use, Some(OpenError::InUse { .. })), "{in_use:?}");
-    rig.intake.spool().close().await;
+    assert!(rig.intake.spool().close(Duration::from_secs(60)).await);
     assert_eq!(
         rig.append(event("late", "{}")).await,
         Err(Refused::Journal(AppendError::Unavailable("the test says so".to_owned())))
@@ -446,7 +446,7 @@ async fn fault_11_a_damaged_event_in_the_spool_is_set_aside_and_a_copy_takes_its
     for number in 0..4 {
         told.push(rig.spooled(event(&format!("evt_{number}"), body)).await.0);
     }
-    rig.intake.spool().close().await;
+    assert!(rig.intake.spool().close(Duration::from_secs(60)).await);
     let file = rusqlite::Connection::open(&path).unwrap();
     for change in [
         r#"body = CAST('{"amount":900}' AS BLOB) WHERE seq = 2"#,

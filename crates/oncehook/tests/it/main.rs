@@ -41,6 +41,10 @@ mod postgres_search;
 #[cfg(test)]
 mod postgres_wrapped;
 #[cfg(test)]
+mod sql_routes;
+#[cfg(test)]
 mod sqlite;
+#[cfg(test)]
+mod sqlite_stuck;
 #[cfg(test)]
 mod tls;

@@ -417,6 +417,7 @@ async fn fault_15_r20_r25_a_function_on_postgres_commits_with_its_record_and_a_p
     append(&*shop.journal, [payment(1)]).await;
     shop.drained().await;
     worker.stop().await;
+    assert_eq!(routes.get("orders").unwrap().failures.noted(), 2, "both failures are reported to the log");
     let story = shop.only().await;
     let orders = story.event.deliveries.iter().find(|one| one.route == "orders").unwrap();
     let errors: Vec<_> = orders.attempts.iter().map(|one| one.error.clone().unwrap_or_default()).collect();

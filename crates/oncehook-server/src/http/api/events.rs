@@ -1,5 +1,6 @@
 //! `/api/events`: what was received.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use axum::Json;
@@ -7,19 +8,22 @@ use axum::extract::rejection::QueryRejection;
 use axum::extract::{Path, Query, State};
 use axum::response::{IntoResponse, Response};
 use http::{HeaderName, HeaderValue, StatusCode, header};
+use oncehook::delivery::DeliveryState;
 use oncehook::event::EventId;
 use oncehook::intake::Spooled;
 use oncehook::journal::{
     Attempt, AuditEntry, Conflict, Delivery, EventDetail, EventQuery, EventStatus, EventSummary, Flag,
-    ReadError, StoredBody,
+    Paused, ReadError, StoredBody,
 };
-use oncehook_verify::{EventKey, UnixMicros};
+use oncehook_verify::{EventKey, Quarantine, UnixMicros};
 use serde::{Deserialize, Serialize};
-use serde_json::value::{RawValue, to_raw_value};
+use serde_json::value::RawValue;
 use utoipa::{IntoParams, ToSchema};
 
 use crate::http::admin::Admin;
+use crate::http::embed::embedded;
 use crate::http::error::HttpError;
+use crate::pauses::holds;
 
 /// Which events to list. All conditions must hold.
 #[derive(Debug, Deserialize, IntoParams)]
@@ -63,8 +67,13 @@ pub(crate) struct EventJson {
     /// quarantined, unrouted, dead, parked, retrying, running, ready, superseded, skipped or succeeded; `spooled` while it
     /// waits in the node's own file for the journal
     status: &'static str,
-    /// conflict, suspected_replay, quarantined
+    /// conflict, suspected_replay, quarantined; key_missing if its source has a place for the key, nothing stood there, and
+    /// the body's digest is the key instead
     flags: Vec<&'static str>,
+    /// Why, for each of these flags
+    reasons: BTreeMap<&'static str, String>,
+    /// Whether a delivery of it is held by a pause of its source or route
+    paused: bool,
     /// How much the signature covered: body, fields or none
     integrity: String,
     occurred_at: Option<String>,
@@ -81,6 +90,8 @@ struct DeliveryJson {
     route: String,
     epoch: u32,
     state: String,
+    /// Whether it waits because its source or route is paused
+    paused: bool,
     /// Tries so far
     attempt: u32,
     /// When it is due, or was
@@ -100,7 +111,7 @@ struct DeliveryJson {
     cause: Option<String>,
     /// When it became final
     settled_at: Option<String>,
-    /// Every try, oldest first; only where one event is shown
+    /// The latest 100 tries, oldest first; only where one event is shown. `attempt` says how many there were
     #[serde(skip_serializing_if = "Option::is_none")]
     attempts: Option<Vec<AttemptJson>>,
 }
@@ -137,8 +148,10 @@ pub(crate) struct DetailJson {
     headers: Vec<(String, String)>,
     duplicates_seen: Option<DuplicatesJson>,
     conflicts: Vec<ConflictJson>,
-    /// What operators ordered for it, oldest first
+    /// What operators ordered for it: the latest 50, oldest first
     audit: Vec<AuditJson>,
+    /// How many orders there were
+    audit_total: u64,
 }
 
 #[derive(Serialize, ToSchema)]
@@ -165,8 +178,8 @@ struct ConflictJson {
     size: u64,
 }
 
-#[utoipa::path(get, path = "/api/events", params(ListParams), responses(
-    (status = 200, body = PageJson),
+#[utoipa::path(get, path = "/api/events", operation_id = "list_events", params(ListParams), responses(
+    (status = 200, description = "A page of events, newest first", body = PageJson),
     (status = 400, description = "A parameter is wrong"),
 ))]
 pub(crate) async fn list(
@@ -175,15 +188,18 @@ pub(crate) async fn list(
 ) -> Result<Json<PageJson>, HttpError> {
     let Query(params) = params.map_err(|rejection| HttpError::bad_request("query", rejection.body_text()))?;
     let page = admin.reader.list(query(params)?).await.map_err(read_error)?;
+    let paused = admin.pauses.now();
     Ok(Json(PageJson {
-        events: page.events.iter().map(event_json).collect(),
+        events: page.events.iter().map(|event| flagged(&admin, event, event_json(event, &paused))).collect(),
         next: page.next.map(|id| id.to_string()),
     }))
 }
 
-#[utoipa::path(get, path = "/api/events/{id}", params(("id" = String, Path, description = "The event's id")), responses(
-    (status = 200, body = DetailJson),
+#[utoipa::path(get, path = "/api/events/{id}", operation_id = "show_event",
+    params(("id" = String, Path, description = "The event's id, or the beginning of it")), responses(
+    (status = 200, description = "The event with its whole story", body = DetailJson),
     (status = 404, description = "There is no such event"),
+    (status = 409, description = "Several ids begin so"),
 ))]
 pub(crate) async fn show(
     State(admin): State<Arc<Admin>>,
@@ -195,10 +211,12 @@ pub(crate) async fn show(
     };
     let detail = admin.reader.show(id).await.map_err(read_error)?.ok_or_else(no_event)?;
     let stored = admin.reader.body(id).await.map_err(read_error)?.ok_or_else(no_event)?;
-    Ok(Json(detail_json(&detail, &stored.headers)))
+    let mut json = detail_json(&detail, &stored.headers, &admin.pauses.now());
+    json.event = flagged(&admin, &detail.event, json.event);
+    Ok(Json(json))
 }
 
-#[utoipa::path(get, path = "/api/events/{id}/body", params(("id" = String, Path, description = "The event's id")), responses(
+#[utoipa::path(get, path = "/api/events/{id}/body", operation_id = "event_body", params(("id" = String, Path, description = "The event's id")), responses(
     (status = 200, description = "The body, byte for byte", content_type = "application/octet-stream"),
     (status = 404, description = "There is no such event"),
 ))]
@@ -294,9 +312,13 @@ pub(super) enum Located {
     Journal(EventId),
 }
 
-/// Finds out what an id stands for. The spool first: what is not there any more has its alias in the journal.
+/// Finds out what an id, or the beginning of one, stands for. The spool first: what is not there any more has its alias in
+/// the journal.
 pub(super) async fn locate(admin: &Admin, id: &str) -> Result<Located, HttpError> {
-    let id = event_id(id)?;
+    let id = match id.parse() {
+        Ok(id) => id,
+        Err(_) => find_by_beginning(admin, id).await?,
+    };
     if let Some(intake) = admin.gate.intake() {
         match intake.spool().find(id).await {
             Ok(Some(spooled)) => return Ok(Located::Spooled(Box::new(spooled))),
@@ -308,8 +330,27 @@ pub(super) async fn locate(admin: &Admin, id: &str) -> Result<Located, HttpError
     Ok(Located::Journal(alias.unwrap_or(id)))
 }
 
-pub(super) fn event_id(text: &str) -> Result<EventId, HttpError> {
-    text.parse().map_err(|_| no_event())
+/// Ids that are named where several begin so.
+const NAMED: usize = 10;
+
+/// The one event of the journal whose id begins so.
+async fn find_by_beginning(admin: &Admin, beginning: &str) -> Result<EventId, HttpError> {
+    let beginning = beginning.to_ascii_lowercase();
+    let after = EventId::after_all_that_begin(&beginning).ok_or_else(no_event)?;
+    let query = EventQuery { after: Some(after), limit: NAMED, ..EventQuery::default() };
+    let page = admin.reader.list(query).await.map_err(read_error)?;
+    let ids = page.events.iter().map(|event| event.id);
+    let found: Vec<EventId> = ids.take_while(|id| id.to_string().starts_with(&beginning)).collect();
+    match found.as_slice() {
+        [] => Err(no_event()),
+        [only] => Ok(*only),
+        several => {
+            let ids: Vec<String> = several.iter().map(ToString::to_string).collect();
+            let more = if several.len() == NAMED { " and perhaps more" } else { "" };
+            let message = format!("several ids begin with {beginning}: {}{more}", ids.join(", "));
+            Err(HttpError::new(StatusCode::CONFLICT, "ambiguous", message))
+        }
+    }
 }
 
 pub(super) fn no_event() -> HttpError {
@@ -329,7 +370,20 @@ pub(super) fn read_error(error: ReadError) -> HttpError {
     }
 }
 
-fn event_json(event: &EventSummary) -> EventJson {
+/// Adds the flag that is not stored: it shows in the key, if the source is still configured.
+fn flagged(admin: &Admin, event: &EventSummary, mut json: EventJson) -> EventJson {
+    let held = event.flags.contains(&Flag::Quarantined);
+    if !held && admin.gate.lacks_key(&event.source, &event.key) {
+        json.flags.push("key_missing");
+        let reason = "nothing stands where its source looks for the key, so the body's digest is the key";
+        json.reasons.insert("key_missing", reason.to_owned());
+    }
+    json
+}
+
+fn event_json(event: &EventSummary, paused: &[Paused]) -> EventJson {
+    let deliveries: Vec<DeliveryJson> =
+        event.deliveries.iter().map(|delivery| delivery_json(delivery, &event.source, paused)).collect();
     EventJson {
         id: event.id.to_string(),
         source: event.source.clone(),
@@ -338,17 +392,37 @@ fn event_json(event: &EventSummary) -> EventJson {
         entity: event.entity.clone(),
         status: event.status.as_str(),
         flags: event.flags.iter().map(|flag| flag.as_str()).collect(),
+        reasons: reasons(&event.flags, event.quarantine),
+        paused: deliveries.iter().any(|delivery| delivery.paused),
         integrity: event.integrity.clone(),
         occurred_at: event.occurred_at.map(|at| at.to_rfc3339()),
         received_at: event.received_at.to_rfc3339(),
         size: event.size,
         duplicates: event.duplicates,
-        deliveries: event.deliveries.iter().map(delivery_json).collect(),
+        deliveries,
     }
 }
 
-fn delivery_json(delivery: &Delivery) -> DeliveryJson {
+/// Why an event has its flags.
+fn reasons(flags: &[Flag], quarantine: Option<Quarantine>) -> BTreeMap<&'static str, String> {
+    let reason = |flag: &Flag| match flag {
+        Flag::Conflict => "another body came under the same key; the first one counts".to_owned(),
+        Flag::SuspectedReplay => {
+            "the same body came before under another key that the signature does not cover".to_owned()
+        }
+        Flag::Quarantined => quarantine.map_or_else(
+            || "unknown".to_owned(),
+            |quarantine| format!("{}: {}", quarantine.as_str(), quarantine.explain()),
+        ),
+    };
+    flags.iter().map(|flag| (flag.as_str(), reason(flag))).collect()
+}
+
+fn delivery_json(delivery: &Delivery, source: &str, paused: &[Paused]) -> DeliveryJson {
+    let waits = DeliveryState::parse(&delivery.state)
+        .is_some_and(|state| state.is_pending() && state != DeliveryState::Running);
     DeliveryJson {
+        paused: waits && holds(paused, source, &delivery.route),
         route: delivery.route.clone(),
         epoch: delivery.epoch,
         state: delivery.state.clone(),
@@ -356,19 +430,12 @@ fn delivery_json(delivery: &Delivery) -> DeliveryJson {
         run_at: delivery.run_at.to_rfc3339(),
         waits_for: delivery.waits_for().map(|(what, _)| what),
         waits_since: delivery.waits_for().map(|(_, since)| since.to_rfc3339()),
-        result: delivery.result.as_deref().map(raw_json),
+        result: delivery.result.as_deref().map(embedded),
         error: delivery.error.clone(),
         cause: delivery.cause.clone(),
         settled_at: delivery.settled_at.map(|at| at.to_rfc3339()),
         attempts: None,
     }
-}
-
-/// A result as it was stored, number for number. One that is not JSON is a text.
-fn raw_json(text: &str) -> Box<RawValue> {
-    RawValue::from_string(text.to_owned())
-        .or_else(|_| to_raw_value(text))
-        .unwrap_or_else(|_| RawValue::NULL.to_owned())
 }
 
 fn attempt_json(attempt: &Attempt) -> AttemptJson {
@@ -387,13 +454,13 @@ fn audit_json(entry: &AuditEntry) -> AuditJson {
         who: entry.who.clone(),
         action: entry.action.clone(),
         reason: entry.reason.clone(),
-        detail: entry.detail.as_deref().map(raw_json),
+        detail: entry.detail.as_deref().map(embedded),
     }
 }
 
-fn detail_json(detail: &EventDetail, headers: &[u8]) -> DetailJson {
+fn detail_json(detail: &EventDetail, headers: &[u8], paused: &[Paused]) -> DetailJson {
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-    let mut event = event_json(&detail.event);
+    let mut event = event_json(&detail.event, paused);
     for (shown, delivery) in event.deliveries.iter_mut().zip(&detail.event.deliveries) {
         shown.attempts = Some(delivery.attempts.iter().map(attempt_json).collect());
     }
@@ -412,6 +479,7 @@ fn detail_json(detail: &EventDetail, headers: &[u8]) -> DetailJson {
         }),
         conflicts: detail.conflicts.iter().map(conflict_json).collect(),
         audit: detail.audit.iter().map(audit_json).collect(),
+        audit_total: detail.audit_total,
     }
 }
 
@@ -419,6 +487,7 @@ fn detail_json(detail: &EventDetail, headers: &[u8]) -> DetailJson {
 fn spooled_json(spooled: &Spooled) -> DetailJson {
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     let event = &spooled.event;
+    let flags: Vec<Flag> = event.quarantine.iter().map(|_| Flag::Quarantined).collect();
     DetailJson {
         event: EventJson {
             id: spooled.id.to_string(),
@@ -427,7 +496,9 @@ fn spooled_json(spooled: &Spooled) -> DetailJson {
             r#type: event.kind.clone(),
             entity: event.entity.clone(),
             status: "spooled",
-            flags: event.quarantine.iter().map(|_| Flag::Quarantined.as_str()).collect(),
+            flags: flags.iter().map(|flag| flag.as_str()).collect(),
+            reasons: reasons(&flags, event.quarantine),
+            paused: false,
             integrity: event.integrity.as_str().to_owned(),
             occurred_at: event.occurred_at.map(|at| at.to_rfc3339()),
             received_at: event.received_at.to_rfc3339(),
@@ -440,6 +511,7 @@ fn spooled_json(spooled: &Spooled) -> DetailJson {
         duplicates_seen: None,
         conflicts: Vec::new(),
         audit: Vec::new(),
+        audit_total: 0,
     }
 }
 

@@ -6,12 +6,14 @@ use axum::Json;
 use axum::extract::State;
 use axum::response::IntoResponse;
 use http::{StatusCode, header};
+use oncehook::journal::Paused;
 use serde::Serialize;
 use utoipa::ToSchema;
 
 use super::stats::{SpoolJson, spool_json};
 use crate::backlog;
 use crate::http::admin::Admin;
+use crate::pauses;
 use crate::spool::figures;
 
 /// The process is alive.
@@ -19,6 +21,22 @@ use crate::spool::figures;
 pub(crate) struct Health {
     /// `ok`
     status: &'static str,
+}
+
+/// A source or route whose deliveries are held.
+#[derive(Serialize, ToSchema)]
+struct PausedJson {
+    /// `source` or `route`
+    kind: &'static str,
+    name: String,
+    since: String,
+}
+
+impl PausedJson {
+    fn of(paused: &Paused) -> Self {
+        let (kind, name) = paused.what.parts();
+        Self { kind, name: name.to_owned(), since: paused.since.to_rfc3339() }
+    }
 }
 
 /// Whether events are accepted.
@@ -31,10 +49,15 @@ pub(crate) struct Readiness {
     journal: &'static str,
     /// What an acknowledged event survives: `durable-fsync`, `process-crash-only`
     durability: &'static str,
+    /// Sources and routes whose deliveries an operator holds. Events are accepted all the same
+    paused: Vec<PausedJson>,
     /// `passed`, or why not
     self_test: String,
     /// Why the journal cannot store, if it cannot
     failing: Option<String>,
+    /// Why nothing is forgotten, if this node's clock or the database's is in doubt. Events are accepted all the same
+    #[serde(skip_serializing_if = "Option::is_none")]
+    forgetting_stopped: Option<String>,
     /// What waits in this node's spool. Only where it has one
     #[serde(skip_serializing_if = "Option::is_none")]
     spool: Option<SpoolJson>,
@@ -65,8 +88,10 @@ pub(crate) async fn readyz(State(admin): State<Arc<Admin>>) -> impl IntoResponse
         },
         journal: state.kind,
         durability: state.durability.as_str(),
+        paused: admin.pauses.now().iter().map(PausedJson::of).collect(),
         self_test: self_test.map_or_else(|error| error.to_string(), |()| "passed".to_owned()),
-        failing: state.failing,
+        failing: admin.failing(),
+        forgetting_stopped: admin.clock_doubt(),
         spool: spool_json(&admin),
         redis: admin.gate.fast_path().shared().map(|shared| match shared.problem {
             None => "ok".to_owned(),
@@ -80,6 +105,7 @@ pub(crate) async fn readyz(State(admin): State<Arc<Admin>>) -> impl IntoResponse
 #[utoipa::path(get, path = "/metrics", responses((status = 200, description = "OpenMetrics text", body = String)))]
 pub(crate) async fn metrics(State(admin): State<Arc<Admin>>) -> impl IntoResponse {
     backlog::measure(&admin).await;
+    pauses::measure(&admin);
     if let Some(intake) = admin.gate.intake() {
         admin.metrics.set_spool(figures(&intake.spool().state(), &admin));
     }

@@ -1,7 +1,7 @@
 //! What a call that changes something brings along: a small JSON object, and who sent it.
 //!
 //! Promises: a body is JSON and says so, or there is none; it is small and arrives in time; a key that is not known is an
-//! error, because a misspelt `dry_run` would not be one.
+//! error, because a misspelt `dry_run` would not be one. A query is an error too: a `dry_run` there would be ignored.
 //!
 //! Does not: prove who somebody is. A name is what the caller says; the token says that they may.
 
@@ -85,6 +85,10 @@ impl<T: DeserializeOwned> FromRequest<Arc<Admin>> for Input<T> {
 
     async fn from_request(request: Request, admin: &Arc<Admin>) -> Result<Self, HttpError> {
         let (parts, body) = request.into_parts();
+        if parts.uri.query().is_some_and(|query| !query.is_empty()) {
+            let message = "an order takes no query; send what it needs as a JSON object in the body";
+            return Err(HttpError::bad_request("query", message).closing());
+        }
         let reading = Limited::new(body, BODY_BYTES).collect();
         let body = match tokio::time::timeout(admin.limits.body, reading).await {
             Ok(Ok(body)) => body.to_bytes(),

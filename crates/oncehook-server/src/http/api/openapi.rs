@@ -30,11 +30,16 @@ use super::{events, health, orders, replays, routes, stats};
         routes::resume_route,
         routes::pause_source,
         routes::resume_source,
+        routes::resume_forgetting,
         stats::stats,
+        document,
     )
 )]
 struct Document;
 
+#[utoipa::path(get, path = "/api/openapi.json", operation_id = "openapi", responses(
+    (status = 200, description = "This document", body = serde_json::Value),
+))]
 pub(crate) async fn document() -> Json<utoipa::openapi::OpenApi> {
     Json(Document::openapi())
 }

@@ -1,6 +1,6 @@
 //! `POST /api/events/{id}/retry`, `/replay`, `/skip`, `/release`: what an operator can order for one event.
 //!
-//! Promises: an order that was given twice does its work once: what took effect stays as it is, and a forced replay names
+//! Promises: a dry run changes nothing and says what the order would do. An order that was given twice does its work once: what took effect stays as it is, and a forced replay names
 //! the epoch that it makes. Every order is written down with who gave it.
 
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use super::events::{Located, locate, no_event, read_error};
 use super::input::{Input, Operator};
 use crate::http::admin::Admin;
 use crate::http::error::HttpError;
-use crate::order::{NoRoute, NotSkipped, order, void_before_skip};
+use crate::order::{NoRoute, NotSkipped, forecast, order, void_before_skip};
 
 /// What to do, in detail. Everything may be left out, and the body too.
 #[derive(Debug, Default, Deserialize, ToSchema)]
@@ -28,6 +28,9 @@ pub(crate) struct OrderJson {
     route: Option<String>,
     /// Why, for the audit
     reason: Option<String>,
+    /// Only say what would be done
+    #[serde(default)]
+    dry_run: bool,
 }
 
 /// What to replay, in detail. Everything may be left out, and the body too.
@@ -43,20 +46,26 @@ pub(crate) struct ReplayJson {
     force: bool,
     /// The new epoch, one more than the event's latest; needed with `force`
     epoch: Option<u32>,
+    /// Only say what would be done
+    #[serde(default)]
+    dry_run: bool,
 }
 
-/// What an order changed.
+/// What an order changed; of a dry run, what it would change.
 #[derive(Serialize, ToSchema)]
 pub(crate) struct OrderedJson {
     event: String,
+    /// true for a dry run: nothing has changed
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    dry_run: bool,
     /// Routes whose delivery was changed or made
     routes: Vec<String>,
-    /// The event's latest epoch
+    /// The event's latest epoch then
     epoch: u32,
 }
 
 #[utoipa::path(post, path = "/api/events/{id}/retry", request_body = OrderJson,
-    params(("id" = String, Path, description = "The event's id")), responses(
+    params(("id" = String, Path, description = "The event's id, or the beginning of it")), responses(
     (status = 200, description = "What failed is tried again now", body = OrderedJson),
     (status = 404, description = "There is no such event"),
     (status = 409, description = "Nothing of it can be retried"),
@@ -71,7 +80,7 @@ pub(crate) async fn retry(
 }
 
 #[utoipa::path(post, path = "/api/events/{id}/replay", request_body = ReplayJson,
-    params(("id" = String, Path, description = "The event's id")), responses(
+    params(("id" = String, Path, description = "The event's id, or the beginning of it")), responses(
     (status = 200, description = "It is offered again; what took effect stays as it is, unless forced", body = OrderedJson),
     (status = 400, description = "`force` without `epoch` and `reason`"),
     (status = 404, description = "There is no such event, or `force` names a route that its source does not have"),
@@ -97,11 +106,12 @@ pub(crate) async fn replay(
             return Err(HttpError::bad_request("epoch", "`epoch` goes with \"force\": true only"));
         }
     };
-    give(&admin, &id, verb, input.route, who).await
+    let given = Given { verb, route: input.route, who, dry_run: input.dry_run };
+    give(&admin, &id, given).await
 }
 
 #[utoipa::path(post, path = "/api/events/{id}/skip", request_body = OrderJson,
-    params(("id" = String, Path, description = "The event's id")), responses(
+    params(("id" = String, Path, description = "The event's id, or the beginning of it")), responses(
     (status = 200, description = "What is pending or dead is given up", body = OrderedJson),
     (status = 404, description = "There is no such event"),
     (status = 409, description = "Nothing of it can be skipped"),
@@ -116,7 +126,7 @@ pub(crate) async fn skip(
 }
 
 #[utoipa::path(post, path = "/api/events/{id}/release", request_body = OrderJson,
-    params(("id" = String, Path, description = "The event's id")), responses(
+    params(("id" = String, Path, description = "The event's id, or the beginning of it")), responses(
     (status = 200, description = "It goes to its handlers", body = OrderedJson),
     (status = 404, description = "There is no such event"),
     (status = 409, description = "It is not held"),
@@ -138,7 +148,8 @@ async fn plain(
     verb: Verb,
 ) -> Result<Json<OrderedJson>, HttpError> {
     let who = operator.because(input.reason)?;
-    give(&admin, &id, verb, input.route, who).await
+    let given = Given { verb, route: input.route, who, dry_run: input.dry_run };
+    give(&admin, &id, given).await
 }
 
 /// A forced replay runs effects again: somebody must stand for it.
@@ -150,13 +161,16 @@ pub(super) fn forced(epoch: u32, who: &Who) -> Result<Verb, HttpError> {
     }
 }
 
-async fn give(
-    admin: &Admin,
-    id: &str,
+/// An order as it came.
+struct Given {
     verb: Verb,
     route: Option<String>,
     who: Who,
-) -> Result<Json<OrderedJson>, HttpError> {
+    dry_run: bool,
+}
+
+async fn give(admin: &Admin, id: &str, given: Given) -> Result<Json<OrderedJson>, HttpError> {
+    let Given { verb, route, who, dry_run } = given;
     let id = match locate(admin, id).await? {
         Located::Journal(id) => id,
         Located::Spooled(_) => {
@@ -168,12 +182,16 @@ async fn give(
     let route = route.map(|route| route_name(&route)).transpose()?;
     let detail = admin.reader.show(id).await.map_err(read_error)?.ok_or_else(no_event)?;
     let order = order(&admin.routes, &detail.event, verb, route, who).map_err(no_route)?;
+    if dry_run {
+        let foreseen = forecast(&detail.event, &order).map_err(order_error)?;
+        return Ok(Json(ordered_json(id, &foreseen, true)));
+    }
     if verb == Verb::Skip {
         let voided = void_before_skip(&admin.routes, &*admin.deliveries, &detail.event, &order).await;
         voided.map_err(not_skipped)?;
     }
     let ordered = admin.deliveries.order(order).await.map_err(order_error)?;
-    Ok(Json(ordered_json(id, &ordered)))
+    Ok(Json(ordered_json(id, &ordered, false)))
 }
 
 pub(super) fn no_route(error: NoRoute) -> HttpError {
@@ -185,9 +203,10 @@ pub(super) fn route_name(text: &str) -> Result<RouteName, HttpError> {
     RouteName::new(text).map_err(|error| HttpError::bad_request("route", error.to_string()))
 }
 
-fn ordered_json(event: EventId, ordered: &Ordered) -> OrderedJson {
+fn ordered_json(event: EventId, ordered: &Ordered, dry_run: bool) -> OrderedJson {
     OrderedJson {
         event: event.to_string(),
+        dry_run,
         routes: ordered.routes.iter().map(ToString::to_string).collect(),
         epoch: ordered.epoch,
     }

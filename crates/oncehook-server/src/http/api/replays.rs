@@ -81,7 +81,7 @@ pub(crate) struct StartedJson {
     replay: String,
 }
 
-#[utoipa::path(post, path = "/api/replays", request_body = ReplaysJson, responses(
+#[utoipa::path(post, path = "/api/replays", operation_id = "start_replay", request_body = ReplaysJson, responses(
     (status = 200, description = "A dry run: what would be touched", body = Survey),
     (status = 202, description = "It has begun", body = StartedJson),
     (status = 400, description = "Something in the order is wrong"),
@@ -120,8 +120,9 @@ pub(crate) async fn start(
     Ok((StatusCode::ACCEPTED, Json(started)).into_response())
 }
 
-#[utoipa::path(get, path = "/api/replays/{id}", params(("id" = String, Path, description = "The replay's id")), responses(
-    (status = 200, body = Progress),
+#[utoipa::path(get, path = "/api/replays/{id}", operation_id = "show_replay",
+    params(("id" = String, Path, description = "The replay's id")), responses(
+    (status = 200, description = "How far it has come", body = Progress),
     (status = 404, description = "There is no such replay in this process"),
 ))]
 pub(crate) async fn show(
@@ -131,7 +132,8 @@ pub(crate) async fn show(
     Ok(Json(find(&admin, &id)?.progress()))
 }
 
-#[utoipa::path(delete, path = "/api/replays/{id}", params(("id" = String, Path, description = "The replay's id")), responses(
+#[utoipa::path(delete, path = "/api/replays/{id}", operation_id = "cancel_replay",
+    params(("id" = String, Path, description = "The replay's id")), responses(
     (status = 200, description = "It ends after the orders that are under way", body = Progress),
     (status = 404, description = "There is no such replay in this process"),
 ))]

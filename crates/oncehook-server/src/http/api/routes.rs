@@ -83,7 +83,9 @@ pub(crate) struct PausedJson {
     paused: bool,
 }
 
-#[utoipa::path(get, path = "/api/routes", responses((status = 200, body = RoutesJson)))]
+#[utoipa::path(get, path = "/api/routes", operation_id = "list_routes", responses(
+    (status = 200, description = "Every route, with what waits for it", body = RoutesJson),
+))]
 pub(crate) async fn list(State(admin): State<Arc<Admin>>) -> Result<Json<RoutesJson>, HttpError> {
     let backlogs = admin.deliveries.backlog().await.map_err(work_error)?;
     let paused: HashSet<Pausable> =
@@ -153,6 +155,28 @@ pub(crate) async fn resume_route(
     set(state, Pausable::Route(name), false, operator, input).await
 }
 
+/// Whether what is old is forgotten.
+#[derive(Serialize, ToSchema)]
+pub(crate) struct ForgettingJson {
+    forgetting: bool,
+}
+
+#[utoipa::path(post, path = "/api/forgetting/resume", request_body = PauseJson, responses(
+    (status = 200, description = "The clock is right: what is old is forgotten again", body = ForgettingJson),
+))]
+pub(crate) async fn resume_forgetting(
+    State(admin): State<Arc<Admin>>,
+    operator: Operator,
+    Input(input): Input<PauseJson>,
+) -> Result<Json<ForgettingJson>, HttpError> {
+    let who = operator.because(input.reason)?;
+    admin.deliveries.trust_clock(who).await.map_err(work_error)?;
+    if let Some(worker) = admin.worker.get() {
+        worker.clock_trusted();
+    }
+    Ok(Json(ForgettingJson { forgetting: true }))
+}
+
 async fn set(
     State(admin): State<Arc<Admin>>,
     what: Pausable,
@@ -174,6 +198,7 @@ async fn set(
     if let Some(worker) = admin.worker.get() {
         worker.learn_pauses().await.map_err(work_error)?;
     }
+    crate::pauses::look(&admin).await;
     let (source, route) = match what {
         Pausable::Source(name) => (Some(name), None),
         Pausable::Route(name) => (None, Some(name)),

@@ -38,6 +38,9 @@ pub(crate) struct StatsJson {
     /// Every configured route, and every route that has left something behind
     routes: Vec<RouteJson>,
     journal: JournalJson,
+    /// Why nothing is forgotten, if this node's clock or the database's is in doubt
+    #[serde(skip_serializing_if = "Option::is_none")]
+    forgetting_stopped: Option<String>,
     /// What waits in the spool of the node that was asked; not among the counts above. Only where it has one
     #[serde(skip_serializing_if = "Option::is_none")]
     spool: Option<SpoolJson>,
@@ -115,14 +118,14 @@ struct JournalJson {
     queued: usize,
     /// The most that may wait
     queue_limit: usize,
-    /// Events not in the search index yet
+    /// Events that should be in the search index and are not yet
     index_lag: u64,
     /// Pages in the write-ahead log
     wal_pages: u64,
     failing: Option<String>,
 }
 
-#[utoipa::path(get, path = "/api/stats", responses((status = 200, body = StatsJson)))]
+#[utoipa::path(get, path = "/api/stats", responses((status = 200, description = "Counts since the beginning", body = StatsJson)))]
 pub(crate) async fn stats(State(admin): State<Arc<Admin>>) -> Result<Json<StatsJson>, HttpError> {
     let mut counts = admin.reader.stats().await.map_err(read_error)?.sources;
     for name in admin.gate.source_names() {
@@ -169,6 +172,7 @@ pub(crate) async fn stats(State(admin): State<Arc<Admin>>) -> Result<Json<StatsJ
             wal_pages: state.wal_pages,
             failing: state.failing,
         },
+        forgetting_stopped: admin.clock_doubt(),
         spool: spool_json(&admin),
     }))
 }

@@ -3,8 +3,9 @@
 //! Names are resolved by the client of the test, so that everything else (host rules, TLS, redirects, deadlines, memory)
 //! is the gateway's own. What a name must resolve to is tested apart.
 
-use std::sync::LazyLock;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::net::SocketAddr;
+use std::sync::atomic::AtomicUsize;
+use std::sync::{LazyLock, OnceLock};
 
 use aws_lc_rs::encoding::{AsDer as _, Pkcs8V1Der, PublicKeyX509Der};
 use aws_lc_rs::signature::KeyPair as _;
@@ -16,9 +17,16 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 use tokio_rustls::server::TlsStream;
 
+use super::budget::{PEER_CALLS, RESERVE_EVERY};
+use super::web::{MAX_ANSWER_BYTES, builder};
 use super::*;
 
+mod floods;
+
 const NOW: UnixMicros = UnixMicros(1_700_000_001_000_000);
+
+/// Who sends, where it does not matter.
+const PEER: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 1));
 
 /// Everybody who keeps keys at an address, and where.
 const PROVIDERS: [(&str, &str); 4] = [
@@ -66,6 +74,8 @@ struct Host {
     /// Connections, also those that came to nothing.
     connections: Arc<AtomicUsize>,
     published: Arc<Mutex<Vec<Published>>>,
+    /// It takes connections and closes them.
+    away: Arc<AtomicBool>,
 }
 
 impl Host {
@@ -86,12 +96,16 @@ impl Host {
             asked: Arc::default(),
             connections: Arc::default(),
             published: Arc::new(Mutex::new(vec![published("key-1", 0)])),
+            away: Arc::default(),
         };
         let (asked, keys) = (Arc::clone(&host.asked), Arc::clone(&host.published));
-        let connections = Arc::clone(&host.connections);
+        let (connections, away) = (Arc::clone(&host.connections), Arc::clone(&host.away));
         tokio::spawn(async move {
             loop {
                 let (stream, _) = listener.accept().await.unwrap();
+                if away.load(Ordering::SeqCst) {
+                    continue;
+                }
                 connections.fetch_add(1, Ordering::SeqCst);
                 let (acceptor, manner) = (acceptor.clone(), manner.clone());
                 let (asked, keys) = (Arc::clone(&asked), Arc::clone(&keys));
@@ -243,7 +257,33 @@ struct Stage {
     host: Host,
     canary: Host,
     fetcher: Arc<WebFetcher>,
-    ring: KeyRing,
+    ring: Arc<KeyRing>,
+    folder: tempfile::TempDir,
+}
+
+/// A ring for a preset. What it remembers lies in the folder.
+fn ring(
+    preset: &Preset,
+    settings: &Settings,
+    fetcher: Arc<dyn KeyFetcher>,
+    folder: &tempfile::TempDir,
+) -> Arc<KeyRing> {
+    let source = KeySource {
+        name: "source".to_owned(),
+        verifier: Arc::new(Verifier::with(&preset.verify, &[], settings.clone()).unwrap()),
+        params: settings.params.clone(),
+        clock: Clock::manual(NOW),
+        max_waiting_bytes: 1 << 20,
+    };
+    KeyRing::new(source, fetcher, RememberedKeys::open(folder.path().join("keys.json")))
+}
+
+/// The key, from memory or from its provider.
+async fn key(ring: &Arc<KeyRing>, wanted: &KeyRequest) -> Result<Arc<GoodKey>, NoKey> {
+    match ring.at_hand(wanted) {
+        Some(known) => known,
+        None => ring.fetch(wanted, PEER, 0).await,
+    }
 }
 
 impl Stage {
@@ -271,8 +311,15 @@ impl Stage {
         let preset = Preset::named(preset).unwrap();
         let params = preset.params.iter().map(|param| (param.name.clone(), param.example.clone())).collect();
         let settings = Settings { params, ..Settings::default() };
-        let ring = KeyRing::new(Arc::clone(&fetcher) as Arc<dyn KeyFetcher>);
-        Self { preset, settings, host, canary, fetcher, ring }
+        let folder = tempfile::tempdir().unwrap();
+        let ring = ring(preset, &settings, Arc::clone(&fetcher) as Arc<dyn KeyFetcher>, &folder);
+        Self { preset, settings, host, canary, fetcher, ring, folder }
+    }
+
+    /// The gateway starts again.
+    fn restart(&mut self) {
+        let fetcher = Arc::clone(&self.fetcher) as Arc<dyn KeyFetcher>;
+        self.ring = ring(self.preset, &self.settings, fetcher, &self.folder);
     }
 
     fn pair(&self, pair: usize) -> &'static Pair {
@@ -322,11 +369,14 @@ impl Stage {
             Ok(wanted) => wanted.unwrap(),
             Err(rejection) => return rejection.code(),
         };
-        match self.ring.key("source", &verifier, wanted, &self.settings.params).await {
+        match key(&self.ring, &wanted).await {
             Err(NoKey::Unavailable) => "unavailable",
             Err(NoKey::Unusable) => "unusable",
-            Ok(key) => match verifier.verify_with(&request, NOW, Some(&key)) {
-                Ok(_) => "ok",
+            Ok(key) => match verifier.verify_with(&request, NOW, Some(&key.key)) {
+                Ok(_) => {
+                    self.ring.prove(&key);
+                    "ok"
+                }
                 Err(rejection) => rejection.code(),
             },
         }
@@ -336,12 +386,45 @@ impl Stage {
         self.verdict(&self.sent(pair, key)).await
     }
 
+    /// A key that nobody has.
+    fn invented(&self, number: usize) -> KeyRequest {
+        let id = format!("invented-{number}");
+        match self.preset.name.as_str() {
+            "google-pubsub" => {
+                KeyRequest::KeySet { url: "https://www.googleapis.com/oauth2/v3/certs".to_owned(), id }
+            }
+            "plaid" => KeyRequest::KeyById {
+                url: "https://production.plaid.com/webhook_verification_key/get".to_owned(),
+                id,
+            },
+            _ => KeyRequest::Certificate { url: self.address_of(&id) },
+        }
+    }
+
+    /// Lets so much time go by that good keys must be fetched again.
+    fn be_due(&self) {
+        let (mut memory, now) = (self.ring.memory(), Instant::now());
+        memory.good.values_mut().for_each(|held| held.refresh_at = now);
+        memory.set = None;
+    }
+
+    fn is_due(&self) -> bool {
+        let soon = Instant::now() + RETRY;
+        self.ring.memory().good.values().any(|held| held.refresh_at <= soon)
+    }
+
+    /// From now on nobody answers at the provider's address.
+    fn lose_provider(&mut self) {
+        self.host.away.store(true, Ordering::SeqCst);
+    }
+
     /// Lets so much time go by that everything in memory is over.
     fn age(&self) {
         let (mut memory, now) = (self.ring.memory(), Instant::now());
-        memory.keys.values_mut().for_each(|held| held.until = now);
-        memory.sets.values_mut().for_each(|set| set.until = now);
-        memory.vain.values_mut().for_each(|(_, until)| *until = now);
+        memory.good.values_mut().for_each(|held| held.until = now);
+        memory.failed.clear();
+        memory.set = None;
+        memory.budget = Budget::new(now);
     }
 }
 
@@ -407,6 +490,7 @@ async fn r2_credentials_go_where_they_belong_and_nowhere_else() {
     }
     let mut stage = Stage::of("plaid", "production.plaid.com", Manner::Honest).await;
     stage.settings.params.insert("api_secret".to_owned(), "wrong".to_owned());
+    stage.restart();
     assert_eq!(stage.check(0, "key-1").await, "unavailable", "Plaid refuses to tell");
 }
 
@@ -560,26 +644,17 @@ async fn fault_72_invented_keys_neither_hammer_the_provider_nor_push_out_the_goo
         let stage = Stage::of(name, host, Manner::Honest).await;
         assert_eq!(stage.check(0, "key-1").await, "ok", "{name}");
         let (headers, body) = stage.sent(2, "invented-key");
+        let started = Instant::now();
         for number in 0..MAX_KEYS + 50 {
-            let wanted = match name {
-                "google-pubsub" => KeyRequest::KeySet {
-                    url: "https://www.googleapis.com/oauth2/v3/certs".to_owned(),
-                    id: format!("invented-{number}"),
-                },
-                "plaid" => KeyRequest::KeyById {
-                    url: "https://production.plaid.com/webhook_verification_key/get".to_owned(),
-                    id: format!("invented-{number}"),
-                },
-                _ => KeyRequest::Certificate { url: stage.address_of(&format!("invented-{number}")) },
-            };
-            let verifier = Verifier::with(&stage.preset.verify, &[], stage.settings.clone()).unwrap();
-            assert!(stage.ring.key("source", &verifier, wanted, &stage.settings.params).await.is_err());
+            assert!(key(&stage.ring, &stage.invented(number)).await.is_err());
         }
         assert_ne!(stage.verdict(&(headers, body)).await, "ok", "{name}");
-        let most = 1 + if name == "google-pubsub" { 0 } else { VAIN_CALLS as usize };
-        assert_eq!(stage.host.calls(), most, "{name}");
+        let reserve = 1 + started.elapsed().as_secs() / RESERVE_EVERY.as_secs();
+        let most = 1 + if name == "google-pubsub" { 0 } else { PEER_CALLS as usize + reserve as usize };
+        assert!(stage.host.calls() <= most, "{name}: {} calls", stage.host.calls());
+        let calls = stage.host.calls();
         assert_eq!(stage.check(0, "key-1").await, "ok", "{name}");
-        assert_eq!(stage.host.calls(), most, "{name}: the good key was still in memory");
+        assert_eq!(stage.host.calls(), calls, "{name}: the good key was still in memory");
 
         stage.host.publish(&[published("key-1", 0), published("key-2", 1)]);
         stage.age();
@@ -588,16 +663,129 @@ async fn fault_72_invented_keys_neither_hammer_the_provider_nor_push_out_the_goo
 }
 
 #[tokio::test]
-async fn fault_72_memory_makes_room_by_forgetting_failures() {
+async fn fault_72_memory_makes_room_and_keeps_the_key_that_has_checked_events() {
     let stage = Stage::of("paypal", "api.paypal.com", Manner::Honest).await;
     assert_eq!(stage.check(0, "key-1").await, "ok");
     for number in 0..MAX_KEYS * 2 {
-        let at = (number.to_string(), KeyRequest::Certificate { url: String::new() });
-        stage.ring.memory().hold(at, Err(NoKey::Unavailable), Instant::now());
-        assert!(stage.ring.memory().keys.len() <= MAX_KEYS);
+        let wanted = stage.invented(number);
+        let answer = Arc::new(RSA[1].certificate.clone().into_bytes());
+        let good = stage.ring.read(&wanted, answer).unwrap();
+        stage.ring.memory().hold(good, Instant::now());
+        assert!(stage.ring.memory().good.len() <= MAX_KEYS);
     }
     assert_eq!(stage.check(0, "key-1").await, "ok");
-    assert_eq!(stage.host.calls(), 1, "the good key was kept");
+    assert_eq!(stage.host.calls(), 1, "the proven key was kept");
+}
+
+/// Waits until something holds.
+async fn soon(what: &str, holds: impl Fn() -> bool) {
+    let end = Instant::now() + Duration::from_secs(20);
+    while !holds() {
+        assert!(Instant::now() < end, "{what}");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+#[tokio::test]
+async fn r2_a_good_key_is_fetched_again_before_it_is_old_and_used_meanwhile() {
+    for (name, host) in PROVIDERS {
+        let stage = Stage::of(name, host, Manner::Honest).await;
+        assert_eq!(stage.check(0, "key-1").await, "ok", "{name}");
+        stage.be_due();
+        assert_eq!(stage.check(0, "key-1").await, "ok", "{name}: the known key");
+        soon("it is fetched in the background", || stage.host.calls() == 2).await;
+        soon("it is fresh again", || !stage.is_due()).await;
+        assert_eq!(stage.check(0, "key-1").await, "ok", "{name}");
+        assert_eq!(stage.host.calls(), 2, "{name}");
+
+        // The provider has taken it back.
+        stage.host.publish(&[published("key-2", 1)]);
+        stage.be_due();
+        assert_eq!(stage.check(0, "key-1").await, "ok", "{name}: it is not known yet");
+        soon("it is gone", || stage.ring.memory().good.is_empty()).await;
+        assert_ne!(stage.check(0, "key-1").await, "ok", "{name}");
+    }
+}
+
+#[tokio::test]
+async fn r2_a_good_key_outlives_an_outage_of_its_provider_for_a_day_and_no_longer() {
+    for (name, host) in PROVIDERS {
+        let mut stage = Stage::of(name, host, Manner::Honest).await;
+        assert_eq!(stage.check(0, "key-1").await, "ok", "{name}");
+        stage.lose_provider();
+        stage.be_due();
+        for _ in 0..3 {
+            assert_eq!(stage.check(0, "key-1").await, "ok", "{name}: the provider is away");
+        }
+        soon("it was asked for in vain", || !stage.ring.memory().failed.is_empty()).await;
+        assert_eq!(stage.check(0, "key-1").await, "ok", "{name}: the provider is away");
+        stage.ring.memory().good.values_mut().for_each(|held| held.until = Instant::now());
+        assert_eq!(stage.check(0, "key-1").await, "unavailable", "{name}: a day later");
+    }
+}
+
+#[tokio::test]
+async fn r2_a_key_that_has_checked_events_is_remembered_over_a_restart() {
+    for (name, host) in PROVIDERS {
+        let mut stage = Stage::of(name, host, Manner::Honest).await;
+        let path = stage.folder.path().join("keys.json");
+        assert_ne!(stage.check(2, "key-1").await, "ok", "{name}: forged");
+        assert!(!path.exists(), "{name}: the key has proved nothing yet");
+        assert_eq!(stage.check(0, "key-1").await, "ok", "{name}");
+        soon("it is written", || path.exists()).await;
+        let calls = stage.host.calls();
+        stage.lose_provider();
+        stage.restart();
+        assert_eq!(stage.check(0, "key-1").await, "ok", "{name}: after a restart, with the provider away");
+        assert_eq!(stage.check(2, "key-1").await, "signature_mismatch", "{name}");
+        assert_eq!(stage.host.calls(), calls, "{name}");
+
+        // What is remembered is trusted no longer than if the gateway had run on, nor if it comes from the future.
+        let text = std::fs::read_to_string(&path).unwrap();
+        for fetched_at in [NOW.0 - i64::try_from(USABLE.as_micros()).unwrap() - 1, NOW.0 + 60_000_000] {
+            std::fs::write(&path, text.replace(&NOW.0.to_string(), &fetched_at.to_string())).unwrap();
+            stage.restart();
+            assert_eq!(stage.check(0, "key-1").await, "unavailable", "{name}");
+        }
+    }
+}
+
+/// However many forgers have spent the budget, a key that has checked events may be fetched again.
+#[tokio::test]
+async fn fault_72_a_proven_key_is_fetched_again_whatever_forgers_have_spent() {
+    let stage = Stage::of("aws-sns", "sns.us-east-1.amazonaws.com", Manner::Honest).await;
+    assert_eq!(stage.check(0, "key-1").await, "ok");
+    stage.ring.memory().good.values_mut().for_each(|held| held.until = Instant::now());
+    for number in 0..40 {
+        assert!(key(&stage.ring, &stage.invented(number)).await.is_err());
+    }
+    assert_eq!(stage.check(0, "key-1").await, "ok");
+}
+
+#[tokio::test]
+async fn fault_72_few_requests_wait_for_a_key_and_with_few_bytes() {
+    let folder = tempfile::tempdir().unwrap();
+    let stage = Stage::of("aws-sns", "sns.us-east-1.amazonaws.com", Manner::Honest).await;
+    let ring = ring(stage.preset, &stage.settings, Arc::new(Silent), &folder);
+    let wanted = stage.invented(0);
+    let wait = |peer: u8, bytes: usize| {
+        let (ring, wanted) = (Arc::clone(&ring), wanted.clone());
+        tokio::spawn(async move { ring.fetch(&wanted, IpAddr::from([192, 0, 2, peer]), bytes).await.is_ok() })
+    };
+    let started = Instant::now();
+    let mut waits: Vec<_> = (0..200).map(|_| wait(1, 1)).collect();
+    waits.extend((0..200).map(|_| wait(2, 1)));
+    waits.extend((0..200).map(|_| wait(3, 1)));
+    let waiting = || ring.memory().waiting.by_peer.values().sum::<usize>();
+    soon("they wait", || waiting() == MAX_WAITING).await;
+    assert_eq!(ring.memory().waiting.by_peer.values().max(), Some(&MAX_WAITING_OF_PEER));
+    for wait in waits {
+        assert!(!wait.await.unwrap());
+    }
+    assert!(started.elapsed() < DEADLINE * 3, "{:?}", started.elapsed());
+    assert_eq!((waiting(), ring.memory().waiting.bytes), (0, 0), "all places are given back");
+    let too_much = ring.fetch(&stage.invented(1), PEER, (1 << 20) + 1).await;
+    assert_eq!(too_much.err(), Some(NoKey::Unavailable));
 }
 
 #[tokio::test]
@@ -613,7 +801,7 @@ async fn r43_a_name_or_an_address_of_this_machine_is_not_called() {
             fetcher.confirm(&url).await.unwrap_err(),
         ] {
             let reason = if host == "localhost" { "no public address" } else { "with a name only" };
-            assert!(error.0.contains(reason), "{host}: {error}");
+            assert!(error.to_string().contains(reason), "{host}: {error}");
         }
     }
     let nobody = tokio::time::timeout(Duration::from_millis(50), canary.accept()).await;
@@ -635,19 +823,15 @@ impl KeyFetcher for Silent {
 
 #[tokio::test]
 async fn every_wait_has_an_end_whatever_the_fetcher_does() {
-    let ring = KeyRing::new(Arc::new(Silent));
     let preset = Preset::named("google-pubsub").unwrap();
     let params = preset.params.iter().map(|param| (param.name.clone(), param.example.clone())).collect();
-    let verifier = Verifier::with(&preset.verify, &[], Settings { params, ..Settings::default() }).unwrap();
+    let settings = Settings { params, ..Settings::default() };
+    let ring = ring(preset, &settings, Arc::new(Silent), &tempfile::tempdir().unwrap());
     let wanted = KeyRequest::KeySet { url: "https://k.example/".to_owned(), id: "k".to_owned() };
-    let params = BTreeMap::new();
     let both = async {
-        tokio::join!(
-            ring.confirm("https://sns.us-east-1.amazonaws.com/"),
-            ring.key("source", &verifier, wanted, &params)
-        )
+        tokio::join!(ring.confirm("https://sns.us-east-1.amazonaws.com/"), ring.fetch(&wanted, PEER, 0))
     };
     let (confirmed, key) = tokio::time::timeout(Duration::from_secs(10), both).await.unwrap();
     assert!(confirmed.is_err());
-    assert_eq!(key.unwrap_err(), NoKey::Unavailable);
+    assert_eq!(key.err(), Some(NoKey::Unavailable));
 }

@@ -144,7 +144,7 @@ async fn health_and_readiness() {
     let rig = rig();
     assert_eq!(rig.gateway.json("/healthz").await, json!({ "status": "ok" }));
     let ready = rig.gateway.json("/readyz").await;
-    assert_eq!(names(&ready), ["durability", "failing", "journal", "ready", "self_test", "status"]);
+    assert_eq!(names(&ready), ["durability", "failing", "journal", "paused", "ready", "self_test", "status"]);
     assert_eq!(
         (&ready["ready"], &ready["status"], &ready["journal"]),
         (&true.into(), &"ready".into(), &"sqlite".into())

@@ -102,7 +102,7 @@ statement = "SELECT 3"
 "#;
 
 /// What must be found in it, and where.
-const FOUND_IN_ROUTES: [(&str, &str, usize); 40] = [
+const FOUND_IN_ROUTES: [(&str, &str, usize); 39] = [
     ("`dead`: \"forever\" is not a duration", "\"forever\"", 0),
     ("`audit`: \"200ms\" is not a duration", "\"200ms\"", 0),
     ("`order.paid` is of no use: `order.*` takes all of it", "\"order.paid\"", 0),
@@ -131,7 +131,6 @@ const FOUND_IN_ROUTES: [(&str, &str, usize); 40] = [
     ("`x-number` must be a string, not a integer", "1 }\n[[route]]\nname = \"circle-a\"", 0),
     ("route `circle-a` comes after itself", "\"circle-b\"\n[route.sql]", 0),
     ("`name`: a route name has", "\"Bad Name\"", 0),
-    ("a [[route]] needs a `name`", "[[route]]\nname = \"Bad Name\"", 0),
     ("a [[route]] needs a `source`", "[[route]]\nname = \"Bad Name\"", 0),
     ("a [[route]] needs a handler", "[[route]]\nname = \"Bad Name\"", 0),
     ("a route has one handler", "[route.http]\ntimeout = \"1h\"", 0),

@@ -51,6 +51,8 @@ async fn fault_100_strange_pages_cannot_give_orders() {
     assert_eq!(rig.show(&event).await["audit"][0]["who"], "ada");
     let replay = format!("/api/events/{event}/replay");
     assert_eq!(call(&rig, "POST", &replay, &[], "").await.status, 200);
+    let force = r#"{"force":true,"epoch":1,"reason":"x"}"#;
+    assert_eq!(call(&rig, "POST", &replay, &[json_type], force).await.status, 200);
     assert_eq!(rig.show(&event).await["audit"][1]["who"], "127.0.0.1");
     for who in ["", "a\u{85}b", &"x".repeat(201)] {
         check_error(&call(&rig, "POST", &replay, &[("oncehook-who", who)], "").await, 400, "who");
@@ -97,6 +99,7 @@ async fn every_call_is_described() {
         ("post", "/api/routes/{name}/resume"),
         ("post", "/api/sources/{name}/pause"),
         ("post", "/api/sources/{name}/resume"),
+        ("post", "/api/forgetting/resume"),
     ] {
         assert!(document["paths"][path][method]["responses"].is_object(), "{method} {path} is not described");
         let path = path.replace("{id}", "x").replace("{name}", "x");

@@ -1,9 +1,12 @@
 //! What the destination said, and what it means for the delivery.
 //!
 //! Promises: at most [`READ_BYTES`] of an answer are read and the rest is not waited for; a stored result and an error
-//! stay small; what the other side says is shown without control characters and without our own secrets.
+//! stay small; what the other side says is shown without control characters, and shown and kept without our own secrets;
+//! what is kept as JSON can be read by every parser, also inside of our own JSON.
 
+use std::borrow::Cow;
 use std::error::Error;
+use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, UNIX_EPOCH};
 
@@ -13,7 +16,9 @@ use oncehook_verify::UnixMicros;
 use tokio::time::{Instant, timeout_at};
 
 use super::OnClientError;
+use super::hidden::Hidden;
 use crate::delivery::{Cause, Failure};
+use crate::json::{PLAIN_LEVELS, is_json_within};
 use crate::outbound::Refused;
 
 /// A header by which a destination that cannot answer 425 says "not yet".
@@ -70,27 +75,35 @@ impl Answer {
         Self { status, headers, body, end }
     }
 
-    /// `{"status":200,"body":…,"type":…}`: all that was read, with the content type, so that it can be said again.
-    fn to_whole_result(&self) -> String {
-        let body = match std::str::from_utf8(&self.body) {
-            Ok("") => "null".to_owned(),
-            Ok(text) if is_json(text) => text.trim().to_owned(),
-            _ => serde_json::Value::from(String::from_utf8_lossy(&self.body)).to_string(),
-        };
+    /// `{"status":200,"body":…,"type":…}`: all that was read, with the content type, so that it can be said again. A body
+    /// that is kept as a text although it is called JSON is marked with `"text":true`.
+    fn to_whole_result(&self, hidden: &Hidden) -> String {
+        let (body, is_text) = self.kept_body(hidden, READ_BYTES, READ_BYTES);
         let kind = self.headers.get(CONTENT_TYPE).and_then(|kind| kind.to_str().ok());
-        let kind = serde_json::Value::from(kind);
-        format!("{{\"status\":{},\"body\":{body},\"type\":{kind}}}", self.status.as_u16())
+        let mark =
+            if is_text && kind.is_some_and(|kind| kind.contains("json")) { ",\"text\":true" } else { "" };
+        let kind = serde_json::Value::from(kind.map(|kind| hidden.censor(kind)));
+        format!("{{\"status\":{},\"body\":{body},\"type\":{kind}{mark}}}", self.status.as_u16())
     }
 
     /// `{"status":200,"body":…}`, with a small JSON body as it is and any other as text.
-    fn to_result(&self) -> String {
-        let body = match std::str::from_utf8(&self.body) {
-            Ok("") => "null".to_owned(),
-            Ok(text) if text.len() <= RESULT_JSON_BYTES && is_json(text) => text.trim().to_owned(),
-            _ => serde_json::Value::from(cut(&String::from_utf8_lossy(&self.body), RESULT_TEXT_BYTES))
-                .to_string(),
-        };
+    fn to_result(&self, hidden: &Hidden) -> String {
+        let (body, _) = self.kept_body(hidden, RESULT_JSON_BYTES, RESULT_TEXT_BYTES);
         format!("{{\"status\":{},\"body\":{body}}}", self.status.as_u16())
+    }
+
+    /// The body as JSON, without what is hidden, and whether it is a text. JSON that some parsers cannot read is one.
+    fn kept_body(&self, hidden: &Hidden, json_bytes: usize, text_bytes: usize) -> (String, bool) {
+        if self.body.is_empty() {
+            return ("null".to_owned(), false);
+        }
+        let text = String::from_utf8_lossy(&self.body);
+        let is_utf8 = matches!(text, Cow::Borrowed(_));
+        let text = hidden.censor(&text);
+        if is_utf8 && text.len() <= json_bytes && is_json_within(&text, PLAIN_LEVELS) {
+            return (text.trim().to_owned(), false);
+        }
+        (serde_json::Value::from(cut(&text, text_bytes)).to_string(), true)
     }
 
     /// How long the other side wants to be left alone: a number of seconds, or a date.
@@ -110,8 +123,8 @@ pub(super) struct Destination {
     /// Scheme, host and port. A path or a query may hold a token.
     pub(super) name: String,
     pub(super) on_4xx: OnClientError,
-    /// Words that never stand in an error.
-    pub(super) hidden: Vec<String>,
+    /// What stands neither in an error nor in a result.
+    pub(super) hidden: Hidden,
     /// Whether answers are kept whole.
     pub(super) whole: AtomicBool,
 }
@@ -121,70 +134,76 @@ impl Destination {
     pub(super) fn judge(&self, answer: Answer, now: UnixMicros) -> Result<Option<String>, Failure> {
         let message = || self.describe(&answer);
         let again = || {
-            let failure = Failure::retry(Cause::Destination, message());
+            let failure = Failure::retry(Cause::Destination, message()).in_log(logged(&answer));
             match answer.retry_after(now) {
                 Some(wait) => failure.after(wait),
                 None => failure,
             }
         };
+        let refused = || Failure::permanent(Cause::Destination, message()).in_log(logged(&answer)).answered();
         let result = || match &answer.end {
-            End::Enough if self.whole.load(Ordering::Relaxed) => Ok(Some(answer.to_whole_result())),
-            End::Enough => Ok(Some(answer.to_result())),
+            End::Enough if self.whole.load(Ordering::Relaxed) => {
+                Ok(Some(answer.to_whole_result(&self.hidden)))
+            }
+            End::Enough => Ok(Some(answer.to_result(&self.hidden))),
             End::BrokeOff(why) => {
                 let message = format!("{}, but its answer broke off: {why}", message());
-                Err(Failure::retry(Cause::Destination, message))
+                Err(Failure::retry(Cause::Destination, message).in_log("its answer broke off"))
             }
         };
         match answer.status.as_u16() {
             200..=299 => result(),
-            300..=399 => Err(Failure::retry(Cause::Destination, self.describe_redirect(&answer))),
+            300..=399 => {
+                let failure = Failure::retry(Cause::Destination, self.describe_redirect(&answer));
+                Err(failure.in_log(format!("{}; redirects are not followed", logged(&answer))))
+            }
             // Not yet: it works, and wants something else first.
             425 => Err(self.deferred(&answer)),
             _ if answer.headers.contains_key(RETRY_LATER) && !answer.status.is_success() => {
                 Err(self.deferred(&answer))
             }
             408 | 429 => Err(again()),
-            410 if self.on_4xx != OnClientError::Result => {
-                Err(Failure::permanent(Cause::Destination, message()).answered())
-            }
+            410 if self.on_4xx != OnClientError::Result => Err(refused()),
             400..=499 => match self.on_4xx {
                 OnClientError::Retry => Err(again().answered()),
                 OnClientError::Result => result(),
-                OnClientError::GiveUp => Err(Failure::permanent(Cause::Destination, message()).answered()),
+                OnClientError::GiveUp => Err(refused()),
             },
             _ => Err(again()),
         }
     }
 
     fn deferred(&self, answer: &Answer) -> Failure {
-        Failure::defer(format!("{} says: not yet", self.describe(answer)))
+        Failure::defer(format!("{} says: not yet", self.describe(answer))).in_log(logged(answer))
     }
 
     /// No answer in time.
     pub(super) fn too_slow(&self, timeout: Duration) -> Failure {
-        Failure::retry(Cause::Destination, format!("{} gave no answer within {timeout:?}", self.name))
+        let logged = format!("no answer within {timeout:?}");
+        Failure::retry(Cause::Destination, format!("{} gave {logged}", self.name)).in_log(logged)
     }
 
     /// No exchange at all, or one that broke off before an answer.
     pub(super) fn unreachable(&self, error: &reqwest::Error) -> Failure {
-        let message = if let Some(refused) = refused(error) {
-            format!("{} is not asked: {refused}", self.name)
+        let (message, logged) = if let Some(refused) = refused(error) {
+            (format!("{} is not asked: {refused}", self.name), "its address is not allowed")
         } else if error.is_connect() {
-            format!("{} cannot be reached: {}", self.name, innermost(error))
+            (format!("{} cannot be reached: {}", self.name, innermost(error)), "it cannot be reached")
         } else {
-            format!("{} gave no answer: {}", self.name, innermost(error))
+            (format!("{} gave no answer: {}", self.name, innermost(error)), "no answer")
         };
-        Failure::retry(Cause::Destination, message)
+        let failure = Failure::retry(Cause::Destination, message);
+        match io_kind(error) {
+            // Such as "connection refused": words of the standard library.
+            Some(kind) => failure.in_log(kind.to_string()),
+            None => failure.in_log(logged),
+        }
     }
 
     fn describe(&self, answer: &Answer) -> String {
         let Self { name, hidden, .. } = self;
         let mut text = format!("{name} answered {}", answer.status);
-        let mut said = String::from_utf8_lossy(&answer.body).into_owned();
-        for word in hidden {
-            said = said.replace(word.as_str(), "(hidden)");
-        }
-        let said = shown(&said);
+        let said = shown(&hidden.censor(&String::from_utf8_lossy(&answer.body)));
         if !said.is_empty() {
             text.push_str(": ");
             text.push_str(&said);
@@ -216,6 +235,18 @@ fn refused(error: &reqwest::Error) -> Option<&Refused> {
     None
 }
 
+/// An answer in the log: its status without a word of what it said.
+fn logged(answer: &Answer) -> String {
+    format!("HTTP {}", answer.status.as_u16())
+}
+
+/// What the operating system said, if the failure came from there.
+fn io_kind(error: &reqwest::Error) -> Option<io::ErrorKind> {
+    let causes = std::iter::successors(error.source(), |cause| (**cause).source());
+    let kinds = causes.filter_map(|cause| cause.downcast_ref::<io::Error>()).map(io::Error::kind);
+    kinds.filter(|kind| *kind != io::ErrorKind::Other).last()
+}
+
 /// The innermost reason, such as `Connection refused`; the layers above it repeat the whole URL.
 fn innermost(error: &reqwest::Error) -> String {
     let mut at: &dyn Error = error;
@@ -224,10 +255,6 @@ fn innermost(error: &reqwest::Error) -> String {
     }
     // Without a reason inside there is only reqwest's own text, which would name the URL.
     if at.is::<reqwest::Error>() { "the request failed".to_owned() } else { shown(&at.to_string()) }
-}
-
-fn is_json(text: &str) -> bool {
-    serde_json::from_str::<serde_json::Value>(text).is_ok()
 }
 
 /// One short line without control characters.

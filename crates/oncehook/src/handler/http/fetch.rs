@@ -5,7 +5,8 @@
 //!
 //! Promises: one request per attempt, with one deadline; at most [`MOST_BYTES`] are read; the entity becomes one segment of the
 //! path (or one value of the query) and can lead nowhere else; the guard of `outbound` stands before the connection, redirects
-//! are not followed. No error holds the token or more of the URL than scheme, host and port.
+//! are not followed. Neither an error nor what is fetched holds the token; no error holds more of the URL than scheme, host
+//! and port.
 //!
 //! Does not: make what it fetched newer than what the provider says, or keep it for another attempt. Whatever goes wrong is a
 //! failure that is tried again.
@@ -22,8 +23,10 @@ use url::Url;
 use url::form_urlencoded::byte_serialize;
 
 use super::answer::Destination;
+use super::hidden::{Hidden, url_credentials};
 use super::{LONGEST_TIMEOUT, OnClientError, client};
 use crate::delivery::{Cause, Failure, HandedEvent};
+use crate::json::{SHOWN_LEVELS, is_json_within};
 use crate::outbound::{Guard, Names, SystemNames};
 
 /// What stands for the entity in the URL.
@@ -106,11 +109,13 @@ impl Fetch {
             ));
         }
         let auth = options.auth.as_ref().map(|auth| authorization(auth.reveal())).transpose()?;
-        let hidden = options.auth.iter().flat_map(|auth| auth.reveal().split_whitespace());
+        let hidden = Hidden::new(
+            url_credentials(&url).iter().map(String::as_str).chain(options.auth.iter().map(Secret::reveal)),
+        );
         let destination = Destination {
             name: url.origin().ascii_serialization(),
             on_4xx: OnClientError::Retry,
-            hidden: hidden.map(str::to_owned).collect(),
+            hidden,
             whole: AtomicBool::new(false),
         };
         Ok(Self {
@@ -145,10 +150,10 @@ impl Fetch {
             Err(_) => return Err(self.destination.too_slow(self.timeout)),
         };
         if !response.status().is_success() {
-            return Err(self.failure(&format!(
-                "answered {} when it was asked for the current state",
-                response.status()
-            )));
+            let failure = self
+                .failure(&format!("answered {} when it was asked for the current state", response.status()));
+            let logged = format!("HTTP {} to the request for the current state", response.status().as_u16());
+            return Err(failure.in_log(logged));
         }
         let mut body = Vec::new();
         loop {
@@ -164,14 +169,16 @@ impl Fetch {
                 );
             }
         }
-        let text = String::from_utf8(body)
-            .ok()
-            .filter(|text| serde_json::from_str::<&serde_json::value::RawValue>(text).is_ok());
-        text.ok_or_else(|| self.failure("told the current state in something that is not JSON"))
+        let text =
+            String::from_utf8(body).ok().map(|text| self.destination.hidden.censor(&text).into_owned());
+        text.filter(|text| is_json_within(text, SHOWN_LEVELS)).ok_or_else(|| {
+            self.failure("told the current state in something that is not JSON, or that is nested too deep")
+        })
     }
 
     fn failure(&self, what: &str) -> Failure {
         Failure::retry(Cause::Destination, format!("{} {what}", self.destination.name))
+            .in_log("the current state of the entity could not be fetched")
     }
 
     /// The URL with the entity in it. Nothing if it would lead elsewhere: a dot segment is taken out of a path.

@@ -1,14 +1,19 @@
-//! The headers of a request: those of every attempt, those of this one, and those of the configuration.
+//! The headers of a request: the provider's own, those of every attempt, those of this one, and those of the configuration.
 //!
 //! Promises: what frames the message or carries our promises (`Host`, `Transfer-Encoding`, `Idempotency-Key`, `webhook-*`, …)
-//! cannot be configured. The signature is made with the data of the `standard-webhooks` preset, with which a receiver made
-//! from it verifies.
+//! cannot be configured, nor come from the provider. What an event says can neither end a header nor begin another. The
+//! signature is made with the data of the `standard-webhooks` preset, with which a receiver made from it verifies.
+
+use std::sync::OnceLock;
 
 use http::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
-use oncehook_verify::{Preset, Request, Signer, UnixMicros};
+use oncehook_verify::{EventHeaders, Preset, Request, Secret, Signer, UnixMicros};
+use url::Url;
 
 use super::HttpOptions;
+use super::hidden::{Hidden, is_credential, url_credentials};
 use crate::delivery::{Cause, Claim, Failure, HandedEvent};
+use crate::handler::{Expression, HeaderTemplate};
 
 /// Names that belong to the connection, to the message's frame, or to us.
 const TAKEN: [&str; 13] = [
@@ -30,14 +35,30 @@ const TAKEN: [&str; 13] = [
 /// Families of names that are ours.
 const TAKEN_FAMILIES: [&str; 2] = ["webhook-", "oncehook-"];
 
-/// Words shorter than this are not worth hiding, and hiding them would spoil every other text.
-const HIDDEN_WORD: usize = 8;
+/// Names of headers that carry credentials, whoever sends them.
+const CREDENTIALS: [&str; 2] = ["authorization", "cookie"];
+
+/// No value that is made from an event is longer.
+const LONGEST_VALUE: usize = 8 << 10;
 
 pub(super) struct Headers {
     signer: Option<Signer>,
     configured: HeaderMap,
+    templates: Vec<(HeaderName, HeaderTemplate)>,
     /// Whether the body is a template, which is JSON whatever the event was.
     templated: bool,
+    /// The provider's headers that go along with the original body.
+    forwarded: OnceLock<EventHeaders>,
+}
+
+/// May a header of this name be forwarded? Not what frames the message, what is ours, or what carries credentials.
+#[must_use]
+pub fn may_be_forwarded(name: &str) -> bool {
+    !is_taken(name) && !CREDENTIALS.contains(&name) && name != "content-type"
+}
+
+fn is_taken(name: &str) -> bool {
+    TAKEN.contains(&name) || TAKEN_FAMILIES.iter().any(|family| name.starts_with(family))
 }
 
 impl Headers {
@@ -50,7 +71,19 @@ impl Headers {
                 Some(Signer::new(&preset.verify, secret).map_err(|error| error.to_string())?)
             }
         };
-        Ok(Self { signer, configured: configured(&options.headers)?, templated: options.body.is_some() })
+        let configured = configured(&options.headers)?;
+        let templates = templates(&options.header_templates, &configured)?;
+        let templated = options.body.is_some();
+        Ok(Self { signer, configured, templates, templated, forwarded: OnceLock::new() })
+    }
+
+    pub(super) fn forward(&self, headers: EventHeaders) {
+        // Nobody sets it twice.
+        let _ = self.forwarded.set(headers);
+    }
+
+    pub(super) fn needs_result(&self) -> bool {
+        self.templates.iter().any(|(_, template)| template.any(Expression::needs_result))
     }
 
     /// All headers of one attempt.
@@ -61,7 +94,14 @@ impl Headers {
         now: UnixMicros,
     ) -> Result<HeaderMap, Failure> {
         let key = claim.fence.delivery.idempotency_key();
-        let mut headers = HeaderMap::with_capacity(12 + self.configured.len());
+        let mut headers = HeaderMap::with_capacity(16 + self.configured.len() + self.templates.len());
+        if let Some(forwarded) = self.forwarded.get().filter(|_| !self.templated) {
+            for (name, value) in stored(&claim.event) {
+                if forwarded.contains(name.as_str()) && may_be_forwarded(name.as_str()) {
+                    headers.append(name, value);
+                }
+            }
+        }
         let mut put = |name: &'static str, text: &str| {
             // A type or an id that cannot stand in a header is left out; the body has it.
             if let Ok(value) = HeaderValue::from_str(text) {
@@ -80,7 +120,7 @@ impl Headers {
         let content_type = if self.templated {
             Some(HeaderValue::from_static("application/json"))
         } else {
-            content_type(&claim.event)
+            stored(&claim.event).find_map(|(name, value)| (name == CONTENT_TYPE).then_some(value))
         };
         if let Some(value) = content_type {
             headers.insert(CONTENT_TYPE, value);
@@ -97,18 +137,34 @@ impl Headers {
         for (name, value) in &self.configured {
             headers.insert(name, value.clone());
         }
+        for (name, template) in &self.templates {
+            headers.insert(name, made_from_event(name, &template.fill(&claim.event)?)?);
+        }
         Ok(headers)
     }
 }
 
-/// The type of the original body.
-fn content_type(event: &HandedEvent) -> Option<HeaderValue> {
-    event.headers.split(|byte| *byte == b'\n').find_map(|line| {
+/// A value that may hold anything that a sender wrote. What would end the header, or hide in it, ends the delivery.
+fn made_from_event(name: &HeaderName, text: &str) -> Result<HeaderValue, Failure> {
+    let refused = |why: &str| {
+        let message = format!("the header `{name}` cannot be sent: made from this event it {why}");
+        Failure::permanent(Cause::Poison, message)
+    };
+    if text.len() > LONGEST_VALUE {
+        return Err(refused(&format!("has {} bytes, and {LONGEST_VALUE} are allowed", text.len())));
+    }
+    if text.contains(char::is_control) {
+        return Err(refused("holds a line break or another control character"));
+    }
+    HeaderValue::from_bytes(text.as_bytes()).map_err(|_| refused("holds characters that a header cannot"))
+}
+
+/// The headers of the original request, as far as they were kept.
+fn stored(event: &HandedEvent) -> impl Iterator<Item = (HeaderName, HeaderValue)> {
+    event.headers.split(|byte| *byte == b'\n').filter_map(|line| {
         let (name, value) = line.split_at_checked(line.iter().position(|byte| *byte == b':')?)?;
-        if !name.eq_ignore_ascii_case(b"content-type") {
-            return None;
-        }
-        HeaderValue::from_bytes(value.strip_prefix(b":")?.trim_ascii()).ok()
+        let name = HeaderName::from_bytes(name).ok()?;
+        Some((name, HeaderValue::from_bytes(value.strip_prefix(b":")?.trim_ascii()).ok()?))
     })
 }
 
@@ -116,24 +172,63 @@ fn content_type(event: &HandedEvent) -> Option<HeaderValue> {
 fn configured(pairs: &[(String, String)]) -> Result<HeaderMap, String> {
     let mut headers = HeaderMap::with_capacity(pairs.len());
     for (name, value) in pairs {
-        let name: HeaderName =
-            name.parse().map_err(|_| format!("{name:?} cannot be the name of a header"))?;
-        let text = name.as_str();
-        if TAKEN.contains(&text) || TAKEN_FAMILIES.iter().any(|family| text.starts_with(family)) {
-            return Err(format!("the header `{text}` cannot be set; oncehook decides about it"));
-        }
-        let mut value = HeaderValue::from_str(value)
-            .map_err(|_| format!("the value of the header `{text}` holds characters that a header cannot"))?;
+        let name = name_to_set(name)?;
+        let mut value = HeaderValue::from_str(value).map_err(|_| unfit(&name))?;
         value.set_sensitive(true);
         if headers.insert(name.clone(), value).is_some() {
-            return Err(format!("the header `{name}` is set twice"));
+            return Err(twice(&name));
         }
     }
     Ok(headers)
 }
 
-/// What must not come back to us in an error, should the other side echo its request. The secret is not sent at all.
-pub(super) fn hidden_words(options: &HttpOptions) -> Vec<String> {
-    let words = options.headers.iter().flat_map(|(_, value)| value.split_whitespace());
-    words.filter(|word| word.len() >= HIDDEN_WORD).map(str::to_owned).collect()
+/// The headers that are filled from events, checked as far as they can be without one.
+fn templates(
+    pairs: &[(String, HeaderTemplate)],
+    configured: &HeaderMap,
+) -> Result<Vec<(HeaderName, HeaderTemplate)>, String> {
+    let mut templates: Vec<(HeaderName, HeaderTemplate)> = Vec::with_capacity(pairs.len());
+    for (name, template) in pairs {
+        let name = name_to_set(name)?;
+        if template.texts().any(|text| HeaderValue::from_str(text).is_err()) {
+            return Err(unfit(&name));
+        }
+        if configured.contains_key(&name) || templates.iter().any(|(known, _)| *known == name) {
+            return Err(twice(&name));
+        }
+        templates.push((name, template.clone()));
+    }
+    Ok(templates)
+}
+
+fn name_to_set(name: &str) -> Result<HeaderName, String> {
+    let name: HeaderName = name.parse().map_err(|_| format!("{name:?} cannot be the name of a header"))?;
+    if is_taken(name.as_str()) {
+        return Err(format!("the header `{name}` cannot be set; oncehook decides about it"));
+    }
+    Ok(name)
+}
+
+fn unfit(name: &HeaderName) -> String {
+    format!("the value of the header `{name}` holds characters that a header cannot")
+}
+
+fn twice(name: &HeaderName) -> String {
+    format!("the header `{name}` is set twice")
+}
+
+/// What must not come back to us in an error or a result, should the other side repeat its request: the configured secrets,
+/// and whatever stands in a header or a parameter whose name says that it is one.
+pub(super) fn credentials(options: &HttpOptions, url: &Url) -> Hidden {
+    let in_url = url_credentials(url);
+    let named = options.header_templates.iter().filter(|(name, _)| is_credential(name));
+    let secret = options.secret.iter().map(Secret::reveal);
+    let values = options.headers.iter().map(|(_, value)| value.as_str());
+    let signing = secret.flat_map(|secret| [Some(secret), secret.strip_prefix("whsec_")]).flatten();
+    Hidden::new(
+        values
+            .chain(named.flat_map(|(_, template)| template.texts()))
+            .chain(signing)
+            .chain(in_url.iter().map(String::as_str)),
+    )
 }

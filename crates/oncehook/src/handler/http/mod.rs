@@ -1,10 +1,11 @@
 //! HTTP as a handler: the event is posted to the user's application, at least once, with a key that stays the same.
 //!
-//! Promises: the original body goes out byte for byte (or the filled template); `Idempotency-Key` and `webhook-id` are the
+//! Promises: the original body goes out byte for byte, with the provider's own event headers (or the filled template, without
+//! them); `Idempotency-Key` and `webhook-id` are the
 //! same for every attempt of a delivery, `webhook-timestamp` and `webhook-signature` fresh for each. One deadline holds for
 //! the whole exchange, and of an answer only a bounded part is read. No redirect is followed, no proxy is asked, no cookie
-//! is kept, and the guard of `outbound` stands before every connection. No error holds a secret, a header's value or
-//! more of the URL than scheme, host and port.
+//! is kept, and the guard of `outbound` stands before every connection. Neither an error nor a result holds a configured
+//! secret, and no error more of the URL than scheme, host and port.
 //!
 //! A 2xx whose body breaks off counts as a failure: the other side may have died in the middle of its work. Trying again is
 //! safe because of the key.
@@ -15,6 +16,7 @@ mod answer;
 mod client;
 mod fetch;
 mod headers;
+mod hidden;
 
 use std::fmt;
 use std::sync::Arc;
@@ -22,16 +24,17 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
-use oncehook_verify::{Secret, UnixMicros};
+use oncehook_verify::{EventHeaders, Secret, UnixMicros};
 use tokio::time::{Instant, timeout_at};
 use url::Url;
 
-use super::Template;
+use super::{HeaderTemplate, Template};
 use crate::delivery::{Claim, Failure};
 use crate::outbound::{Guard, Names, SystemNames};
 use answer::{Answer, Destination};
 pub use fetch::{Fetch, FetchOptions};
 use headers::Headers;
+pub use headers::may_be_forwarded;
 
 /// No exchange may take longer: whoever waits holds one of the route's few places.
 pub const LONGEST_TIMEOUT: Duration = Duration::from_secs(300);
@@ -46,8 +49,11 @@ pub struct HttpOptions {
     pub timeout: Duration,
     /// What is sent; the original body if not set.
     pub body: Option<Template>,
-    /// Further headers.
+    /// Further headers with these values. They are taken for secrets: never filled from an event, and hidden where the
+    /// destination repeats them.
     pub headers: Vec<(String, String)>,
+    /// Further headers that are filled from the event.
+    pub header_templates: Vec<(String, HeaderTemplate)>,
     /// Whether names that resolve to private addresses, and link-local addresses, may be reached.
     pub allow_private: bool,
     /// What an answer of 4xx means, apart from those that ask for another try and from 410.
@@ -76,6 +82,7 @@ impl HttpOptions {
             timeout: Duration::from_secs(15),
             body: None,
             headers: Vec::new(),
+            header_templates: Vec::new(),
             allow_private: false,
             on_4xx: OnClientError::default(),
         }
@@ -131,10 +138,16 @@ impl HttpHandler {
         let destination = Destination {
             name: url.origin().ascii_serialization(),
             on_4xx: options.on_4xx,
-            hidden: headers::hidden_words(&options),
+            hidden: headers::credentials(&options, &url),
             whole: AtomicBool::new(false),
         };
         Ok(Self { url, client, headers, body: options.body, timeout: options.timeout, destination })
+    }
+
+    /// Sends these of the provider's headers along with the original body. Credentials and names that are ours are left
+    /// out. A second list is not taken.
+    pub fn forward(&self, headers: EventHeaders) {
+        self.headers.forward(headers);
     }
 
     /// Keeps answers whole, as far as they are read: somebody waits for them.
@@ -142,10 +155,10 @@ impl HttpHandler {
         self.destination.whole.store(true, Ordering::Relaxed);
     }
 
-    /// Whether the body needs the result of a delivery before.
+    /// Whether the body or a header needs the result of a delivery before.
     #[must_use]
     pub fn needs_result(&self) -> bool {
-        self.body.as_ref().is_some_and(Template::needs_result)
+        self.body.as_ref().is_some_and(Template::needs_result) || self.headers.needs_result()
     }
 
     /// Makes one attempt. The result is JSON: the answer's status and an excerpt of its body.

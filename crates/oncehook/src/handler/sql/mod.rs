@@ -5,6 +5,8 @@
 //!
 //! Does not: run anything. A journal does that, on its own connection, next to the rows that record it.
 
+pub(crate) mod postgres;
+mod redact;
 mod statement;
 
 pub use statement::{Dialect, Statement};
@@ -12,7 +14,26 @@ pub use statement::{Dialect, Statement};
 use std::collections::BTreeMap;
 
 use super::value::{Expression, Found, Lookup};
-use crate::delivery::{Failure, HandedEvent};
+use crate::delivery::{Cause, Failure, HandedEvent};
+
+/// A result beyond this many rows or bytes is an error on every engine: it would be kept for every event, and a part of it
+/// would pass for the whole.
+pub(crate) const RESULT_ROWS: usize = 100;
+pub(crate) const RESULT_BYTES: usize = 64 << 10;
+
+/// The failure of statements that returned more than that. What they did is undone.
+pub(crate) fn too_large() -> Failure {
+    let told = format!("a handler's result has at most {RESULT_ROWS} rows and {RESULT_BYTES} bytes");
+    Failure::permanent(Cause::Handler, told)
+}
+
+/// The failure of statements that ended the transaction they ran in. What they did may be committed, so they do not run again.
+pub(crate) fn ended_transaction() -> Failure {
+    let told = "a statement of the handler ended the transaction it ran in, so what it did may be committed; the delivery is \
+                not tried again: look at the handler's statements, procedures and triggers, see what is there, and retry or \
+                skip the delivery";
+    Failure::permanent(Cause::Handler, told)
+}
 
 /// The statements of a route with what is bound to them.
 #[derive(Debug, Clone)]
@@ -100,6 +121,12 @@ impl SqlHandler {
     #[must_use]
     pub fn needs_result(&self) -> bool {
         self.lookup.needs_result()
+    }
+
+    /// What an engine says of an error, without values of the event that were bound.
+    pub(crate) fn without_values(&self, told: &str, event: &HandedEvent) -> String {
+        // Without values nothing was run that could repeat them.
+        self.values(event).map_or_else(|_| told.to_owned(), |values| redact::without(told, &values))
     }
 
     /// The values of the bound names.

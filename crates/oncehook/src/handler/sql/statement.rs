@@ -3,6 +3,8 @@
 //! Promises: what stands in quotes, comments and dollar quotes is left alone; a name that is not bound is an error.
 //! Does not: understand SQL beyond that. Whether a statement is allowed is the journal's to say.
 
+use super::postgres::{self, Piece};
+
 /// How an engine writes placeholders.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Dialect {
@@ -116,8 +118,12 @@ fn placeholder(statement: &mut Statement, place: usize, dialect: Dialect) {
     });
 }
 
-/// The length of the quoted text or comment that begins here, and whether it is a comment.
+/// The length of the quoted text, comment or word that begins here, and whether it is a comment.
 fn opaque(rest: &str, dialect: Dialect) -> Result<Option<(usize, bool)>, String> {
+    if dialect == Dialect::Postgres {
+        let (piece, length) = postgres::piece(rest)?;
+        return Ok((piece != Piece::Other).then_some((length, piece == Piece::Comment)));
+    }
     let until = |start: usize, end: &str, what: &str| -> Result<usize, String> {
         let inner = rest.get(start..).unwrap_or_default();
         inner.find(end).map(|at| start + at + end.len()).ok_or_else(|| format!("{what} is not closed"))
@@ -128,10 +134,6 @@ fn opaque(rest: &str, dialect: Dialect) -> Result<Option<(usize, bool)>, String>
         [b'/', b'*', ..] => Some((until(2, "*/", "a comment")?, true)),
         [b'[', ..] if dialect == Dialect::Sqlite => Some((until(1, "]", "a [name]")?, false)),
         [quote @ (b'\'' | b'"' | b'`'), ..] => Some((quoted(rest, *quote, dialect)?, false)),
-        [b'$', ..] if dialect == Dialect::Postgres => match dollar_tag(rest) {
-            Some(tag) => Some((until(tag.len(), tag, "a dollar-quoted text")?, false)),
-            None => None,
-        },
         _ => None,
     })
 }
@@ -152,16 +154,6 @@ fn quoted(rest: &str, quote: u8, dialect: Dialect) -> Result<usize, String> {
         }
     }
     Err("a quote is not closed".to_owned())
-}
-
-/// `$$` or `$tag$`.
-fn dollar_tag(rest: &str) -> Option<&str> {
-    let end = rest.get(1..)?.find('$')? + 2;
-    let tag = rest.get(..end)?;
-    let name = tag.trim_matches('$');
-    (name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_')
-        && !name.starts_with(|c: char| c.is_ascii_digit()))
-    .then_some(tag)
 }
 
 #[cfg(test)]
@@ -195,6 +187,8 @@ mod tests {
         assert_eq!(texts(text, Dialect::Mysql), [(r"SELECT 'a\':b', ? # ;:b".into(), vec![0])]);
         let text = "SELECT $x$ :a; $x$, :a, '{\"k\":1}'";
         assert_eq!(texts(text, Dialect::Postgres), [("SELECT $x$ :a; $x$, $1, '{\"k\":1}'".into(), vec![0])]);
+        let text = r"SELECT E'\':a;', a$$, :a /* /* ; */ :b */";
+        assert_eq!(texts(text, Dialect::Postgres), [(text.replacen(":a /*", "$1 /*", 1), vec![0])]);
         assert_eq!(texts("SELECT [x:a;y], :a", Dialect::Sqlite), [("SELECT [x:a;y], ?1".into(), vec![0])]);
     }
 

@@ -14,6 +14,7 @@ mod writer;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicI64, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::time::Duration;
 
 use crossbeam_channel::{Sender, TrySendError};
 use oncehook_verify::UnixMicros;
@@ -94,6 +95,9 @@ pub struct SpoolState {
 const QUEUE: usize = 8_192;
 const QUEUE_BYTES: usize = 64 << 20;
 
+/// How often a close looks for room in a full queue.
+const A_MOMENT: Duration = Duration::from_millis(2);
+
 /// Listens for the outcome. Dropping it cancels nothing.
 pub(super) type Ticket = oneshot::Receiver<Result<Receipt, SpoolError>>;
 
@@ -109,8 +113,8 @@ pub struct Spool {
 /// What the writer thread and the rest look at together.
 #[derive(Default)]
 struct Shared {
-    /// Set once, under the write lock, when the writer ends. Work is queued under the read lock, so none can slip in behind
-    /// the writer's back and wait for ever.
+    /// Set once, under the write lock, when somebody closes the spool or the writer ends. Work is queued under the read lock,
+    /// so none can be queued behind the close, where nobody would answer it.
     closed: RwLock<bool>,
     /// Events that wait in the file, and those on their way into it.
     outstanding: AtomicUsize,
@@ -141,6 +145,7 @@ impl Spool {
         connection::check_library()?;
         let place = place::check(&options.path)?;
         let lock = LockFile::take(&place.path)?;
+        place.keep_private()?;
         let shared = Arc::new(Shared::default());
         let writer = Writer::open(&place.path, options, lock, Arc::clone(&shared))?;
         place.sync_directory()?;
@@ -227,10 +232,22 @@ impl Spool {
         self.ask(|answer| Command::SetAside { seq, reason, answer }).await
     }
 
-    /// Stores what is queued, then stops.
-    pub async fn close(&self) {
-        // Closed already is what was asked for.
-        let _ = self.ask(Command::Close).await;
+    /// Refuses what comes from now on, stores what is queued, then stops. Returns whether that was done within `patience`. If not,
+    /// the writer goes on by itself; whoever waits for an append has no answer yet, and so no promise.
+    pub async fn close(&self, patience: Duration) -> bool {
+        self.shared.close();
+        let closing = async {
+            let (done, closed) = oneshot::channel();
+            let mut command = Command::Close(done);
+            // A full queue has room again when the writer has stored some of it.
+            while let Err(TrySendError::Full(refused)) = self.queue.try_send(command) {
+                command = refused;
+                tokio::time::sleep(A_MOMENT).await;
+            }
+            // An error means that the writer has ended already.
+            let _ = closed.await;
+        };
+        tokio::time::timeout(patience, closing).await.is_ok()
     }
 
     async fn ask<T>(
@@ -256,4 +273,121 @@ impl Spool {
 
 fn gone() -> SpoolError {
     SpoolError::Unavailable("its writer is gone".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Instant;
+
+    use super::*;
+    use crate::fastpath::tests::event;
+
+    const PLENTY: Duration = Duration::from_secs(60);
+
+    /// A spool whose writer is kept from committing.
+    struct Rig {
+        spool: Arc<Spool>,
+        lock: rusqlite::Connection,
+        path: PathBuf,
+        _directory: tempfile::TempDir,
+    }
+
+    impl Rig {
+        fn new() -> Self {
+            let directory = tempfile::tempdir().unwrap();
+            let path = directory.path().join("spool.db");
+            let spool = Arc::new(Spool::open(&SpoolOptions::new(&path)).unwrap());
+            let lock = rusqlite::Connection::open(&path).unwrap();
+            lock.execute_batch("BEGIN IMMEDIATE").unwrap();
+            Self { spool, lock, path, _directory: directory }
+        }
+
+        fn submit(&self, key: &str) -> Result<Ticket, SpoolError> {
+            self.spool.submit([event(key, 1)].into_iter().collect())
+        }
+
+        /// The writer is in the middle of a commit that the lock holds up.
+        async fn hold_up_a_commit(&self) -> Ticket {
+            let first = self.submit("evt_first").unwrap();
+            until(|| self.spool.queue.is_empty()).await;
+            first
+        }
+
+        fn close(&self) -> tokio::task::JoinHandle<bool> {
+            let spool = Arc::clone(&self.spool);
+            tokio::spawn(async move { spool.close(PLENTY).await })
+        }
+
+        fn unlock(&self) {
+            self.lock.execute_batch("ROLLBACK").unwrap();
+        }
+
+        fn stored(&self) -> Vec<String> {
+            let file = rusqlite::Connection::open(&self.path).unwrap();
+            let mut keys = file.prepare("SELECT CAST(key AS TEXT) FROM oncehook_spool ORDER BY key").unwrap();
+            keys.query_map([], |row| row.get(0)).unwrap().collect::<Result<_, _>>().unwrap()
+        }
+    }
+
+    async fn until(seen: impl Fn() -> bool) {
+        let begun = Instant::now();
+        while !seen() {
+            assert!(begun.elapsed() < PLENTY);
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    }
+
+    #[tokio::test]
+    async fn what_is_submitted_while_the_spool_closes_is_stored_or_refused_and_never_dropped() {
+        let rig = Rig::new();
+        let first = rig.hold_up_a_commit().await;
+        let closing = rig.close();
+        tokio::task::yield_now().await;
+        // Somebody looks for an event, then another one arrives.
+        let (answer, _found) = oneshot::channel();
+        let id = crate::fastpath::tests::guessed_id();
+        let _ = rig.spool.send(Command::Find { id, answer });
+        let second = rig.submit("evt_second");
+        rig.unlock();
+        assert!(first.await.unwrap().is_ok());
+        match second {
+            Err(error) => {
+                assert_eq!(error, SpoolError::Closed, "nothing was stored, and the sender is told so")
+            }
+            Ok(ticket) => assert!(matches!(ticket.await, Ok(Ok(_))), "the append was dropped"),
+        }
+        assert!(closing.await.unwrap());
+    }
+
+    #[tokio::test]
+    async fn a_close_behind_a_full_queue_waits_until_all_of_it_is_stored() {
+        let rig = Rig::new();
+        let mut tickets = vec![rig.hold_up_a_commit().await];
+        while let Ok(ticket) = rig.submit(&format!("evt_{}", tickets.len())) {
+            tickets.push(ticket);
+        }
+        assert_eq!(tickets.len(), QUEUE + 1);
+        let closing = rig.close();
+        tokio::task::yield_now().await;
+        rig.unlock();
+        assert!(closing.await.unwrap());
+        for ticket in &mut tickets {
+            assert!(ticket.try_recv().is_ok(), "the close is over, and an append has no answer yet");
+        }
+        assert_eq!(rig.stored().len(), QUEUE + 1);
+    }
+
+    #[tokio::test]
+    async fn a_close_ends_at_its_deadline_although_the_writer_does_not() {
+        let rig = Rig::new();
+        let first = rig.hold_up_a_commit().await;
+        let begun = Instant::now();
+        assert!(!rig.spool.close(Duration::from_millis(50)).await, "the writer cannot have ended");
+        assert!(begun.elapsed() < Duration::from_secs(1), "{:?}", begun.elapsed());
+        // What was queued before is stored all the same.
+        rig.unlock();
+        assert!(first.await.unwrap().is_ok());
+        assert!(rig.spool.close(PLENTY).await);
+        assert_eq!(rig.stored(), ["evt_first"]);
+    }
 }

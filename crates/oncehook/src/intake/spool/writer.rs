@@ -29,7 +29,7 @@ pub(super) enum Command {
     Find { id: EventId, answer: Answer<Option<Spooled>> },
     Remove { seqs: Vec<i64>, answer: Answer<()> },
     SetAside { seq: i64, reason: String, answer: Answer<()> },
-    Close(Answer<()>),
+    Close(oneshot::Sender<()>),
 }
 
 type Answer<T> = oneshot::Sender<Result<T, SpoolError>>;
@@ -133,14 +133,10 @@ impl Writer {
                 Err(RecvTimeoutError::Disconnected) => return,
             };
             if let Some(Command::Close(done)) = next {
-                self.shared.close();
-                while let Ok(Command::Append(work)) = commands.try_recv() {
-                    gather(work, commands, &self.shared, &mut batch);
-                    self.store(&mut batch);
-                }
+                // Nothing stands behind it: the spool refuses work from the moment on that it is closed.
                 drop(self);
                 // Whoever asked may be gone, here and below.
-                let _ = done.send(Ok(()));
+                let _ = done.send(());
                 return;
             }
             if let Some(command) = next.take() {

@@ -13,12 +13,13 @@ use oncehook_verify::UnixMicros;
 
 use super::{State, Stored};
 use crate::delivery::{
-    Cause, Claim, DeliveryId, DeliveryState, Failure, Fence, HandedEvent, RouteName, Settled, Settlement,
-    Verdict,
+    Cause, Claim, DeliveryId, DeliveryState, FailedAttempt, Failure, Fence, HandedEvent, RouteName, Settled,
+    Settlement, Verdict,
 };
 use crate::event::EventId;
 use crate::journal::{
-    Attempt, AuditEntry, Backlog, Delivery, Forgotten, Order, OrderError, Ordered, Pause, Retention, Who,
+    Attempt, AuditEntry, Backlog, ClockMemory, Delivery, Forgotten, Order, OrderError, Ordered, Pause,
+    Paused, Retention, TRUST_CLOCK, Who, look,
 };
 use crate::ordering::{Candidate, Company, Line, Mark, NO_TIME, OnDead, PEEK, Place, Step, plan};
 use crate::planted::{self, Bug};
@@ -336,6 +337,9 @@ impl State {
                 Step::Defer(reason) => route.ordering.parking.after_deferral(&reason, parked_at, now),
             };
             if let Some(record) = self.of(route, candidate.place) {
+                let limit = record.limit.unwrap_or(route.retry.max_attempts);
+                let (event, attempt) = (candidate.place.event, record.attempt + 1);
+                route.report(FailedAttempt::of(event, attempt, limit, &verdict, now).as_slice());
                 record.conclude(verdict, now);
             }
             if let Some(entity) = &candidate.entity {
@@ -477,6 +481,7 @@ impl State {
             let limit = record.limit.unwrap_or(route.retry.max_attempts);
             record.end_attempt("lost", Some(&failure), now);
             let verdict = route.after_lost_lease(record.attempt, limit, now, chance.draw());
+            route.report(FailedAttempt::of(*event, record.attempt, limit, &verdict, now).as_slice());
             record.conclude(verdict.clone(), now);
             self.after(&delivery, &verdict, Vec::new(), now);
         }
@@ -559,6 +564,9 @@ impl State {
         if let Some(entity) = stored.event.entity.clone() {
             routes.iter().for_each(|route| self.let_go_on(route, &entity, 1, now));
         }
+        if !ordered.changed_anything(order.verb) {
+            return Ok(ordered);
+        }
         let entry = AuditEntry {
             at: now,
             who: order.who.name.clone(),
@@ -571,21 +579,35 @@ impl State {
     }
 
     fn set_paused(&mut self, pause: Pause, who: Who, now: UnixMicros) {
+        let known = self.pauses.iter().any(|paused| paused.what == pause.what);
+        if known == pause.paused {
+            return;
+        }
         let (kind, name) = pause.what.parts();
         let entry = AuditEntry {
             at: now,
-            who: who.name,
+            who: who.name.clone(),
             action: pause.as_str().to_owned(),
-            reason: who.reason,
+            reason: who.reason.clone(),
             detail: None,
         };
         self.audit.push((format!("{kind} {name}"), entry));
-        self.pauses.retain(|paused| *paused != pause.what);
-        self.pauses.extend(pause.paused.then_some(pause.what));
-        self.pauses.sort_by(|one, other| one.parts().cmp(&other.parts()));
+        if pause.paused {
+            let Who { name, reason } = who;
+            self.pauses.push(Paused { what: pause.what, since: now, who: Some(name), reason });
+            self.pauses.sort_by(|one, other| one.what.parts().cmp(&other.what.parts()));
+        } else {
+            self.pauses.retain(|paused| paused.what != pause.what);
+        }
     }
 
     fn forget(&mut self, retention: &Retention, now: UnixMicros) -> Forgotten {
+        let newest = self.events.values().next_back().map(|stored| stored.event.received_at);
+        let (memory, stopped) = look(self.clock, newest, now);
+        self.clock = Some(memory);
+        if stopped.is_some() {
+            return Forgotten { stopped, ..Forgotten::default() };
+        }
         let batch = retention.batch;
         let old = self.events.iter().filter(|(_, stored)| stored.may_go(retention, now));
         let events: Vec<_> = old.map(|(id, _)| *id).take(batch).collect();
@@ -607,7 +629,15 @@ impl State {
 
         // A full batch may have left something.
         let more = events.len() == batch || keys.len() == batch || audit == batch;
-        Forgotten { events: events.len(), keys: keys.len(), audit, more }
+        Forgotten { events: events.len(), keys: keys.len(), audit, more, stopped: None }
+    }
+
+    fn trust_clock(&mut self, who: Who, now: UnixMicros) {
+        let (action, subject) = TRUST_CLOCK;
+        let (who, reason) = (who.name, who.reason);
+        let entry = AuditEntry { at: now, who, action: action.to_owned(), reason, detail: None };
+        self.audit.push((subject.to_owned(), entry));
+        self.clock = Some(ClockMemory::believing(now));
     }
 }
 

@@ -16,10 +16,10 @@ use tokio::sync::{oneshot, watch};
 use self::deliveries::Record;
 use super::tally::remember;
 use super::{
-    Alias, AppendError, Appended, AuditEntry, BoxFuture, CONFLICTS_KEPT, Conflict, DuplicateSeen, Durability,
-    EventDetail, EventPage, EventQuery, EventStatus, EventSummary, Flag, Journal, JournalReader,
-    JournalState, Layer, Pausable, ReadError, Receipt, RecentKey, SelfTestError, SourceCounts, Stats,
-    StoredBody, Ticket, Verdict, WorkError,
+    Alias, AppendError, Appended, AuditEntry, BoxFuture, CONFLICTS_KEPT, ClockMemory, Conflict,
+    DuplicateSeen, Durability, EventDetail, EventPage, EventQuery, EventStatus, EventSummary, Flag, Journal,
+    JournalReader, JournalState, Layer, ORDERS_SHOWN, Paused, ReadError, Receipt, RecentKey, SelfTestError,
+    SourceCounts, Stats, StoredBody, Ticket, Verdict, WorkError,
 };
 use crate::clock::Clock;
 use crate::delivery::{DeliveryState, RouteName};
@@ -44,13 +44,14 @@ struct State {
     /// Further ids, and the events that they stand for.
     aliases: HashMap<EventId, EventId>,
     counts: BTreeMap<String, SourceCounts>,
-    pauses: Vec<Pausable>,
+    pauses: Vec<Paused>,
     /// What is known of entities, by scope and entity.
     entities: BTreeMap<(String, String), Standing>,
     /// Routes that look at entities, as they were last claimed from.
     lines: HashMap<RouteName, Arc<Route>>,
     /// What was done, to what: the id of an event, or the kind and name of what was paused.
     audit: Vec<(String, AuditEntry)>,
+    clock: Option<ClockMemory>,
 }
 
 /// What the ledger knows of a key. It outlives the event.
@@ -100,6 +101,7 @@ impl MemoryJournal {
             entities: BTreeMap::new(),
             lines: HashMap::new(),
             audit: Vec::new(),
+            clock: None,
         };
         Self { clock, changes: watch::Sender::new(0), state: Mutex::new(state) }
     }
@@ -125,14 +127,14 @@ impl State {
         let Some(known) = self.keys.get(&key) else {
             let id = event.id.unwrap_or_else(|| self.ids.next(event.received_at));
             self.ids.stay_above(id.sequence());
-            let expires_at = event.expires_at;
+            let expires_at = event.remembered_until(id);
             let verdict = match event.quarantine {
                 Some(_) => Verdict::Quarantined,
                 None => Verdict::New,
             };
             counts.events += 1;
             counts.quarantined += u64::from(event.quarantine.is_some());
-            let known = Known { event: id, digest: event.digest, expires_at: event.expires_at };
+            let known = Known { event: id, digest: event.digest, expires_at };
             self.keys.insert(key, known);
             let stored = self.store(event, now);
             self.events.insert(id, stored);
@@ -162,12 +164,13 @@ impl State {
 
     /// A new event with its flags and, unless it is held, its deliveries.
     fn store(&self, event: NewEvent, now: UnixMicros) -> Stored {
-        let replayed = !event.key_signed
-            && self.events.values().any(|other| {
-                !other.event.key_signed
-                    && other.event.source == event.source
-                    && other.event.digest == event.digest
-            });
+        let replayed = event.is_replay()
+            || !event.key_signed
+                && self.events.values().any(|other| {
+                    !other.event.key_signed
+                        && other.event.source == event.source
+                        && other.event.digest == event.digest
+                });
         let mut flags = Vec::new();
         flags.extend(replayed.then_some(Flag::SuspectedReplay));
         flags.extend(event.quarantine.map(|_: Quarantine| Flag::Quarantined));
@@ -243,6 +246,7 @@ impl Stored {
             entity: event.entity.clone(),
             status: self.status(),
             flags: self.flags.clone(),
+            quarantine: event.quarantine.filter(|_| self.flags.contains(&Flag::Quarantined)),
             integrity: event.integrity.as_str().to_owned(),
             occurred_at: event.occurred_at,
             received_at: event.received_at,
@@ -255,6 +259,15 @@ impl Stored {
                 .collect(),
         }
     }
+}
+
+/// An event as it is shown by itself.
+fn shown(mut event: EventSummary) -> EventSummary {
+    for delivery in &mut event.deliveries {
+        let after = delivery.shown_after();
+        delivery.attempts.retain(|attempt| attempt.number > after);
+    }
+    event
 }
 
 fn matches(query: &EventQuery, event: &EventSummary) -> bool {
@@ -369,14 +382,17 @@ impl JournalReader for MemoryJournal {
         Box::pin(async move {
             let state = self.lock();
             let subject = id.to_string();
-            let done = state.audit.iter().filter(|(about, _)| *about == subject);
+            let done = state.audit.iter().filter(|(about, _)| *about == subject).map(|(_, entry)| entry);
+            let done: Vec<&AuditEntry> = done.collect();
+            let latest = done.iter().skip(done.len().saturating_sub(ORDERS_SHOWN as usize));
             Ok(state.events.get(&id).map(|stored| EventDetail {
-                event: stored.summary(id),
+                event: shown(stored.summary(id)),
                 digest: stored.event.digest,
                 duplicates_seen: stored.seen,
                 duplicates_latest: stored.latest.iter().copied().collect(),
                 conflicts: stored.conflicts.clone(),
-                audit: done.map(|(_, entry)| entry.clone()).collect(),
+                audit: latest.map(|entry| (*entry).clone()).collect(),
+                audit_total: done.len() as u64,
             }))
         })
     }

@@ -21,6 +21,7 @@ use super::turn::{self, One, Turns};
 use super::user_sql::{self, Bound, Prepared, Trouble};
 use crate::delivery::{Failure, Fence, Verdict};
 use crate::handler::SqlHandler;
+use crate::handler::sql::ended_transaction;
 use crate::journal::Progress;
 use crate::ordering::{Company, Mark};
 use crate::route::{Route, Tried};
@@ -48,7 +49,8 @@ pub(super) async fn sql(
     }
     let prepared = prepare(session, handler).await?;
     let full = count == limit || due.len() < count;
-    let mut batch = Batch { session, given, route, handler, prepared, draw, progress: Progress::default() };
+    let progress = Progress::default();
+    let mut batch = Batch { session, given, route, handler, prepared, ended: false, draw, progress };
     let (fresh, failed_before): (Vec<Due>, Vec<Due>) = due.into_iter().partition(|due| due.attempt == 0);
     let left = match batch.together(&fresh, now).await? {
         Together::Done => batch.alone(ones(&failed_before).collect()).await?,
@@ -78,7 +80,7 @@ async fn sql_in_turn(
     let prepared = prepare(session, handler).await?;
     let due = queue::chosen(session, route, run).await?;
     let progress = Progress { more: full, ..Progress::default() };
-    let mut batch = Batch { session, given, route, handler, prepared, draw, progress };
+    let mut batch = Batch { session, given, route, handler, prepared, ended: false, draw, progress };
     let left = match batch.together(&due, UnixMicros(now)).await? {
         Together::Done => {
             batch.add(passed);
@@ -102,7 +104,9 @@ async fn prepare(
     match user_sql::prepare(session, handler).await {
         Ok(prepared) => Ok(Ok(prepared)),
         Err(Trouble::Failed(failure)) => Ok(Err(failure)),
-        Err(Trouble::Collision) => Err(EngineError::other("a statement could not be prepared now")),
+        Err(Trouble::Collision | Trouble::Ended(_)) => {
+            Err(EngineError::other("a statement could not be prepared now"))
+        }
         Err(Trouble::Engine(error)) => Err(error),
     }
 }
@@ -125,6 +129,8 @@ struct Batch<'b, D> {
     handler: &'b SqlHandler,
     /// The user's statements, or why they cannot even be prepared.
     prepared: Result<Prepared, Failure>,
+    /// They have ended a transaction. What ran in it is settled, however long that takes: it must not run again.
+    ended: bool,
     draw: D,
     progress: Progress,
 }
@@ -168,9 +174,13 @@ impl<D: FnMut() -> f64 + Send> Batch<'_, D> {
             }
         }
         self.crash_point();
-        let mut ran = match user_sql::run(self.session, prepared, bound).await {
+        let mut ran = match user_sql::run(self.session, prepared, bound, None).await {
             Ok(ran) => ran.into_iter(),
             Err(Trouble::Engine(error)) => return Err(error),
+            Err(Trouble::Ended(_)) => {
+                self.have_ended().await?;
+                return Ok(Together::Spoilt);
+            }
             Err(Trouble::Failed(_) | Trouble::Collision) => {
                 self.session.run("ROLLBACK").await?;
                 return Ok(Together::Spoilt);
@@ -198,12 +208,19 @@ impl<D: FnMut() -> f64 + Send> Batch<'_, D> {
         Ok(Together::Done)
     }
 
+    /// The statements have ended the transaction: nothing of them runs any more, and all that may have run is settled as failed
+    /// for good.
+    async fn have_ended(&mut self) -> Result<(), EngineError> {
+        (self.ended, self.prepared) = (true, Err(ended_transaction()));
+        self.session.run("ROLLBACK").await
+    }
+
     /// Each in its own transaction. Returns how many were left for the next time.
     async fn alone(&mut self, due: Vec<One>) -> Result<usize, EngineError> {
         let started = Instant::now();
         let mut left = 0;
         for delivery in due {
-            if started.elapsed() >= ALONE_TIME || !self.one(delivery).await? {
+            if started.elapsed() >= ALONE_TIME && !self.ended || !self.one(delivery).await? {
                 left += 1;
             }
         }
@@ -236,6 +253,11 @@ impl<D: FnMut() -> f64 + Send> Batch<'_, D> {
                 self.session.run("ROLLBACK").await?;
                 return Ok(false);
             }
+            Err(Trouble::Ended(_)) => {
+                self.have_ended().await?;
+                let again = (delivery.event.id, delivery.epoch, delivery.attempt);
+                return Box::pin(self.one(again)).await;
+            }
             Err(Trouble::Engine(error)) => return Err(error),
         };
         let progress = self.settle(vec![(delivery, outcome)], now).await?;
@@ -250,7 +272,8 @@ impl<D: FnMut() -> f64 + Send> Batch<'_, D> {
         let bound = self.bind(delivery).map_err(Trouble::Failed)?;
         self.crash_point();
         self.session.run("SAVEPOINT oncehook_effect").await.map_err(Trouble::Engine)?;
-        match user_sql::run(self.session, prepared, vec![bound]).await {
+        let about = Some((self.handler, &delivery.event));
+        match user_sql::run(self.session, prepared, vec![bound], about).await {
             Ok(outcomes) => {
                 crate::crash::point("after_effect");
                 Ok(outcomes.into_iter().next().unwrap_or(Ok(None)))
@@ -292,7 +315,7 @@ impl<D: FnMut() -> f64 + Send> Batch<'_, D> {
                     self.route.after_failure(failure, tried, now, (self.draw)())
                 }
             };
-            progress.count(delivery.event.id, &verdict);
+            progress.count(delivery.event.id, fence.attempt, delivery.attempt_limit, &verdict, now);
             settlements.push((fence, verdict));
         }
         let followups = &self.route.followups;

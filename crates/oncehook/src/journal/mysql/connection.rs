@@ -14,6 +14,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use mysql_async::consts::StatusFlags;
 use mysql_async::prelude::Queryable;
 use mysql_async::{Conn, Opts, OptsBuilder, Params, Row, Value};
 use tokio::sync::{Semaphore, SemaphorePermit};
@@ -113,8 +114,23 @@ pub(super) struct Connector {
     hosts: Vec<Opts>,
     /// The one that let us in last.
     good: AtomicUsize,
+    /// The largest packet of the server that was reached last; 0 before that.
+    packet: AtomicUsize,
     handler_time: Duration,
     tls: Tls,
+}
+
+/// What a row has beside the body: headers, key, names. The head of a request is bounded by the front door.
+const BESIDE_BODY: usize = 64 << 10;
+
+/// The largest body whose row fits into a packet of this size.
+pub(super) fn largest_body(packet: usize) -> usize {
+    row_bytes(packet).saturating_sub(BESIDE_BODY)
+}
+
+/// How many bytes of a packet are for rows; the rest is for the statement.
+fn row_bytes(packet: usize) -> usize {
+    packet.saturating_sub(packet / 4)
 }
 
 impl Connector {
@@ -165,7 +181,7 @@ impl Connector {
                 .client_found_rows(false);
             opened.push(Opts::from(builder));
         }
-        Ok(Self { hosts: opened, good: AtomicUsize::new(0), handler_time, tls })
+        Ok(Self { hosts: opened, good: AtomicUsize::new(0), packet: AtomicUsize::new(0), handler_time, tls })
     }
 
     /// Where it leads, without what is secret.
@@ -215,9 +231,11 @@ impl Connector {
                 used: Instant::now(),
                 known: HashSet::new(),
                 retired: false,
+                in_transaction: false,
             };
             let ground = ground::check(&mut session).await?;
             (session.packet, session.mariadb) = (ground.packet, ground.mariadb);
+            self.packet.store(ground.packet, Ordering::Relaxed);
             for setting in purpose.settings(ground.mariadb, self.handler_time) {
                 session.run(&setting).await?;
             }
@@ -276,6 +294,7 @@ pub(super) struct Session {
     known: HashSet<String>,
     /// It is not lent again.
     retired: bool,
+    in_transaction: bool,
 }
 
 impl Session {
@@ -306,7 +325,12 @@ impl Session {
 
     /// Whether a statement and its parameters fit into a packet.
     pub(super) fn has_room_for(&self, sql: &str, parameters: &[Value]) -> bool {
-        sql.len().saturating_add(weight(parameters)) <= self.packet.saturating_sub(self.packet / 4)
+        sql.len().saturating_add(weight(parameters)) <= row_bytes(self.packet)
+    }
+
+    /// The largest body that it can store.
+    pub(super) fn largest_body(&self) -> usize {
+        largest_body(self.packet)
     }
 
     /// How many bytes a batch may have at most, so that its rows fit into packets.
@@ -321,12 +345,30 @@ impl Session {
 
     /// Runs a statement without parameters.
     pub(super) async fn run(&mut self, sql: &str) -> Result<(), EngineError> {
-        in_time(self.patience, self.conn.query_drop(sql)).await
+        self.answered(async |conn| conn.query_drop(sql).await).await
     }
 
     /// Runs a statement without parameters that cannot be prepared, and returns its rows.
     pub(super) async fn ask(&mut self, sql: &str) -> Result<Vec<Row>, EngineError> {
-        in_time(self.patience, self.conn.query(sql)).await
+        self.answered(async |conn| conn.query(sql).await).await
+    }
+
+    /// Whether the server said, when it last ran a statement, that a transaction is open.
+    pub(super) fn is_in_transaction(&self) -> bool {
+        self.in_transaction
+    }
+
+    /// Waits for the answer to a statement that runs, and notes what it says of the transaction. (What the driver keeps of
+    /// preparing says nothing of it.)
+    async fn answered<T>(
+        &mut self,
+        ask: impl AsyncFnOnce(&mut Conn) -> Result<T, mysql_async::Error>,
+    ) -> Result<T, EngineError> {
+        let answer = in_time(self.patience, ask(&mut self.conn)).await?;
+        let said = self.conn.last_ok_packet();
+        self.in_transaction =
+            said.is_some_and(|said| said.status_flags().contains(StatusFlags::SERVER_STATUS_IN_TRANS));
+        Ok(answer)
     }
 
     /// Whether the connection is still there.
@@ -341,7 +383,7 @@ impl Session {
 
     /// Runs one statement and returns its rows.
     pub(super) async fn rows(&mut self, sql: &str, parameters: Vec<Value>) -> Result<Vec<Row>, EngineError> {
-        in_time(self.patience, self.conn.exec(sql, positional(parameters))).await
+        self.answered(async |conn| conn.exec(sql, positional(parameters)).await).await
     }
 
     /// The same for a statement that is prepared already.
@@ -350,7 +392,7 @@ impl Session {
         statement: &mysql_async::Statement,
         parameters: Vec<Value>,
     ) -> Result<Vec<Row>, EngineError> {
-        in_time(self.patience, self.conn.exec(statement, positional(parameters))).await
+        self.answered(async |conn| conn.exec(statement, positional(parameters)).await).await
     }
 
     /// The same; also tells how many rows it changed.
@@ -374,7 +416,7 @@ impl Session {
 
     /// Runs one statement and returns how many rows it changed.
     pub(super) async fn change(&mut self, sql: &str, parameters: Vec<Value>) -> Result<u64, EngineError> {
-        in_time(self.patience, self.conn.exec_drop(sql, positional(parameters))).await?;
+        self.answered(async |conn| conn.exec_drop(sql, positional(parameters)).await).await?;
         Ok(self.conn.affected_rows())
     }
 
@@ -386,7 +428,7 @@ impl Session {
         insert: Insert<'_>,
         rows: Vec<Vec<Value>>,
     ) -> Result<u64, EngineError> {
-        let room = self.packet.saturating_sub(self.packet / 4);
+        let room = row_bytes(self.packet);
         let weights: Vec<usize> = rows.iter().map(|row| weight(row)).collect();
         if weights.iter().any(|weight| *weight > room) {
             return Err(EngineError::too_big(self.packet));
@@ -450,6 +492,14 @@ pub(super) struct Pool {
 impl Pool {
     pub(super) fn new(connector: std::sync::Arc<Connector>, purpose: Purpose, at_once: usize) -> Self {
         Self { connector, purpose, idle: Mutex::default(), permits: Semaphore::new(at_once) }
+    }
+
+    /// The largest body that the server that was reached last can store.
+    pub(super) fn largest_body(&self) -> usize {
+        match self.connector.packet.load(Ordering::Relaxed) {
+            0 => usize::MAX,
+            packet => largest_body(packet),
+        }
     }
 
     /// Lends a connection. It is closed when it is dropped, unless it is [kept](Lent::keep).

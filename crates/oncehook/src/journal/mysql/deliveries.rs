@@ -17,8 +17,8 @@ use super::{MysqlJournal, aliases, apply, forget, lines};
 use crate::delivery::{Claim, DeliveryId, Fence, RouteName, Settled, Settlement, Verdict};
 use crate::handler::{Handler, SqlHandler};
 use crate::journal::{
-    Alias, Backlog, BoxFuture, Deliveries, Forgotten, Order, OrderError, Ordered, Pausable, Pause, Progress,
-    Retention, Who, WorkError,
+    Alias, Backlog, BoxFuture, Deliveries, Forgotten, Order, OrderError, Ordered, Pausable, Pause, Paused,
+    Progress, Retention, Who, WorkError,
 };
 use crate::route::Route;
 
@@ -241,10 +241,11 @@ impl Deliveries for MysqlJournal {
                 &route,
                 queue::drawing(&self.chance)
             ))?;
-            if woken || reclaimed > 0 {
+            if woken || !reclaimed.is_empty() {
                 self.shared.changed();
             }
-            Ok(reclaimed)
+            route.report(&reclaimed);
+            Ok(reclaimed.len())
         })
     }
 
@@ -303,14 +304,25 @@ impl Deliveries for MysqlJournal {
         Box::pin(async move { work!(self, |session| orders::paused(&mut session)) })
     }
 
+    fn pauses(&self) -> BoxFuture<'_, Result<Vec<Paused>, WorkError>> {
+        Box::pin(async move { work!(self, |session| orders::pauses(&mut session)) })
+    }
+
     fn forget(&self, retention: Retention) -> BoxFuture<'_, Result<Forgotten, WorkError>> {
         Box::pin(async move {
-            let given = self.shared.given_time();
+            let (given, wall) = (self.shared.given_time(), self.shared.clock.now().0);
             let round = self.round.lock().unwrap_or_else(PoisonError::into_inner).clone();
             let (forgotten, next) =
-                work!(self, |session| forget::batch(&mut session, given, &round, &retention))?;
+                work!(self, |session| forget::batch(&mut session, given, wall, &round, &retention))?;
             *self.round.lock().unwrap_or_else(PoisonError::into_inner) = next;
             Ok(forgotten)
+        })
+    }
+
+    fn trust_clock(&self, who: Who) -> BoxFuture<'_, Result<(), WorkError>> {
+        Box::pin(async move {
+            let (given, wall) = (self.shared.given_time(), self.shared.clock.now().0);
+            work!(self, |session| forget::trust_clock(&mut session, given, wall, &who))
         })
     }
 

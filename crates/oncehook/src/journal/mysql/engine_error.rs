@@ -29,7 +29,7 @@ pub(super) struct EngineError {
 impl EngineError {
     pub(super) fn other(told: impl Into<String>) -> Self {
         Self {
-            told: told.into(),
+            told: crate::text::printable(&told.into()).into_owned(),
             code: None,
             unsound: false,
             too_big: false,
@@ -51,6 +51,11 @@ impl EngineError {
     pub(super) fn too_big(packet: usize) -> Self {
         let told = format!("it is larger than the server's max_allowed_packet ({packet} bytes) lets in");
         Self { too_big: true, ..Self::other(told) }
+    }
+
+    /// What the log says of an error in a user's statement: the server's number, not its message.
+    pub(super) fn logged(&self) -> String {
+        self.code.map_or_else(|| "the statement failed".to_owned(), |code| format!("database error {code}"))
     }
 
     /// The database is not there.
@@ -101,10 +106,11 @@ impl EngineError {
     /// The server spoke, and about this statement: not a lost connection, a shutdown, a full disk, or a server that became
     /// a replica.
     pub(super) fn blames_the_statement(&self) -> bool {
-        const ENGINE: [u16; 36] = [
+        // 1243 and 1615: a statement has to be prepared anew, and is on the next connection.
+        const ENGINE: [u16; 38] = [
             1016, 1021, 1023, 1024, 1026, 1028, 1030, 1034, 1036, 1037, 1038, 1040, 1041, 1047, 1053, 1077,
-            1080, 1105, 1114, 1152, 1158, 1159, 1160, 1161, 1180, 1181, 1184, 1206, 1290, 1461, 1792, 1836,
-            1927, 3100, 3101, 4031,
+            1080, 1105, 1114, 1152, 1158, 1159, 1160, 1161, 1180, 1181, 1184, 1206, 1243, 1290, 1461, 1615,
+            1792, 1836, 1927, 3100, 3101, 4031,
         ];
         self.too_big || self.misfit || self.code.is_some() && !self.is_one_of(&ENGINE)
     }
@@ -114,9 +120,8 @@ impl From<mysql_async::Error> for EngineError {
     fn from(error: mysql_async::Error) -> Self {
         match error {
             mysql_async::Error::Server(said) => Self {
-                told: format!("{} ({})", without_values(&said.message), said.code),
                 code: Some(said.code),
-                ..Self::other("")
+                ..Self::other(format!("{} ({})", without_values(&said.message), said.code))
             },
             mysql_async::Error::Driver(mysql_async::DriverError::NoClientSslFlagFromServer) => Self {
                 no_tls: true,
@@ -157,10 +162,15 @@ fn error_is_misfit(error: &mysql_async::DriverError) -> bool {
     named || matches!(error, MixedParams | StmtParamsMismatch { .. } | StmtParamsNumberExceedsLimit { .. })
 }
 
-/// The server quotes the value that did not fit, and says what for: the value is left out.
+/// The server quotes the value that did not fit, and says what for, or says first what is wrong with it: the value is left out.
 fn without_values(message: &str) -> String {
-    let quoted = message.find('\'').zip(message.rfind("' for "));
-    match quoted {
+    const BEFORE: [&str; 3] = ["value: '", "error: '", "out of range in '"];
+    let first = message.find('\'').zip(message.rfind("' for "));
+    let last = || {
+        let found = BEFORE.iter().find_map(|before| Some(message.find(before)? + before.len() - 1));
+        found.zip(message.rfind('\''))
+    };
+    match first.filter(|(from, to)| from < to).or_else(last) {
         Some((from, to)) if from < to => {
             let (before, after) = (message.get(..from), message.get(to + 1..));
             format!("{}…{}", before.unwrap_or_default(), after.unwrap_or_default())
@@ -197,6 +207,15 @@ mod tests {
     fn values_are_left_out_of_what_is_told() {
         let told = without_values("Duplicate entry 'it's secret' for key 'PRIMARY'");
         assert_eq!(told, "Duplicate entry … for key 'PRIMARY'");
-        assert_eq!(without_values("Table 'shop.orders' doesn't exist"), "Table 'shop.orders' doesn't exist");
+        for (said, told) in [
+            ("Table 'shop.orders' doesn't exist", "Table 'shop.orders' doesn't exist"),
+            ("Unknown column 'a' in 'field list'", "Unknown column 'a' in 'field list'"),
+            ("Truncated incorrect DOUBLE value: 'it's'", "Truncated incorrect DOUBLE value: …"),
+            ("XPATH syntax error: '~x~'", "XPATH syntax error: …"),
+            ("BIGINT value is out of range in '(1 + 2)'", "BIGINT value is out of range in …"),
+            ("Data too long for column 'a' at row 1", "Data too long for column 'a' at row 1"),
+        ] {
+            assert_eq!(without_values(said), told);
+        }
     }
 }

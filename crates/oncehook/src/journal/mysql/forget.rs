@@ -5,17 +5,22 @@
 //! of several nodes one forgets at a time. An event is locked before it is looked at for the last time, so an order that
 //! comes at that moment finds it whole or finds nothing.
 //!
+//! Nothing goes while the clock is in doubt (`journal::forgetting`): each batch looks at it first. The time that counts is the
+//! earlier one of the database's and this node's, so one wrong clock alone forgets nothing too early.
+//!
 //! A round goes over the events from the oldest on, then over the ledger. Where it is, is kept in memory by the caller; a
 //! restart begins a new round, which costs reading and nothing else.
 //!
 //! Does not: drop day partitions. A unique key of a partitioned table would have to hold the day.
 
+use oncehook_verify::UnixMicros;
+
 use super::connection::Session;
 use super::engine_error::EngineError;
-use super::row::{IDS, bytes, event, id, ids, is_true, number, text};
-use super::{ends, search};
+use super::row::{IDS, bytes, event, id, ids, is_true, maybe_text, number, text};
+use super::{ends, orders, search};
 use crate::event::EventId;
-use crate::journal::{Forgotten, Retention};
+use crate::journal::{ClockDoubt, ClockMemory, Forgotten, Retention, TRUST_CLOCK, Who, look};
 
 /// Where a round is.
 #[derive(Debug, Clone)]
@@ -39,16 +44,21 @@ const LOCK: &str = "CONCAT('oncehook-forget-', SHA1(DATABASE()))";
 pub(super) async fn batch(
     session: &mut Session,
     given: Option<i64>,
+    wall: i64,
     round: &Round,
     retention: &Retention,
 ) -> Result<(Forgotten, Round), EngineError> {
-    let mut forgotten = Forgotten::default();
+    let now = session.now(given).await?.min(wall);
+    let mut forgotten = Forgotten { stopped: look_at_clock(session, now).await?, ..Forgotten::default() };
+    session.run("COMMIT").await?;
+    if forgotten.stopped.is_some() {
+        return Ok((forgotten, round.clone()));
+    }
     let locked = session.row(&format!("SELECT GET_LOCK({LOCK}, 0)"), Vec::new()).await?;
     if locked.map(|row| is_true(&row, 0)).transpose()? != Some(true) {
         session.run("COMMIT").await?;
         return Ok((forgotten, round.clone()));
     }
-    let now = session.now(given).await?;
     let next = match round {
         Round::Events(after) => events(session, now, *after, retention, &mut forgotten).await?,
         Round::Keys(source, key) => keys(session, now, (source, key), retention, &mut forgotten).await?,
@@ -62,6 +72,50 @@ pub(super) async fn batch(
     forgotten.audit = usize::try_from(audit).unwrap_or(usize::MAX);
     forgotten.more = next.is_some() || forgotten.audit == retention.batch;
     Ok((forgotten, next.unwrap_or_default()))
+}
+
+/// Where the clock's memory stands: among the entities, under a scope that no route and no machine can have.
+const CLOCK: (&str, &str) = ("clock:forgetting", "seen");
+
+/// Compares the clock with the time that was believed last. Returns the doubt in which nothing may be forgotten.
+async fn look_at_clock(session: &mut Session, now: i64) -> Result<Option<ClockDoubt>, EngineError> {
+    let sql = "SELECT state FROM oncehook_entities WHERE scope = ? AND entity = ?";
+    let stored = session.row(sql, vec![CLOCK.0.into(), CLOCK.1.into()]).await?;
+    let stored = stored.map(|row| maybe_text(&row, 0)).transpose()?.flatten();
+    let stored = stored.as_deref().and_then(ClockMemory::parse);
+    let newest = match stored {
+        Some(_) => None,
+        None => {
+            let sql = "SELECT received_at FROM oncehook_events ORDER BY id DESC LIMIT 1";
+            session.row(sql, Vec::new()).await?.map(|row| number(&row, 0)).transpose()?
+        }
+    };
+    let (memory, doubt) = look(stored, newest.map(UnixMicros), UnixMicros(now));
+    if memory.is_news(stored.as_ref()) {
+        remember_clock(session, &memory).await?;
+    }
+    Ok(doubt)
+}
+
+async fn remember_clock(session: &mut Session, memory: &ClockMemory) -> Result<(), EngineError> {
+    let sql = "INSERT INTO oncehook_entities (scope, entity, state) VALUES (?, ?, ?) ON DUPLICATE KEY UPDATE state = ?";
+    let text = memory.text();
+    let row = vec![CLOCK.0.into(), CLOCK.1.into(), text.as_str().into(), text.as_str().into()];
+    session.change(sql, row).await.map(|_| ())
+}
+
+/// An operator says that the time is right.
+pub(super) async fn trust_clock(
+    session: &mut Session,
+    given: Option<i64>,
+    wall: i64,
+    who: &Who,
+) -> Result<(), EngineError> {
+    let now = session.now(given).await?.min(wall);
+    remember_clock(session, &ClockMemory::believing(UnixMicros(now))).await?;
+    let (action, subject) = TRUST_CLOCK;
+    orders::write_down(session, now, who, action, subject, None).await?;
+    session.run("COMMIT").await
 }
 
 fn limit(batch: usize) -> u64 {

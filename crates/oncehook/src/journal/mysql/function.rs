@@ -19,9 +19,10 @@ use super::connection::{Pool, Session};
 use super::engine_error::{EngineError, Tries};
 use super::settle::{self, Ended};
 use super::user_sql::{self, Trouble};
-use crate::delivery::{Cause, Claim, Failure, Settled, Verdict};
+use crate::delivery::{Cause, Claim, FailedAttempt, Failure, Settled, Verdict};
 use crate::handler::elsewhere::Answer;
 use crate::handler::function::{MysqlTransaction, caught};
+use crate::handler::sql::ended_transaction;
 use crate::handler::{Function, SqlHandler};
 use crate::route::{KnownLines, Route, Tried};
 
@@ -57,6 +58,7 @@ impl Caller<'_> {
             match self.attempt(claim).await {
                 Ok(settled) => return Ok(settled),
                 Err(Trouble::Failed(failure)) => break failure,
+                Err(Trouble::Ended(_)) => break ended_transaction(),
                 Err(Trouble::Engine(error)) => return Err(error),
                 // Another transaction was in the way, and all of it is undone.
                 Err(Trouble::Collision) if tries < TRIES && started.elapsed() < PATIENCE => tries += 1,
@@ -68,11 +70,12 @@ impl Caller<'_> {
         let (attempt, limit) = (claim.fence.attempt, claim.attempt_limit);
         let tried = Tried { attempt, limit, parked_at: claim.parked_at };
         let verdict = self.route.after_failure(failure, tried, self.from, chance);
-        if let Verdict::Dead(failure) = &verdict {
-            let (event, route) = (claim.event.id, self.route.name.as_str());
-            tracing::error!(%event, route, error = failure.message.as_str(), "a delivery is dead");
+        let (settled, woken) = self.record(claim, &verdict).await?;
+        if settled == Settled::Done {
+            let failed = FailedAttempt::of(claim.event.id, attempt, limit, &verdict, self.from);
+            self.route.report(failed.as_slice());
         }
-        self.record(claim, &verdict).await
+        Ok((settled, woken))
     }
 
     /// One transaction: the effect, then the settlement. What did not commit is undone in so many words, or else with the
@@ -85,7 +88,7 @@ impl Caller<'_> {
             Err(Trouble::Failed(_) | Trouble::Collision) => {
                 !session.is_retired() && session.run("ROLLBACK").await.is_ok()
             }
-            Err(Trouble::Engine(_)) => false,
+            Err(Trouble::Engine(_) | Trouble::Ended(_)) => false,
         };
         if sound {
             session.keep();
@@ -148,7 +151,7 @@ async fn ran(session: &mut Session, handler: &SqlHandler, claim: &Claim) -> Resu
     let prepared = user_sql::prepare(session, handler).await?;
     let values = handler.values(&claim.event).map_err(Trouble::Failed)?;
     let bound = vec![user_sql::bind(handler, &values)];
-    let ran = user_sql::run(session, &prepared, bound).await?;
+    let ran = user_sql::run(session, &prepared, bound, Some((handler, &claim.event))).await?;
     ran.into_iter().next().unwrap_or(Ok(None)).map_err(Trouble::Failed)
 }
 
@@ -232,6 +235,7 @@ impl Open<'_> {
             Err(trouble) => {
                 let told = match &trouble {
                     Trouble::Failed(failure) => failure.clone(),
+                    Trouble::Ended(_) => ended_transaction(),
                     Trouble::Collision => Failure::retry(Cause::Ours, "another transaction was in the way"),
                     Trouble::Engine(error) => Failure::retry(Cause::Ours, error.told.clone()),
                 };
@@ -254,7 +258,10 @@ async fn answered(
         return Err(Trouble::Failed(Failure::retry(Cause::Handler, told)));
     }
     let statement = user_sql::checked(session, sql).await?;
-    session.answer_of(&statement, parameters.to_vec()).await.map_err(user_sql::trouble)
+    let begun = session.is_in_transaction();
+    let answer = session.answer_of(&statement, parameters.to_vec()).await.map_err(user_sql::trouble)?;
+    user_sql::still_open(session, begun, 1)?;
+    Ok(answer)
 }
 
 impl MysqlTransaction for Open<'_> {

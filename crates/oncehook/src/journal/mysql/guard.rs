@@ -29,6 +29,7 @@ use crate::delivery::{Claim, DeliveryId, Failure, Fence, HandedEvent, RouteName}
 use crate::handler::SqlHandler;
 use crate::handler::elsewhere::{Answer, Applied, Guarded, Round, Task, Voided};
 use crate::handler::entities::{self, Turn};
+use crate::handler::sql::ended_transaction;
 
 /// Connections to one such database, for all routes.
 const CONNECTIONS: usize = 8;
@@ -165,7 +166,7 @@ impl MysqlElsewhere {
         let prepared = match user_sql::prepare(&mut session, task.statements).await {
             Ok(prepared) => Ok(prepared),
             Err(Trouble::Failed(failure)) => Err(failure),
-            Err(Trouble::Collision) => {
+            Err(Trouble::Collision | Trouble::Ended(_)) => {
                 return Err(EngineError::other("a statement could not be prepared now"));
             }
             Err(Trouble::Engine(error)) => return Err(error),
@@ -323,6 +324,14 @@ impl Batch<'_> {
                 Ok(Together::Done)
             }
             Err(Trouble::Engine(error)) => Err(error),
+            Err(Trouble::Ended(_)) => {
+                for place in places {
+                    if let Some(outcome) = outcomes.get_mut(*place) {
+                        *outcome = Some(have_ended());
+                    }
+                }
+                Ok(Together::Done)
+            }
             Err(Trouble::Failed(_) | Trouble::Collision) => {
                 self.session.run("ROLLBACK").await?;
                 Ok(Together::Spoilt)
@@ -337,6 +346,7 @@ impl Batch<'_> {
             match self.transaction(&[claim]).await {
                 Ok(found) => return Ok(found.into_iter().next().unwrap_or(Applied::Collided)),
                 Err(Trouble::Engine(error)) => return Err(error),
+                Err(Trouble::Ended(_)) => return Ok(have_ended()),
                 Err(Trouble::Failed(failure)) => {
                     self.session.run("ROLLBACK").await?;
                     return Ok(Applied::Failed(failure.answered()));
@@ -382,7 +392,20 @@ impl Batch<'_> {
         let mut ran = Vec::new();
         if !bound.is_empty() {
             let prepared = self.prepared.as_ref().map_err(|failure| Trouble::Failed(failure.clone()))?;
-            ran = user_sql::run(self.session, prepared, bound).await?;
+            let about = claims.first().filter(|_| claims.len() == 1);
+            let about = about.map(|claim| (statements, &claim.event));
+            ran = match user_sql::run(self.session, prepared, bound, about).await {
+                Err(Trouble::Ended(ran)) => {
+                    // The guards are committed, also those of claims that were not run any more: these take no effect.
+                    let taken = claims.iter().zip(&found).filter(|(_, known)| known.is_none()).skip(ran);
+                    let left: Vec<_> = taken.map(|(claim, _)| &claim.fence.delivery).collect();
+                    self.session.run("ROLLBACK").await.map_err(Trouble::Engine)?;
+                    give_up(self.session, &left).await.map_err(guard_trouble)?;
+                    self.session.run("COMMIT").await.map_err(Trouble::Engine)?;
+                    return Err(Trouble::Ended(ran));
+                }
+                ran => ran?,
+            };
         }
         let mut ran = ran.into_iter();
         let mut outcomes = Vec::with_capacity(claims.len());
@@ -408,6 +431,14 @@ impl Batch<'_> {
         crate::crash::point("between_commits");
         Ok(outcomes)
     }
+}
+
+/// The statements have ended the transaction, and the guards are committed with what they did. Whoever gives the delivery up asks
+/// the guard whether it took effect.
+fn have_ended() -> Applied {
+    let failure = ended_transaction();
+    tracing::error!(error = failure.message.as_str(), "a handler's statements are not as they should be");
+    Applied::Failed(failure.answered())
 }
 
 /// Whatever happens to a guard is not the statements' fault.
@@ -597,7 +628,7 @@ async fn aged(session: &mut Session, round: &Round) -> Result<Vec<DeliveryId>, E
             AND event < UNHEX(RPAD(LPAD(HEX(({now} - ?) DIV 1000), 12, '0'), 32, '0'))
             AND route = ? AND journal = ? AND at < {now} - ?
           ORDER BY event, route, epoch LIMIT ?",
-        now = super::NOW
+        now = format!("LEAST({}, {})", super::NOW, round.now.0)
     );
     let route = round.route.as_str();
     let parameters = vec![

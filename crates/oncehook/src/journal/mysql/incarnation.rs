@@ -24,6 +24,7 @@ use super::Shared;
 use super::connection::{Connector, Purpose, Session};
 use super::engine_error::EngineError;
 use super::row::{maybe_number, text};
+use crate::retry::{Chance, Reconnect};
 
 /// How often the database is asked.
 const ASK_EVERY: Duration = Duration::from_millis(250);
@@ -65,6 +66,7 @@ async fn signs(session: &mut Session) -> Result<String, EngineError> {
 /// Keeps asking until the journal is closed or gone.
 pub(super) async fn watch(shared: Arc<Shared>, connector: Arc<Connector>, mut end: watch::Receiver<bool>) {
     let mut session: Option<Session> = None;
+    let mut reconnect = Reconnect::new(Chance::random());
     loop {
         let told = match &mut session {
             Some(session) => name(session).await,
@@ -73,15 +75,20 @@ pub(super) async fn watch(shared: Arc<Shared>, connector: Arc<Connector>, mut en
                 Err(error) => Err(error),
             },
         };
-        match told {
-            Ok(name) => shared.incarnation.confirm(&name),
+        let wait = match told {
+            Ok(name) => {
+                reconnect.is_back();
+                shared.incarnation.confirm(&name);
+                ASK_EVERY
+            }
             Err(_) => {
                 session = None;
                 shared.incarnation.doubt();
+                reconnect.wait()
             }
-        }
+        };
         tokio::select! {
-            () = tokio::time::sleep(ASK_EVERY) => {}
+            () = tokio::time::sleep(wait) => {}
             _ = end.changed() => return,
         }
     }

@@ -3,15 +3,16 @@
 //! The event's row and its deliveries are locked first, so that two operators, a worker and the janitor come one after the
 //! other, and what an order looks at is what it changes.
 
+use oncehook_verify::UnixMicros;
 use std::collections::BTreeSet;
 
 use super::connection::Session;
 use super::engine_error::EngineError;
 use super::queue::{self, route_name};
-use super::row::{id, is_true, list, maybe_text, small, text};
+use super::row::{id, is_true, list, maybe_text, number, small, text};
 use super::{ends, lines};
 use crate::delivery::{DeliveryState, RouteName};
-use crate::journal::{Order, OrderError, Ordered, Pausable, Pause, Verb, Who};
+use crate::journal::{Order, OrderError, Ordered, Pausable, Pause, Paused, Verb, Who};
 
 /// Why an order was not carried out: it did not fit, or the database failed.
 pub(super) enum Refused {
@@ -110,8 +111,10 @@ pub(super) async fn carry_out(
         }
     }
     let ordered = Ordered { routes: routes.into_iter().collect(), epoch };
-    let subject = order.event.to_string();
-    write_down(session, now, &order.who, order.verb.as_str(), &subject, Some(&ordered.to_json())).await?;
+    if ordered.changed_anything(order.verb) {
+        let (subject, detail) = (order.event.to_string(), ordered.to_json());
+        write_down(session, now, &order.who, order.verb.as_str(), &subject, Some(&detail)).await?;
+    }
     session.run("COMMIT").await?;
     Ok(ordered)
 }
@@ -213,7 +216,7 @@ async fn skip(
 }
 
 /// One row of the audit.
-async fn write_down(
+pub(super) async fn write_down(
     session: &mut Session,
     now: i64,
     who: &Who,
@@ -228,7 +231,7 @@ async fn write_down(
     Ok(())
 }
 
-/// Pauses or resumes a source or route, in one transaction with its row in the audit.
+/// Pauses or resumes a source or route, in one transaction with its row in the audit; there is none if it is so already.
 pub(super) async fn set_paused(
     session: &mut Session,
     given: Option<i64>,
@@ -237,16 +240,36 @@ pub(super) async fn set_paused(
 ) -> Result<(), EngineError> {
     let (kind, name) = pause.what.parts();
     let now = session.now(given).await?;
-    if pause.paused {
+    let changed = if pause.paused {
+        // A row that stays as it is does not count as affected.
         let sql = "INSERT INTO oncehook_pauses (kind, name, at) VALUES (?, ?, ?)
                    ON DUPLICATE KEY UPDATE at = oncehook_pauses.at";
-        session.change(sql, vec![kind.into(), name.into(), now.into()]).await?;
+        session.change(sql, vec![kind.into(), name.into(), now.into()]).await?
     } else {
         let sql = "DELETE FROM oncehook_pauses WHERE kind = ? AND name = ?";
-        session.change(sql, vec![kind.into(), name.into()]).await?;
+        session.change(sql, vec![kind.into(), name.into()]).await?
+    };
+    if changed > 0 {
+        write_down(session, now, who, pause.as_str(), &format!("{kind}:{name}"), None).await?;
     }
-    write_down(session, now, who, pause.as_str(), &format!("{kind}:{name}"), None).await?;
     session.run("COMMIT").await
+}
+
+/// What is paused, since when, by whom and why: routes, then sources.
+pub(super) async fn pauses(session: &mut Session) -> Result<Vec<Paused>, EngineError> {
+    let sql = "SELECT p.kind, p.name, p.at, a.who, a.reason
+                 FROM oncehook_pauses p
+                 LEFT JOIN oncehook_audit a ON a.id = (SELECT MIN(b.id) FROM oncehook_audit b
+                    WHERE b.subject = CONCAT(p.kind, ':', p.name) AND b.action = 'pause' AND b.at >= p.at)
+                ORDER BY p.kind = 'source', p.name";
+    let rows = session.rows(sql, Vec::new()).await?;
+    session.run("ROLLBACK").await?;
+    let paused = |row: &mysql_async::Row| {
+        let what = Pausable::from_parts(&text(row, 0)?, text(row, 1)?);
+        let since = UnixMicros(number(row, 2)?);
+        Ok(Paused { what, since, who: maybe_text(row, 3)?, reason: maybe_text(row, 4)? })
+    };
+    rows.iter().map(paused).collect()
 }
 
 /// What is paused: routes, then sources.

@@ -118,14 +118,14 @@ pub(super) async fn append(
             id(candidate.id),
             Value::from(&event.digest[..]),
             event.received_at.0.into(),
-            event.expires_at.0.into(),
+            event.remembered_until(candidate.id).0.into(),
         ]
     };
     let stored = session.insert(KEYS, sorted.iter().map(row).collect()).await?;
     let own = |candidate: &Candidate<'_>| Known {
         event: candidate.id,
         digest: candidate.event.digest,
-        expires_at: candidate.event.expires_at,
+        expires_at: candidate.event.remembered_until(candidate.id),
     };
     let known: Vec<Known> = if usize::try_from(stored) == Ok(candidates.len()) {
         candidates.iter().map(own).collect()
@@ -223,7 +223,8 @@ async fn store(session: &mut Session, given: Option<i64>, new: &[&Candidate<'_>]
     }
     let unsigned: Vec<&Candidate<'_>> = new.iter().copied().filter(|one| !one.event.key_signed).collect();
     let first = first_bodies(session, &unsigned).await?;
-    for Candidate { id: own, event } in unsigned.into_iter().filter(|one| !first.contains(&one.id)) {
+    let repeats = |one: &Candidate<'_>| !one.event.key_signed && !first.contains(&one.id);
+    for Candidate { id: own, event } in new.iter().filter(|one| one.event.is_replay() || repeats(one)) {
         flags.push(vec![id(*own), "suspected_replay".into(), event.received_at.0.into(), Value::NULL]);
     }
     session.insert(FLAGS, flags).await?;

@@ -20,9 +20,10 @@ use super::row::{
     self, IDS, count, event, hex, id, ids, list, maybe_number, maybe_text, number, small, text,
 };
 use super::settle::{Ended, Held, settle};
-use super::turn::{self, One};
-use crate::delivery::{DeliveryId, Fence, HandedEvent, RouteName, Verdict};
+use super::turn::{self, One, Turns};
+use crate::delivery::{DeliveryId, FailedAttempt, Fence, HandedEvent, RouteName, Verdict};
 use crate::event::{EventId, SourceName};
+use crate::journal::Progress;
 use crate::ordering::{Company, NO_TIME, PEEK};
 use crate::retry::Chance;
 use crate::route::Route;
@@ -324,9 +325,12 @@ pub(super) async fn lease(
 ) -> Result<Vec<Leased>, EngineError> {
     let now = session.now(given).await?;
     let mut states: HashMap<(EventId, u32), Option<String>> = HashMap::new();
+    let mut passed = Progress::default();
     let taken = if route.ordering.is_serial() {
         let look = (limit.max(PEEK), limit);
-        let run = turn::take(session, now, route, Company::Lease, look, None).await?.run;
+        let Turns { run, passed: settled, .. } =
+            turn::take(session, now, route, Company::Lease, look, None).await?;
+        passed = settled;
         states.extend(run.iter().map(|(taken, state)| ((taken.event, taken.epoch), state.clone())));
         run.into_iter().map(|(taken, _)| taken).collect()
     } else {
@@ -370,6 +374,7 @@ pub(super) async fn lease(
         }
     }
     session.run("COMMIT").await?;
+    route.report(&passed.failed);
     Ok(leased)
 }
 
@@ -451,13 +456,13 @@ pub(super) async fn unsettled(
     Ok(unsettled)
 }
 
-/// Takes leases away that have run out, in one transaction.
+/// Takes leases away that have run out, in one transaction. Each is an attempt that failed.
 pub(super) async fn reclaim(
     session: &mut Session,
     given: Option<i64>,
     route: &Route,
     mut draw: impl FnMut() -> f64,
-) -> Result<usize, EngineError> {
+) -> Result<Vec<FailedAttempt>, EngineError> {
     let now = session.now(given).await?;
     let serial = route.ordering.is_serial();
     let due = || vec![route.name.as_str().into(), now.into()];
@@ -473,6 +478,7 @@ pub(super) async fn reclaim(
         "{TAKEN} FROM oncehook_deliveries d WHERE d.place = 1 AND d.route = ? AND d.place_at <= ? LIMIT 1000 FOR UPDATE SKIP LOCKED"
     );
     let rows = session.rows(&sql, due()).await?;
+    let mut failed = Vec::with_capacity(rows.len());
     let expired: Vec<(Fence, Verdict)> = rows
         .iter()
         .map(|row| {
@@ -481,12 +487,14 @@ pub(super) async fn reclaim(
             let fence = Fence { delivery, attempt: taken.attempt };
             let limit = taken.attempt_limit.unwrap_or(route.retry.max_attempts);
             let verdict = route.after_lost_lease(fence.attempt, limit, UnixMicros(now), draw());
+            let event = fence.delivery.event;
+            failed.extend(FailedAttempt::of(event, fence.attempt, limit, &verdict, UnixMicros(now)));
             Ok((fence, verdict))
         })
         .collect::<Result<_, EngineError>>()?;
     let ended: Vec<_> =
         expired.iter().map(|(fence, verdict)| Ended { fence, verdict, followups: &[] }).collect();
-    let taken = settle(session, now, UnixMicros(now), Held::LostLease, &ended).await?.len();
+    settle(session, now, UnixMicros(now), Held::LostLease, &ended).await?;
     if serial && !expired.is_empty() {
         let about = lines::about(session, expired.iter().map(|(fence, _)| fence)).await?;
         let came: Vec<Came<'_>> = expired
@@ -496,7 +504,7 @@ pub(super) async fn reclaim(
         lines::after(session, now, route, &came).await?;
     }
     session.run("COMMIT").await?;
-    Ok(taken)
+    Ok(failed)
 }
 
 /// How long until the next delivery of a route is due, in microseconds; negative if one is due already.

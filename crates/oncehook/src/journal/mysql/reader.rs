@@ -22,8 +22,8 @@ use crate::delivery::{DeliveryId, DeliveryState};
 use crate::event::EventId;
 use crate::journal::tally::remember;
 use crate::journal::{
-    Attempt, AuditEntry, Backlog, Conflict, Delivery, EventDetail, EventPage, EventQuery, EventSummary,
-    ReadError, RecentKey, SourceCounts, Standing, Stats, StoredBody,
+    ATTEMPTS_SHOWN, Attempt, AuditEntry, Backlog, Conflict, Delivery, EventDetail, EventPage, EventQuery,
+    EventSummary, ORDERS_SHOWN, ReadError, RecentKey, SourceCounts, Standing, Stats, StoredBody,
 };
 use crate::ordering::NO_TIME;
 
@@ -93,13 +93,15 @@ impl Readers {
             }));
             pending.latest.iter().for_each(|duplicate| remember(&mut latest, *duplicate));
         }
+        let (audit, audit_total) = audit(session, id).await?;
         Ok(Some(EventDetail {
             event,
             digest: digest(&row, 12)?,
             duplicates_seen: seen,
             duplicates_latest: latest.into_iter().collect(),
             conflicts: conflicts(session, id).await?,
-            audit: audit(session, id).await?,
+            audit,
+            audit_total,
         }))
     }
 
@@ -242,11 +244,12 @@ async fn deliveries(
     Ok(found)
 }
 
-/// Adds every try to an event's deliveries. Lists do without.
+/// Adds the latest tries to an event's deliveries. Lists do without.
 async fn tell_attempts(session: &mut Session, event: &mut EventSummary) -> Result<(), EngineError> {
-    let sql = "SELECT route, epoch, attempt, started_at, finished_at, outcome, error
-                 FROM oncehook_attempts WHERE event = ? ORDER BY route, epoch, attempt";
-    for row in session.rows(sql, vec![id(event.id)]).await? {
+    let sql = "SELECT a.route, a.epoch, a.attempt, a.started_at, a.finished_at, a.outcome, a.error
+                 FROM oncehook_attempts a JOIN oncehook_deliveries d USING (event, route, epoch)
+                WHERE a.event = ? AND a.attempt + ? > d.attempt ORDER BY a.route, a.epoch, a.attempt";
+    for row in session.rows(sql, vec![id(event.id), ATTEMPTS_SHOWN.into()]).await? {
         let (route, epoch) = (text(&row, 0)?, small(&row, 1)?);
         let attempt = Attempt {
             number: small(&row, 2)?,
@@ -265,9 +268,16 @@ async fn tell_attempts(session: &mut Session, event: &mut EventSummary) -> Resul
     Ok(())
 }
 
-async fn audit(session: &mut Session, event: EventId) -> Result<Vec<AuditEntry>, EngineError> {
-    let sql = "SELECT at, who, action, reason, detail FROM oncehook_audit WHERE subject = ? ORDER BY id";
-    let rows = session.rows(sql, vec![event.to_string().into()]).await?;
+/// The latest orders, oldest first, and how many there are.
+async fn audit(session: &mut Session, event: EventId) -> Result<(Vec<AuditEntry>, u64), EngineError> {
+    let subject = event.to_string();
+    let sql = "SELECT COUNT(*) FROM oncehook_audit WHERE subject = ?";
+    let total = match session.row(sql, vec![subject.as_str().into()]).await? {
+        Some(row) => count(&row, 0)?,
+        None => 0,
+    };
+    let sql = "SELECT at, who, action, reason, detail FROM oncehook_audit WHERE subject = ? ORDER BY id DESC LIMIT ?";
+    let rows = session.rows(sql, vec![subject.into(), ORDERS_SHOWN.into()]).await?;
     let entry = |row: &Row| {
         Ok(AuditEntry {
             at: UnixMicros(number(row, 0)?),
@@ -277,7 +287,8 @@ async fn audit(session: &mut Session, event: EventId) -> Result<Vec<AuditEntry>,
             detail: maybe_text(row, 4)?,
         })
     };
-    rows.iter().map(entry).collect()
+    let latest: Result<Vec<AuditEntry>, EngineError> = rows.iter().rev().map(entry).collect();
+    Ok((latest?, total))
 }
 
 async fn conflicts(session: &mut Session, event: EventId) -> Result<Vec<Conflict>, EngineError> {

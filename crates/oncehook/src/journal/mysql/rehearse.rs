@@ -36,6 +36,12 @@ impl MysqlJournal {
         let mut session = Connector::new(url, Duration::from_secs(10))?.open(Purpose::Work).await?;
         Ok(rehearse(&mut session, handler).await?)
     }
+
+    /// The largest body that a database that nobody needs to serve can store.
+    pub async fn largest_body_in(url: &str) -> Result<usize, OpenError> {
+        let session = Connector::new(url, Duration::from_secs(10))?.open(Purpose::Read).await?;
+        Ok(session.largest_body())
+    }
 }
 
 /// Why a statement may never run on this journal, whatever the tables are.
@@ -64,7 +70,7 @@ pub(super) async fn rehearse(
         let reason = match user_sql::rehearse(session, statement.text()).await {
             Ok(()) => None,
             Err(Trouble::Failed(failure)) => Some(failure.message),
-            Err(Trouble::Collision) => None,
+            Err(Trouble::Collision | Trouble::Ended(_)) => None,
             Err(Trouble::Engine(error)) => return Err(error),
         };
         misfits.extend(reason.map(|reason| Misfit { statement: place + 1, reason }));

@@ -242,16 +242,14 @@ pub(super) fn summaries() -> String {
     format!(
         "SELECT e.id, e.source, e.`key`, e.type, e.entity, {STATUS}, e.integrity, e.occurred_at, e.received_at, e.size,
                 COALESCE((SELECT d.journal + d.memory + d.redis FROM oncehook_duplicates d WHERE d.event = e.id), 0),
-                (SELECT GROUP_CONCAT(f.flag) FROM oncehook_flags f WHERE f.event = e.id), e.digest
+                (SELECT GROUP_CONCAT(f.flag, COALESCE(CONCAT(':', f.reason), '')) FROM oncehook_flags f WHERE f.event = e.id), e.digest
            FROM oncehook_events e"
     )
 }
 
 pub(super) fn summary(row: &Row) -> Result<EventSummary, EngineError> {
     let flags = maybe_text(row, 11)?;
-    let mut flags: Vec<Flag> =
-        flags.iter().flat_map(|flags| flags.split(',')).filter_map(Flag::parse).collect();
-    flags.sort_unstable();
+    let (flags, quarantine) = Flag::parse_list(flags.as_deref());
     Ok(EventSummary {
         id: event(row, 0)?,
         source: text(row, 1)?,
@@ -260,6 +258,7 @@ pub(super) fn summary(row: &Row) -> Result<EventSummary, EngineError> {
         entity: maybe_text(row, 4)?,
         status: EventStatus::parse(&text(row, 5)?).unwrap_or(EventStatus::Unrouted),
         flags,
+        quarantine,
         integrity: text(row, 6)?,
         occurred_at: maybe_number(row, 7)?.map(UnixMicros),
         received_at: UnixMicros(number(row, 8)?),

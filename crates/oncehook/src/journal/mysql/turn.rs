@@ -133,8 +133,10 @@ async fn pass(
     for (due, verdict) in passed {
         let Place { event, epoch, .. } = due.candidate.place;
         let delivery = DeliveryId { event, route: route.name.clone(), epoch };
-        fences.push(Fence { delivery, attempt: due.attempt + 1 });
-        progress.count(event, verdict);
+        let attempt = due.attempt + 1;
+        fences.push(Fence { delivery, attempt });
+        let limit = due.attempt_limit.unwrap_or(route.retry.max_attempts);
+        progress.count(event, attempt, limit, verdict, UnixMicros(now));
     }
     let ended: Vec<Ended<'_>> = fences
         .iter()

@@ -5,6 +5,9 @@
 //! more is sent (a deadlock has ended the transaction, and what came next would stand alone). A connection on which a
 //! statement used a variable (`@name`) or took a lock by name is not used again.
 //!
+//! After each of them the server says whether the transaction is still open. If it is not, a statement has ended it in spite of all
+//! checks, and what it did may be committed: the delivery does not run again ([`Trouble::Ended`]).
+//!
 //! The result is what the last statement returned that returned rows: `RETURNING` (MariaDB), or a statement of its own such as
 //! `SELECT LAST_INSERT_ID() AS id`. Where a handler asks for that, it is 0 unless this delivery's own statements made an id.
 //!
@@ -21,18 +24,18 @@ use super::connection::Session;
 use super::engine_error::EngineError;
 use super::many_rows::ManyRows;
 use super::row::text;
-use crate::delivery::{Cause, Failure};
+use crate::delivery::{Cause, Failure, HandedEvent};
+use crate::handler::sql::{RESULT_BYTES, RESULT_ROWS, too_large};
 use crate::handler::{Found, SqlHandler};
-
-/// A result beyond this many rows or bytes is an error: it would be kept for every event.
-const RESULT_ROWS: usize = 100;
-const RESULT_BYTES: usize = 64 << 10;
 
 /// Why the statements of a delivery did not come to an end.
 #[derive(Debug)]
 pub(super) enum Trouble {
     /// They failed: an attempt of the delivery.
     Failed(Failure),
+    /// They ended the transaction. What they did may be committed, up to those of the delivery with this number, from 1;
+    /// those of the others did not run.
+    Ended(usize),
     /// Two transactions stood in each other's way: no attempt, and worth another try.
     Collision,
     /// The database failed: no attempt, nobody's fault but ours.
@@ -106,17 +109,29 @@ pub(super) fn bind(handler: &SqlHandler, values: &[Found<'_>]) -> Bound {
 /// What the statements of a delivery came to: a result, or that what it requires is not there yet. Then nothing was done.
 pub(super) type Ran = Result<Option<String>, Failure>;
 
+/// Whose errors are told: those of a handler about an event, without the event's values.
+pub(super) type About<'a> = Option<(&'a SqlHandler, &'a HandedEvent)>;
+
 /// Runs the statements of several deliveries, one after the other. Returns what each came to, or what stopped them: then the
-/// transaction is spoilt.
+/// transaction is spoilt. Errors of several are not kept, so `about` is for one.
 pub(super) async fn run(
     session: &mut Session,
     prepared: &Prepared,
     deliveries: Vec<Bound>,
+    about: About<'_>,
 ) -> Result<Vec<Ran>, Trouble> {
+    let told_of = |mut error: EngineError| {
+        if let Some((handler, event)) = about {
+            error.told = handler.without_values(&error.told, event);
+        }
+        trouble(error)
+    };
+    let begun = session.is_in_transaction();
     if let Some(many) = prepared.many.as_ref().filter(|_| deliveries.len() > 1) {
         let count = deliveries.len();
         let rows: Vec<Vec<Raw>> = deliveries.into_iter().flat_map(|bound| bound.0).collect();
-        session.insert(many.insert(), rows).await.map_err(trouble)?;
+        session.insert(many.insert(), rows).await.map_err(told_of)?;
+        still_open(session, begun, count)?;
         return Ok(vec![Ok(None); count]);
     }
     let mut results = Vec::with_capacity(deliveries.len());
@@ -126,7 +141,8 @@ pub(super) async fn run(
         }
         let mut result = None;
         for (place, (statement, parameters)) in prepared.statements.iter().zip(bound.0).enumerate() {
-            let rows = session.rows_of(statement, parameters).await.map_err(trouble)?;
+            let rows = session.rows_of(statement, parameters).await.map_err(told_of)?;
+            still_open(session, begun, results.len() + 1)?;
             if let Some(deferral) = prepared.deferral.as_ref().filter(|_| place == 0) {
                 if rows.is_empty() {
                     results.push(Err(deferral.clone()));
@@ -135,15 +151,16 @@ pub(super) async fn run(
                 // What it found is no result.
                 continue;
             }
-            result = told(&rows).or(result);
-        }
-        if result.as_ref().is_some_and(|result: &String| result.len() > RESULT_BYTES) {
-            let message = format!("the result has more than {RESULT_BYTES} bytes");
-            return Err(Trouble::Failed(Failure::permanent(Cause::Handler, message)));
+            result = told(&rows)?.or(result);
         }
         results.push(Ok(result));
     }
     Ok(results)
+}
+
+/// That a transaction which was open is open after the statements of so many deliveries.
+pub(super) fn still_open(session: &Session, begun: bool, ran: usize) -> Result<(), Trouble> {
+    if begun && !session.is_in_transaction() { Err(Trouble::Ended(ran)) } else { Ok(()) }
 }
 
 /// Whose fault an error is.
@@ -152,9 +169,10 @@ pub(super) fn trouble(error: EngineError) -> Trouble {
         Trouble::Collision
     } else if error.is_too_slow() {
         let message = format!("the statement took too long: {}", error.told);
-        Trouble::Failed(Failure::retry(Cause::Handler, message))
+        Trouble::Failed(Failure::retry(Cause::Handler, message).in_log("the statement took too long"))
     } else if error.blames_the_statement() {
-        Trouble::Failed(Failure::retry(Cause::Handler, error.told))
+        let logged = error.logged();
+        Trouble::Failed(Failure::retry(Cause::Handler, error.told).in_log(logged))
     } else {
         Trouble::Engine(error)
     }
@@ -194,12 +212,19 @@ fn json_parameter(json: &str) -> Raw {
 }
 
 /// The rows of a statement as JSON: an object for one row, a list for more, nothing for none.
-fn told(rows: &[Row]) -> Option<String> {
-    let mut found: Vec<Value> = rows.iter().take(RESULT_ROWS).map(object).collect();
-    match found.len() {
+fn told(rows: &[Row]) -> Result<Option<String>, Trouble> {
+    if rows.len() > RESULT_ROWS {
+        return Err(Trouble::Failed(too_large()));
+    }
+    let mut found: Vec<Value> = rows.iter().map(object).collect();
+    let told = match found.len() {
         0 => None,
         1 => found.pop().map(|one| one.to_string()),
         _ => Some(Value::Array(found).to_string()),
+    };
+    match told {
+        Some(told) if told.len() > RESULT_BYTES => Err(Trouble::Failed(too_large())),
+        told => Ok(told),
     }
 }
 

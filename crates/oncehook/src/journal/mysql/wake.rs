@@ -13,6 +13,7 @@ use super::Shared;
 use super::connection::Pool;
 use super::engine_error::EngineError;
 use super::row::{maybe_bytes, maybe_number};
+use crate::retry::{Chance, Reconnect};
 
 /// How long to wait before looking again: at least, after a change, and at most, when nothing happens.
 const SOON: Duration = Duration::from_millis(20);
@@ -25,6 +26,7 @@ type Seen = (Option<Vec<u8>>, Option<i64>);
 pub(super) async fn look(shared: Arc<Shared>, pool: Arc<Pool>, mut end: watch::Receiver<bool>) {
     let mut seen: Option<Seen> = None;
     let mut wait = LATE;
+    let mut reconnect = Reconnect::new(Chance::random());
     loop {
         tokio::select! {
             () = tokio::time::sleep(wait) => {}
@@ -32,9 +34,10 @@ pub(super) async fn look(shared: Arc<Shared>, pool: Arc<Pool>, mut end: watch::R
         }
         // Whoever works learns of a lost database by itself.
         let Ok(now) = latest(&pool).await else {
-            wait = LATE;
+            wait = reconnect.wait().max(LATE);
             continue;
         };
+        reconnect.is_back();
         if seen.as_ref() == Some(&now) {
             wait = (wait * 3 / 2).min(LATE);
         } else {

@@ -23,6 +23,7 @@ use super::queries::{self, Candidate, Ruling, Witness};
 use super::{Shared, search, self_test};
 use crate::event::{EventId, NewEvents, SourceName};
 use crate::journal::{AppendError, Appended, Layer, Receipt, Verdict};
+use crate::retry::{Chance, Reconnect};
 
 /// What a lane can be told.
 #[expect(clippy::large_enum_variant, reason = "nearly every command is an append, and it is moved once")]
@@ -50,9 +51,6 @@ const BATCH_BYTES: usize = 8 << 20;
 
 /// How often an idle lane looks whether its connection is still there: the server is asked, because nobody tells.
 const TICK: Duration = Duration::from_millis(250);
-
-/// How long to wait before a lost database is tried again.
-const RECONNECT_EVERY: Duration = Duration::from_millis(250);
 
 pub(super) struct Lane {
     pub(super) number: usize,
@@ -216,6 +214,7 @@ impl Lane {
 
     /// Refuses what comes until there is a sound connection. Returns whether the journal was closed meanwhile.
     async fn wait_for_database(&mut self, commands: &mut mpsc::Receiver<Command>) -> bool {
+        let mut reconnect = Reconnect::new(Chance::random());
         loop {
             let connector = Arc::clone(&self.connector);
             let opening = async move {
@@ -239,7 +238,7 @@ impl Lane {
                 }
                 Err(error) => self.shared.set_failing(self.number, Some(error.told)),
             }
-            let rest = tokio::time::sleep(RECONNECT_EVERY);
+            let rest = tokio::time::sleep(reconnect.wait());
             tokio::pin!(rest);
             loop {
                 tokio::select! {

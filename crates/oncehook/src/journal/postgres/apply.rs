@@ -19,10 +19,11 @@ use super::lines::{self, Came, Peeked};
 use super::queue::{self, Due, Locked, Settling, Wanted};
 use super::settle::{self, Ended, Held};
 use super::turn::{self, One, Turns};
-use super::user_sql::{self, Prepared, Trouble};
+use super::user_sql::{self, Prepared, Settings, Trouble};
 use crate::delivery::{Failure, Fence, Verdict};
 use crate::event::EventId;
 use crate::handler::SqlHandler;
+use crate::handler::sql::ended_transaction;
 use crate::journal::Progress;
 use crate::ordering::{Company, Mark, Place};
 use crate::route::{Route, Tried};
@@ -38,6 +39,8 @@ const OUR_PLANS: &str = "SET LOCAL plan_cache_mode = force_generic_plan; SET LOC
 const USER_PLANS: &str = "SET LOCAL plan_cache_mode TO DEFAULT; SET LOCAL enable_seqscan TO DEFAULT;
     SET LOCAL enable_bitmapscan TO DEFAULT; SET LOCAL enable_hashjoin TO DEFAULT; SET LOCAL enable_mergejoin TO DEFAULT";
 
+const SETTINGS: Settings = Settings { theirs: USER_PLANS, ours: OUR_PLANS };
+
 /// Runs due deliveries of a `sql` route.
 pub(super) async fn sql(
     session: &Session,
@@ -51,10 +54,13 @@ pub(super) async fn sql(
     let prepared = match user_sql::prepare(session, handler).await {
         Ok(prepared) => Ok(prepared),
         Err(Trouble::Failed(failure) | Trouble::Deferred(failure)) => Err(failure),
-        Err(Trouble::Collision) => return Err(EngineError::other("a statement could not be prepared now")),
+        Err(Trouble::Collision | Trouble::Ended) => {
+            return Err(EngineError::other("a statement could not be prepared now"));
+        }
         Err(Trouble::Engine(error)) => return Err(error),
     };
-    let mut batch = Batch { session, given, route, handler, prepared, draw, progress: Progress::default() };
+    let progress = Progress::default();
+    let mut batch = Batch { session, given, route, handler, prepared, ended: false, draw, progress };
     let mut settling = batch.settling();
     loop {
         begin(session).await?;
@@ -127,6 +133,8 @@ struct Batch<'b, D> {
     handler: &'b SqlHandler,
     /// The user's statements, or why they cannot even be prepared.
     prepared: Result<Prepared, Failure>,
+    /// They have ended a transaction. What ran in it is settled, however long that takes: it must not run again.
+    ended: bool,
     draw: D,
     progress: Progress,
 }
@@ -228,28 +236,21 @@ impl<D: FnMut() -> f64 + Send> Batch<'_, D> {
             }
         }
         self.crash_point();
-        // Sent together: if the first fails, so does the rest.
-        let (planned, ran) = tokio::join!(
-            self.session.run(USER_PLANS),
-            user_sql::run(self.session, self.handler, prepared, &bound)
-        );
-        planned?;
+        let ran = match user_sql::run(self.session, self.handler, prepared, &bound, SETTINGS, None).await {
+            Ok(ran) => ran,
+            Err(Trouble::Engine(error)) => return Err(error),
+            Err(Trouble::Ended) => {
+                self.have_ended().await?;
+                return Ok(Together::Spoilt);
+            }
+            Err(Trouble::Failed(_) | Trouble::Deferred(_) | Trouble::Collision) => {
+                self.session.run("ROLLBACK").await?;
+                return Ok(Together::Spoilt);
+            }
+        };
         let mut ran = ran.into_iter();
-        let mut complete = Vec::with_capacity(due.len());
-        for failed_early in outcomes {
-            complete.push(match failed_early {
-                Some(outcome) => outcome,
-                None => match ran.next() {
-                    Some(Ok(result)) => Ok(result),
-                    Some(Err(Trouble::Deferred(failure))) => Err(failure),
-                    Some(Err(Trouble::Engine(error))) => return Err(error),
-                    Some(Err(Trouble::Failed(_) | Trouble::Collision)) | None => {
-                        self.session.run("ROLLBACK").await?;
-                        return Ok(Together::Spoilt);
-                    }
-                },
-            });
-        }
+        let complete = outcomes.into_iter().map(|early| early.or_else(|| ran.next()).unwrap_or(Ok(None)));
+        let complete: Vec<Outcome> = complete.collect();
         if self.is_counted_on(due, &complete) {
             self.session.run("ROLLBACK").await?;
             return Ok(Together::Spoilt);
@@ -258,12 +259,8 @@ impl<D: FnMut() -> f64 + Send> Batch<'_, D> {
         let progress = match settling {
             Settling::Ahead if complete.iter().all(|outcome| matches!(outcome, Ok(None))) => {
                 let entities: Vec<&str> = due.iter().filter_map(|due| due.event.entity.as_deref()).collect();
-                let (planned, woken) = tokio::join!(
-                    self.session.run(OUR_PLANS),
-                    lines::wake_parked(self.session, self.given, &entities)
-                );
-                planned?;
-                Progress { succeeded: due.len(), woken: woken?, ..Progress::default() }
+                let woken = lines::wake_parked(self.session, self.given, &entities).await?;
+                Progress { succeeded: due.len(), woken, ..Progress::default() }
             }
             Settling::Ahead => return Ok(Together::Undone),
             Settling::Afterwards => self.settle(due.iter().zip(complete).collect(), now).await?,
@@ -273,12 +270,18 @@ impl<D: FnMut() -> f64 + Send> Batch<'_, D> {
         Ok(Together::Done)
     }
 
+    /// The statements have ended the transaction: nothing of them runs any more, and what ran is settled as failed for good.
+    async fn have_ended(&mut self) -> Result<(), EngineError> {
+        (self.ended, self.prepared) = (true, Err(ended_transaction()));
+        self.session.run("ROLLBACK").await
+    }
+
     /// Each in its own transaction. Returns how many were left for the next time.
     async fn alone(&mut self, due: Vec<One>) -> Result<usize, EngineError> {
         let started = Instant::now();
         let mut left = 0;
         for delivery in due {
-            if started.elapsed() >= ALONE_TIME || !self.one(delivery).await? {
+            if started.elapsed() >= ALONE_TIME && !self.ended || !self.one(delivery).await? {
                 left += 1;
             }
         }
@@ -302,11 +305,15 @@ impl<D: FnMut() -> f64 + Send> Batch<'_, D> {
             return Ok(true);
         };
         let outcome = match self.effect(delivery).await {
-            Ok(result) => Ok(result),
+            Ok(outcome) => outcome,
             Err(Trouble::Failed(failure) | Trouble::Deferred(failure)) => Err(failure),
             Err(Trouble::Collision) => {
                 self.session.run("ROLLBACK").await?;
                 return Ok(false);
+            }
+            Err(Trouble::Ended) => {
+                self.have_ended().await?;
+                return Box::pin(self.one(delivery.one())).await;
             }
             Err(Trouble::Engine(error)) => return Err(error),
         };
@@ -316,32 +323,31 @@ impl<D: FnMut() -> f64 + Send> Batch<'_, D> {
         Ok(true)
     }
 
-    /// The user's statements for one delivery; if they fail, what they did is undone and the transaction goes on.
-    async fn effect(&self, delivery: &Due) -> Result<Option<String>, Trouble> {
+    /// The user's statements for one delivery; if they fail, what they did is undone and the transaction goes on. If their tables
+    /// have changed since they were prepared, they are prepared anew and run once more.
+    async fn effect(&mut self, delivery: &Due) -> Result<Outcome, Trouble> {
         let prepared = self.prepared.as_ref().map_err(|failure| Trouble::Failed(failure.clone()))?;
-        let bound = self.bind(prepared, delivery).map_err(Trouble::Failed)?;
         self.crash_point();
-        self.session
-            .run(&format!("{USER_PLANS}; SAVEPOINT oncehook_effect"))
-            .await
-            .map_err(Trouble::Engine)?;
-        let bound = std::slice::from_ref(&bound);
-        let ran = user_sql::run(self.session, self.handler, prepared, bound).await;
-        match ran.into_iter().next() {
-            Some(Ok(result)) => {
-                crate::crash::point("after_effect");
-                Ok(result)
+        let failure = match self.statements(prepared, delivery).await {
+            Err(Trouble::Failed(failure)) => failure,
+            other => return other,
+        };
+        match user_sql::renewed(self.session, self.handler, prepared, &failure).await {
+            Some(renewed) => {
+                let ran = self.statements(&renewed, delivery).await;
+                self.prepared = Ok(renewed);
+                ran
             }
-            Some(Err(Trouble::Failed(failure))) => {
-                self.session.run("ROLLBACK TO SAVEPOINT oncehook_effect").await.map_err(Trouble::Engine)?;
-                if user_sql::is_outdated(&failure) {
-                    self.session.forget_statements();
-                }
-                Err(Trouble::Failed(failure))
-            }
-            Some(Err(other)) => Err(other),
-            None => Err(Trouble::Engine(EngineError::other("a statement was not answered"))),
+            None => Err(Trouble::Failed(failure)),
         }
+    }
+
+    async fn statements(&self, prepared: &Prepared, delivery: &Due) -> Result<Outcome, Trouble> {
+        let bound = [self.bind(prepared, delivery).map_err(Trouble::Failed)?];
+        let about = Some(&delivery.event);
+        let ran = user_sql::run(self.session, self.handler, prepared, &bound, SETTINGS, about).await?;
+        crate::crash::point("after_effect");
+        Ok(ran.into_iter().next().unwrap_or(Ok(None)))
     }
 
     fn bind(&self, prepared: &Prepared, delivery: &Due) -> Result<user_sql::Bound, Failure> {
@@ -372,13 +378,12 @@ impl<D: FnMut() -> f64 + Send> Batch<'_, D> {
                     self.route.after_failure(failure, tried, now, (self.draw)())
                 }
             };
-            progress.count(delivery.event.id, &verdict);
+            progress.count(delivery.event.id, fence.attempt, delivery.attempt_limit, &verdict, now);
             settlements.push((fence, verdict));
         }
         let followups = &self.route.followups;
         let ended: Vec<_> =
             settlements.iter().map(|(fence, verdict)| Ended { fence, verdict, followups }).collect();
-        self.session.run(OUR_PLANS).await?;
         let settled = settle::settle(self.session, self.given, now, Held::Lock, &ended).await?;
         if settled.len() != ended.len() {
             // The rows are locked since they were read. If they are not as they were, nothing here can be trusted, and

@@ -6,6 +6,7 @@
 //!
 //! Does not: retry. What an error means is the caller's to say ([`EngineError`]).
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::future::{Future, poll_fn};
 use std::ops::Deref;
@@ -63,7 +64,11 @@ impl Purpose {
                  SET plan_cache_mode = force_generic_plan; SET enable_seqscan = off"
                     .to_owned()
             }
-            Self::Work => format!("SET statement_timeout = {}", millis(handler_time)),
+            // Quotes in the user's statements mean what the check of them takes them for.
+            Self::Work => format!(
+                "SET standard_conforming_strings = on; SET statement_timeout = {}",
+                millis(handler_time)
+            ),
             Self::Read => {
                 "SET statement_timeout = 5000; SET jit = off; SET default_transaction_read_only = on"
                     .to_owned()
@@ -77,7 +82,7 @@ impl Purpose {
 /// What went wrong with a statement or a connection.
 #[derive(Debug, Clone)]
 pub(super) struct EngineError {
-    /// For people and logs. Holds no values of the journal's own statements.
+    /// For people and logs. Holds no values that the server quotes, and nothing that a terminal would obey.
     pub(super) told: String,
     code: Option<SqlState>,
     /// The constraint that refused, if one did.
@@ -88,7 +93,8 @@ pub(super) struct EngineError {
 
 impl EngineError {
     pub(super) fn other(told: impl Into<String>) -> Self {
-        Self { told: told.into(), code: None, constraint: None, silent: false }
+        let told = crate::text::printable(&told.into()).into_owned();
+        Self { told, code: None, constraint: None, silent: false }
     }
 
     /// The database is not there.
@@ -98,6 +104,16 @@ impl EngineError {
 
     fn no_answer() -> Self {
         Self::away(format!("the database did not answer within {} s", ANSWER_WAIT.as_secs()))
+    }
+
+    /// What the log says of an error in a user's statement: the code and the constraint, not the message, which may quote
+    /// values.
+    pub(super) fn logged(&self) -> String {
+        let code = self.code.as_ref().map_or("unknown", SqlState::code);
+        match &self.constraint {
+            Some(constraint) => format!("SQLSTATE {code}, constraint {}", crate::text::printable(constraint)),
+            None => format!("SQLSTATE {code}"),
+        }
     }
 
     pub(super) fn code(&self) -> Option<&SqlState> {
@@ -135,6 +151,12 @@ impl EngineError {
         self.code.as_ref().is_some_and(|code| codes.contains(code))
     }
 
+    /// A savepoint is not there: the transaction in which it was set has ended.
+    pub(super) fn is_lost_savepoint(&self) -> bool {
+        let codes = [SqlState::S_E_INVALID_SPECIFICATION, SqlState::NO_ACTIVE_SQL_TRANSACTION];
+        self.code.as_ref().is_some_and(|code| codes.contains(code))
+    }
+
     /// The server spoke, and about this statement: not a lost connection, a shutdown, a full disk, or a server that became
     /// a replica.
     pub(super) fn blames_the_statement(&self) -> bool {
@@ -146,12 +168,15 @@ impl EngineError {
 impl From<tokio_postgres::Error> for EngineError {
     fn from(error: tokio_postgres::Error) -> Self {
         match error.as_db_error() {
-            // The detail may quote a row, so it is left out.
+            // The detail, the hint and the context may quote a row, so they are left out.
             Some(said) => Self {
-                told: format!("{} ({})", said.message(), said.code().code()),
                 code: Some(said.code().clone()),
                 constraint: said.constraint().map(str::to_owned),
-                silent: false,
+                ..Self::other(format!(
+                    "{} ({})",
+                    without_values(said.message(), said.code()),
+                    said.code().code()
+                ))
             },
             None => {
                 let cause = std::error::Error::source(&error);
@@ -161,6 +186,20 @@ impl From<tokio_postgres::Error> for EngineError {
                 Self { silent, ..Self::other(told) }
             }
         }
+    }
+}
+
+/// Errors about data quote the value, and nothing else: what is in quotes is left out. Other errors quote names. Servers quote
+/// in the manner of their language.
+fn without_values<'m>(message: &'m str, code: &SqlState) -> Cow<'m, str> {
+    const QUOTES: [char; 6] = ['"', '«', '»', '„', '“', '”'];
+    let about_data = code.code().starts_with("22");
+    match message.find(QUOTES).zip(message.rfind(QUOTES)).filter(|_| about_data) {
+        Some((from, to)) => {
+            let behind = message.get(to..).map_or("", |rest| rest.trim_start_matches(QUOTES));
+            Cow::Owned(format!("{}…{behind}", message.get(..from).unwrap_or_default()))
+        }
+        None => Cow::Borrowed(message),
     }
 }
 
@@ -305,6 +344,11 @@ impl Session {
         if let Some(statement) = known {
             return Ok(statement);
         }
+        self.prepared_anew(sql).await
+    }
+
+    /// The same, whatever was prepared before: as the tables are now.
+    pub(super) async fn prepared_anew(&self, sql: &str) -> Result<Statement, EngineError> {
         let statement = in_time(self.client.prepare(sql)).await?;
         let mut statements = self.statements();
         // The journal's own are few, but a configuration may hold many of the user's.
@@ -402,6 +446,11 @@ impl Pool {
     /// Refuses to lend from now on and closes what is idle.
     pub(super) fn close(&self) {
         self.permits.close();
+        self.forget_idle();
+    }
+
+    /// Closes what is idle, and with it what was prepared there.
+    pub(super) fn forget_idle(&self) {
         self.idle.lock().unwrap_or_else(PoisonError::into_inner).clear();
     }
 }
@@ -440,5 +489,31 @@ impl Tries {
     pub(super) fn again(&mut self, error: EngineError) -> Result<(), EngineError> {
         self.0 += 1;
         if error.is_collision() && self.0 < 10 { Ok(()) } else { Err(error) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_are_left_out_of_what_is_told() {
+        let data = SqlState::INVALID_TEXT_REPRESENTATION;
+        for (said, told) in [
+            (
+                "invalid input syntax for type integer: \"a\" \"b\"",
+                "invalid input syntax for type integer: …",
+            ),
+            (
+                "value \"3000000000\" is out of range for type integer",
+                "value … is out of range for type integer",
+            ),
+            ("ungültige Eingabesyntax für Typ integer: »x«", "ungültige Eingabesyntax für Typ integer: …"),
+            ("integer out of range", "integer out of range"),
+        ] {
+            assert_eq!(without_values(said, &data), told);
+        }
+        let said = "duplicate key value violates unique constraint \"orders_pkey\"";
+        assert_eq!(without_values(said, &SqlState::UNIQUE_VIOLATION), said);
     }
 }

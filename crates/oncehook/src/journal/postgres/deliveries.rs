@@ -18,8 +18,8 @@ use super::{PostgresJournal, aliases, apply, forget, lines, turn};
 use crate::delivery::{Claim, DeliveryId, Fence, RouteName, Settled, Settlement, Verdict};
 use crate::handler::{Handler, SqlHandler};
 use crate::journal::{
-    Alias, Backlog, BoxFuture, Deliveries, Forgotten, Order, OrderError, Ordered, Pausable, Pause, Progress,
-    Retention, Who, WorkError,
+    Alias, Backlog, BoxFuture, Deliveries, Forgotten, Order, OrderError, Ordered, Pausable, Pause, Paused,
+    Progress, Retention, Who, WorkError,
 };
 use crate::ordering::{Company, PEEK};
 use crate::route::Route;
@@ -86,6 +86,7 @@ async fn lease_in_turn(
             queue::lease(session, given, route, limit, lease, Choice::These(&turns.run)).await?
         };
         session.run("COMMIT").await?;
+        route.report(&turns.passed.failed);
         if !(leased.is_empty() && unseen) {
             return Ok(leased);
         }
@@ -309,10 +310,11 @@ impl Deliveries for PostgresJournal {
             let woken = work!(self, |session| lines::look_again(&session, given, &route))?;
             let reclaimed =
                 work!(self, |session| queue::reclaim(&session, given, &route, queue::drawing(&self.chance)))?;
-            if woken || reclaimed > 0 {
+            if woken || !reclaimed.is_empty() {
                 self.shared.changed();
             }
-            Ok(reclaimed)
+            route.report(&reclaimed);
+            Ok(reclaimed.len())
         })
     }
 
@@ -371,14 +373,25 @@ impl Deliveries for PostgresJournal {
         Box::pin(async move { work!(self, |session| orders::paused(&session)) })
     }
 
+    fn pauses(&self) -> BoxFuture<'_, Result<Vec<Paused>, WorkError>> {
+        Box::pin(async move { work!(self, |session| orders::pauses(&session)) })
+    }
+
     fn forget(&self, retention: Retention) -> BoxFuture<'_, Result<Forgotten, WorkError>> {
         Box::pin(async move {
-            let given = self.shared.given_time();
+            let (given, wall) = (self.shared.given_time(), self.shared.clock.now().0);
             let round = self.round.lock().unwrap_or_else(PoisonError::into_inner).clone();
             let (forgotten, next) =
-                work!(self, |session| forget::batch(&session, given, &round, &retention))?;
+                work!(self, |session| forget::batch(&session, given, wall, &round, &retention))?;
             *self.round.lock().unwrap_or_else(PoisonError::into_inner) = next;
             Ok(forgotten)
+        })
+    }
+
+    fn trust_clock(&self, who: Who) -> BoxFuture<'_, Result<(), WorkError>> {
+        Box::pin(async move {
+            let (given, wall) = (self.shared.given_time(), self.shared.clock.now().0);
+            work!(self, |session| forget::trust_clock(&session, given, wall, &who))
         })
     }
 

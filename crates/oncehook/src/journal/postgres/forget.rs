@@ -10,16 +10,20 @@
 //! shorter than [`SHORT`]. Of other days nothing is forgotten before all of it may go, so their events stay up to a day
 //! longer than the retention.
 //!
+//! Nothing goes while the clock is in doubt (`journal::forgetting`): each batch looks at it first. The time that counts is the
+//! earlier one of the database's and this node's, so one wrong clock alone forgets nothing too early.
+//!
 //! A round makes missing days, goes over the events from the oldest on, then over the days of attempts, the sweeps and the ledger.
 //! Where it is, is kept in memory by the caller; a restart begins a new round, which costs reading and nothing else.
 
+use oncehook_verify::UnixMicros;
 use tokio_postgres::error::SqlState;
 use uuid::Uuid;
 
 use super::connection::{EngineError, Session};
 use super::days::{self, DAY_MICROS, Day, Dropped, When};
-use super::{search, sweep};
-use crate::journal::{Forgotten, Retention, spans};
+use super::{orders, search, sweep};
+use crate::journal::{ClockDoubt, ClockMemory, Forgotten, Retention, TRUST_CLOCK, Who, look, spans};
 
 /// Where a round is.
 #[derive(Debug, Clone)]
@@ -62,6 +66,7 @@ const LOCK: &str = "SELECT pg_try_advisory_xact_lock(112632776975732)";
 pub(super) async fn batch(
     session: &Session,
     given: Option<i64>,
+    wall: i64,
     round: &Round,
     retention: &Retention,
 ) -> Result<(Forgotten, Round), EngineError> {
@@ -69,7 +74,13 @@ pub(super) async fn batch(
         days::make(session, given, When::Round).await?;
     }
     session.run("BEGIN").await?;
-    let mut forgotten = Forgotten::default();
+    let now = time(session, given).await?.min(wall);
+    let mut forgotten = Forgotten { stopped: look_at_clock(session, now).await?, ..Forgotten::default() };
+    if forgotten.stopped.is_some() {
+        session.run("COMMIT").await?;
+        return Ok((forgotten, round.clone()));
+    }
+    let given = Some(now);
     let locked = session.row(LOCK, &[]).await?.is_some_and(|row| row.get(0));
     if !locked {
         session.run("COMMIT").await?;
@@ -120,6 +131,46 @@ pub(super) async fn batch(
     forgotten.audit = usize::try_from(audit).unwrap_or(usize::MAX);
     forgotten.more = next.is_some() || forgotten.audit == retention.batch;
     Ok((forgotten, next.unwrap_or_default()))
+}
+
+/// Where the clock's memory stands: among the entities, under a scope that no route and no machine can have.
+const CLOCK: (&str, &str) = ("clock:forgetting", "seen");
+
+/// Compares the clock with the time that was believed last. Returns the doubt in which nothing may be forgotten.
+async fn look_at_clock(session: &Session, now: i64) -> Result<Option<ClockDoubt>, EngineError> {
+    let sql = "SELECT state FROM oncehook.entities WHERE scope = $1 AND entity = $2";
+    let stored = session.row(sql, &[&CLOCK.0, &CLOCK.1]).await?;
+    let stored = stored.and_then(|row| row.get::<_, Option<&str>>(0).and_then(ClockMemory::parse));
+    let newest = match stored {
+        Some(_) => None,
+        None => session.row("SELECT received_at FROM oncehook.events ORDER BY id DESC LIMIT 1", &[]).await?,
+    };
+    let (memory, doubt) = look(stored, newest.map(|row| UnixMicros(row.get(0))), UnixMicros(now));
+    if memory.is_news(stored.as_ref()) {
+        remember_clock(session, &memory).await?;
+    }
+    Ok(doubt)
+}
+
+async fn remember_clock(session: &Session, memory: &ClockMemory) -> Result<(), EngineError> {
+    let sql = "INSERT INTO oncehook.entities (scope, entity, state) VALUES ($1, $2, $3)
+                ON CONFLICT (scope, entity) DO UPDATE SET state = excluded.state";
+    session.change(sql, &[&CLOCK.0, &CLOCK.1, &memory.text()]).await.map(|_| ())
+}
+
+/// An operator says that the time is right.
+pub(super) async fn trust_clock(
+    session: &Session,
+    given: Option<i64>,
+    wall: i64,
+    who: &Who,
+) -> Result<(), EngineError> {
+    let now = time(session, given).await?.min(wall);
+    session.run("BEGIN").await?;
+    remember_clock(session, &ClockMemory::believing(UnixMicros(now))).await?;
+    let (action, subject) = TRUST_CLOCK;
+    orders::write_down(session, Some(now), who, action, subject, None).await?;
+    session.run("COMMIT").await
 }
 
 /// What came of a drop; nothing if others were in the way. Then the transaction is undone, and another one begun.

@@ -15,15 +15,21 @@ use tokio_postgres::Statement;
 use super::HANDLER_TIME;
 use super::connection::{EngineError, Pool, Session, in_time};
 use super::settle::{self, Ended, Held};
-use super::user_sql::{self, Trouble};
-use crate::delivery::{Cause, Claim, Failure, Settled, Verdict};
+use super::user_sql::{self, RELEASE, SAVEPOINT, Settings, Trouble, UNDO};
+use crate::delivery::{Cause, Claim, FailedAttempt, Failure, Settled, Verdict};
 use crate::handler::elsewhere::Answer;
 use crate::handler::function::{PostgresTransaction, Row, ToSql, caught};
+use crate::handler::sql::ended_transaction;
 use crate::handler::{Function, SqlHandler};
 use crate::route::{KnownLines, Route, Tried};
 
 /// How often a call is repeated after a collision.
 const TRIES: usize = 5;
+
+const SETTINGS: Settings = Settings {
+    theirs: "SET LOCAL plan_cache_mode = auto",
+    ours: "SET LOCAL plan_cache_mode = force_custom_plan",
+};
 
 /// What every call needs.
 pub(super) struct Caller<'c> {
@@ -46,11 +52,17 @@ pub(super) enum Effect<'e> {
 impl Caller<'_> {
     /// Calls the function for one leased delivery and settles it. Returns whether it took effect, too.
     pub(super) async fn call(&self, claim: &Claim, chance: f64) -> Result<(Settled, bool), EngineError> {
-        let mut tries = 0;
+        let (mut tries, mut anew) = (0, false);
         let failure = loop {
             match self.attempt(claim).await {
                 Ok(settled) => return Ok((settled, settled == Settled::Done)),
+                // What was prepared before its tables changed is not used again, on any connection.
+                Err(Trouble::Failed(failure)) if !anew && user_sql::is_outdated(&failure) => {
+                    self.pool.forget_idle();
+                    anew = true;
+                }
                 Err(Trouble::Failed(failure) | Trouble::Deferred(failure)) => break failure,
+                Err(Trouble::Ended) => break ended_transaction(),
                 Err(Trouble::Engine(error)) => return Err(error),
                 // Another transaction was in the way, and all of it is undone.
                 Err(Trouble::Collision) if tries < TRIES => tries += 1,
@@ -62,16 +74,16 @@ impl Caller<'_> {
         let (attempt, limit) = (claim.fence.attempt, claim.attempt_limit);
         let tried = Tried { attempt, limit, parked_at: claim.parked_at };
         let verdict = self.route.after_failure(failure, tried, self.now, chance);
-        if let Verdict::Dead(failure) = &verdict {
-            let (event, route) = (claim.fence.delivery.event, self.route.name.as_str());
-            tracing::error!(%event, route, error = failure.message.as_str(), "a delivery is dead");
-        }
         // On another connection: the function's may still be at work.
         let session = self.pool.take().await?;
         session.run("BEGIN").await?;
         let settled = self.settle(&session, claim, &verdict).await?;
         session.run("COMMIT").await?;
         session.keep();
+        if settled == Settled::Done {
+            let failed = FailedAttempt::of(claim.event.id, attempt, limit, &verdict, self.now);
+            self.route.report(failed.as_slice());
+        }
         Ok((settled, false))
     }
 
@@ -79,15 +91,17 @@ impl Caller<'_> {
     /// closes it, and undoes what was begun.
     async fn attempt(&self, claim: &Claim) -> Result<Settled, Trouble> {
         let session = self.pool.take().await.map_err(Trouble::Engine)?;
-        session.run("BEGIN; SET LOCAL plan_cache_mode = auto").await.map_err(Trouble::Engine)?;
-        let open = Open { session: &session, broken: Mutex::default() };
+        let begin = match self.effect {
+            Effect::Function(_) => format!("BEGIN; {}; {SAVEPOINT}", SETTINGS.theirs),
+            Effect::Statements(_) => "BEGIN".to_owned(),
+        };
+        session.run(&begin).await.map_err(Trouble::Engine)?;
         crate::crash::point(if self.route.after.is_some() { "in_follow_up" } else { "in_handler" });
         let result = match self.effect {
-            Effect::Function(function) => returned(function, &open, claim).await?,
+            Effect::Function(function) => called(&session, function, claim).await?,
             Effect::Statements(handler) => ran(&session, handler, claim).await?,
         };
         crate::crash::point("after_effect");
-        session.run("SET LOCAL plan_cache_mode = force_custom_plan").await.map_err(Trouble::Engine)?;
         let verdict = Verdict::Succeeded(result);
         let settled = match self.settle(&session, claim, &verdict).await {
             Ok(settled) => settled,
@@ -120,14 +134,42 @@ impl Caller<'_> {
     }
 }
 
-/// Runs the user's statements in the transaction that is open.
+/// Runs the user's statements in the transaction that is open: once more, if their tables have changed since they were prepared.
 async fn ran(session: &Session, handler: &SqlHandler, claim: &Claim) -> Result<Option<String>, Trouble> {
-    let prepared = user_sql::prepare_for_one(session, handler).await?;
     let values = handler.values(&claim.event).map_err(Trouble::Failed)?;
-    let bound = user_sql::bind(handler, &prepared, &values).map_err(Trouble::Failed)?;
-    let ran = user_sql::run(session, handler, &prepared, std::slice::from_ref(&bound)).await;
-    let unanswered = || Err(Trouble::Engine(EngineError::other("a statement was not answered")));
-    ran.into_iter().next().unwrap_or_else(unanswered)
+    let mut prepared = user_sql::prepare_for_one(session, handler).await?;
+    let mut anew = false;
+    loop {
+        let ran = match user_sql::bind(handler, &prepared, &values) {
+            Ok(bound) => {
+                let (bound, about) = ([bound], Some(&claim.event));
+                user_sql::run(session, handler, &prepared, &bound, SETTINGS, about).await
+            }
+            Err(failure) => Err(Trouble::Failed(failure)),
+        };
+        let renewed = match &ran {
+            Err(Trouble::Failed(failure)) if !anew => {
+                user_sql::renewed(session, handler, &prepared, failure).await
+            }
+            _ => None,
+        };
+        match renewed {
+            Some(renewed) => (prepared, anew) = (renewed, true),
+            None => return ran?.into_iter().next().unwrap_or(Ok(None)).map_err(Trouble::Deferred),
+        }
+    }
+}
+
+/// Calls the function behind the savepoint that was set.
+async fn called(
+    session: &Session,
+    function: &dyn Function,
+    claim: &Claim,
+) -> Result<Option<String>, Trouble> {
+    let open = Open { session, broken: Mutex::default() };
+    let result = returned(function, &open, claim).await?;
+    session.run(&format!("{RELEASE}; {}", SETTINGS.ours)).await.map_err(user_sql::at_savepoint)?;
+    Ok(result)
 }
 
 /// What the function returned in time, unless one of its statements broke.
@@ -146,6 +188,10 @@ async fn returned(
     };
     let broken = open.broken.lock().unwrap_or_else(PoisonError::into_inner).take();
     match (broken, returned) {
+        (Some(Trouble::Failed(failure)), _) => {
+            open.session.run(UNDO).await.map_err(user_sql::at_savepoint)?;
+            Err(Trouble::Failed(failure))
+        }
         (Some(trouble), _) => Err(trouble),
         (None, Err(failure)) => Err(Trouble::Failed(failure)),
         (None, Ok(result)) => Ok(result.map(|result| result.to_string())),

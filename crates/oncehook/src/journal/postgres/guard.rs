@@ -23,11 +23,12 @@ use super::connection::{Connector, EngineError, Pool, Purpose, Session};
 use super::queries::{event_id, uuid};
 use super::queue::{int, number, route_name};
 use super::standing;
-use super::user_sql::{self, Prepared, Trouble};
+use super::user_sql::{self, Prepared, Settings, Trouble};
 use crate::delivery::{Claim, DeliveryId, Failure, Fence, HandedEvent};
 use crate::handler::SqlHandler;
 use crate::handler::elsewhere::{Answer, Applied, Guarded, Round, Task, Voided};
 use crate::handler::entities::{self, Turn};
+use crate::handler::sql::ended_transaction;
 
 /// Connections to one such database, for all routes.
 const CONNECTIONS: usize = 8;
@@ -37,7 +38,10 @@ const PATIENCE: Duration = Duration::from_secs(2);
 
 /// A guard that another transaction is writing is not waited for for long: that transaction decides, and it is asked again.
 const GUARD_SETTINGS: &str = "SET LOCAL lock_timeout = 2000; SET LOCAL plan_cache_mode = force_custom_plan";
-const USER_SETTINGS: &str = "SET LOCAL lock_timeout TO DEFAULT; SET LOCAL plan_cache_mode = auto";
+const SETTINGS: Settings = Settings {
+    theirs: "SET LOCAL lock_timeout TO DEFAULT; SET LOCAL plan_cache_mode = auto",
+    ours: "SET LOCAL plan_cache_mode = force_custom_plan",
+};
 
 /// The guards. `attempt` is the one that wrote the row; `journal` says whose delivery it is, because several gateways may use
 /// the database.
@@ -236,12 +240,12 @@ impl PostgresElsewhere {
         let prepared = match user_sql::prepare(&session, task.statements).await {
             Ok(prepared) => Ok(prepared),
             Err(Trouble::Failed(failure) | Trouble::Deferred(failure)) => Err(failure),
-            Err(Trouble::Collision) => {
+            Err(Trouble::Collision | Trouble::Ended) => {
                 return Err(EngineError::other("a statement could not be prepared now"));
             }
             Err(Trouble::Engine(error)) => return Err(error),
         };
-        let batch = Batch { session: &session, task, prepared };
+        let mut batch = Batch { session: &session, task, prepared };
         let fresh: Vec<usize> = places(claims, |claim| claim.fence.attempt == 1);
         let tried: Vec<usize> = places(claims, |claim| claim.fence.attempt > 1);
         let alone = match batch.together(claims, &fresh, outcomes).await? {
@@ -382,6 +386,15 @@ impl Batch<'_> {
                 Ok(Together::Done)
             }
             Err(Trouble::Engine(error)) => Err(error),
+            Err(Trouble::Ended) => {
+                let ended = self.have_ended().await?;
+                for place in places {
+                    if let Some(outcome) = outcomes.get_mut(*place) {
+                        *outcome = Some(ended.clone());
+                    }
+                }
+                Ok(Together::Done)
+            }
             Err(Trouble::Failed(_) | Trouble::Deferred(_) | Trouble::Collision) => {
                 self.session.run("ROLLBACK").await?;
                 Ok(Together::Spoilt)
@@ -389,9 +402,20 @@ impl Batch<'_> {
         }
     }
 
-    /// One in a transaction of its own, again if another one was in the way.
-    async fn alone(&self, claim: &Claim) -> Result<Applied, EngineError> {
+    /// The statements have ended the transaction, and the guards are committed with what they did, or undone with it. Whoever gives
+    /// the delivery up asks the guard which of the two it was.
+    async fn have_ended(&self) -> Result<Applied, EngineError> {
+        let failure = ended_transaction();
+        tracing::error!(error = failure.message.as_str(), "a handler's statements are not as they should be");
+        self.session.run("ROLLBACK").await?;
+        Ok(Applied::Failed(failure.answered()))
+    }
+
+    /// One in a transaction of its own, again if another one was in the way, and once more if its tables have changed since the
+    /// statements were prepared.
+    async fn alone(&mut self, claim: &Claim) -> Result<Applied, EngineError> {
         let started = Instant::now();
+        let mut anew = false;
         loop {
             let tried = match &self.prepared {
                 Ok(prepared) => self.transaction(prepared, &[claim]).await,
@@ -400,11 +424,23 @@ impl Batch<'_> {
             match tried {
                 Ok(found) => return Ok(found.into_iter().next().unwrap_or(Applied::Collided)),
                 Err(Trouble::Engine(error)) => return Err(error),
-                Err(Trouble::Failed(failure) | Trouble::Deferred(failure)) => {
+                Err(Trouble::Ended) => return self.have_ended().await,
+                Err(Trouble::Failed(failure)) => {
+                    let renewed = match &self.prepared {
+                        Ok(prepared) if !anew => {
+                            user_sql::renewed(self.session, self.task.statements, prepared, &failure).await
+                        }
+                        _ => None,
+                    };
                     self.session.run("ROLLBACK").await?;
-                    if user_sql::is_outdated(&failure) {
-                        self.session.forget_statements();
-                    }
+                    let Some(renewed) = renewed else {
+                        return Ok(Applied::Failed(failure.answered()));
+                    };
+                    (self.prepared, anew) = (Ok(renewed), true);
+                    continue;
+                }
+                Err(Trouble::Deferred(failure)) => {
+                    self.session.run("ROLLBACK").await?;
                     return Ok(Applied::Failed(failure.answered()));
                 }
                 Err(Trouble::Collision) => self.session.run("ROLLBACK").await?,
@@ -458,8 +494,9 @@ impl Batch<'_> {
         }
         give_up(self.session, &passed).await.map_err(guard_trouble)?;
         crate::crash::point("guard_taken");
-        self.session.run(USER_SETTINGS).await.map_err(Trouble::Engine)?;
-        let mut ran = user_sql::run(self.session, statements, prepared, &bound).await.into_iter();
+        let about = claims.first().filter(|_| claims.len() == 1).map(|claim| &claim.event);
+        let ran = user_sql::run(self.session, statements, prepared, &bound, SETTINGS, about).await?;
+        let mut ran = ran.into_iter();
         let mut outcomes = Vec::with_capacity(claims.len());
         let mut results: Vec<(&Fence, String)> = Vec::new();
         for (claim, known) in claims.iter().zip(found) {
@@ -468,12 +505,12 @@ impl Batch<'_> {
                 continue;
             }
             let unanswered = || Trouble::Engine(EngineError::other("a statement was not answered"));
-            let result = ran.next().ok_or_else(unanswered)??;
+            // What has to wait fails as a whole, and the guard goes with it.
+            let result = ran.next().ok_or_else(unanswered)?.map_err(Trouble::Deferred)?;
             results.extend(result.clone().map(|result| (&claim.fence, result)));
             outcomes.push(Applied::Done(result));
         }
         crate::crash::point("after_effect");
-        self.session.run("SET LOCAL plan_cache_mode = force_custom_plan").await.map_err(Trouble::Engine)?;
         keep_results(self.session, &results).await.map_err(guard_trouble)?;
         if let (Some(comparison), Some(standings)) = (comparison, &standings) {
             standing::keep(self.session, journal, comparison, standings).await.map_err(guard_trouble)?;
@@ -647,13 +684,14 @@ async fn aged(session: &Session, round: &Round) -> Result<Vec<DeliveryId>, Engin
     let limit = i64::try_from(round.limit).unwrap_or(i64::MAX);
     let rows = session
         .rows(
-            "SELECT event, route, epoch FROM oncehook_guard.oncehook_applied
+            "SELECT event, route, epoch FROM oncehook_guard.oncehook_applied,
+                    (SELECT least(now(), to_timestamp($7::bigint / 1000000.0)) AS now) AS t
               WHERE (event, route, epoch) > ($1::uuid, $2::text, $3::integer)
-                AND event < (lpad(to_hex((1000 * extract(epoch FROM now()))::bigint - 1000 * $4::bigint), 12, '0')
+                AND event < (lpad(to_hex((1000 * extract(epoch FROM t.now))::bigint - 1000 * $4::bigint), 12, '0')
                              || repeat('0', 20))::uuid
-                AND route = $2::text AND journal = $5 AND at < now() - $4::bigint * interval '1 second'
+                AND route = $2::text AND journal = $5 AND at < t.now - $4::bigint * interval '1 second'
               ORDER BY event, route, epoch LIMIT $6",
-            &[&event, &round.route.as_str(), &epoch, &age, &round.journal, &limit],
+            &[&event, &round.route.as_str(), &epoch, &age, &round.journal, &limit, &round.now.0],
         )
         .await?;
     rows.iter().map(delivery).collect()

@@ -22,6 +22,7 @@ use tokio::time::timeout;
 
 use super::Shared;
 use super::connection::{Connector, EngineError, Purpose, Session};
+use crate::retry::{Chance, Reconnect};
 
 /// How often the connection is looked at, and how often the database is asked.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
@@ -80,7 +81,9 @@ pub(super) async fn watch(shared: Arc<Shared>, connector: Arc<Connector>, mut en
     let mut session: Option<Session> = None;
     let mut seen: Option<Seen> = None;
     let mut looks = 0_u32;
+    let mut reconnect = Reconnect::new(Chance::random());
     loop {
+        let mut wait = LOOK_EVERY;
         let lost = session.as_ref().is_none_or(|session| session.is_closed());
         if lost || looks.is_multiple_of(ASK_EVERY) {
             if lost && session.take().is_some() {
@@ -98,16 +101,18 @@ pub(super) async fn watch(shared: Arc<Shared>, connector: Arc<Connector>, mut en
                     let now = Seen::judge(seen.take(), name, position);
                     shared.incarnation.confirm(&format!("{}{}", now.name, now.suffix));
                     seen = Some(now);
+                    reconnect.is_back();
                 }
                 Err(_) => {
                     session = None;
                     shared.incarnation.doubt();
+                    wait = reconnect.wait().max(LOOK_EVERY);
                 }
             }
         }
         looks = looks.wrapping_add(1);
         tokio::select! {
-            () = tokio::time::sleep(LOOK_EVERY) => {}
+            () = tokio::time::sleep(wait) => {}
             _ = end.changed() => return,
         }
     }

@@ -62,8 +62,8 @@ use super::silence::Silence;
 use super::tally::Tally;
 use super::{
     Alias, AppendError, BoxFuture, Durability, EventDetail, EventPage, EventQuery, Incarnation, Journal,
-    JournalReader, JournalState, Layer, ReadError, RecentKey, SelfTestError, Standing, Stats, StoredBody,
-    Ticket, WorkError,
+    JournalReader, JournalState, KnownCopy, Layer, ReadError, RecentKey, SelfTestError, Standing, Stats,
+    StoredBody, Ticket, WorkError,
 };
 use crate::clock::Clock;
 use crate::delivery::{DeliveryId, RouteName};
@@ -417,13 +417,11 @@ impl Journal for PostgresJournal {
         peer: IpAddr,
         layer: Layer,
     ) -> bool {
-        let mut tally = self.shared.tally();
-        // Counts that nobody takes away must not pile up without end.
-        let room = !tally.is_overfull();
-        if room {
-            tally.add(event, source, at, peer, layer);
-        }
-        room
+        self.note_duplicates(&[KnownCopy { event, source, at, peer, layer }])
+    }
+
+    fn note_duplicates(&self, copies: &[KnownCopy<'_>]) -> bool {
+        self.shared.tally().add_all(copies)
     }
 
     fn keep_aliases(&self, kept: Vec<Alias>) -> BoxFuture<'_, Result<(), WorkError>> {

@@ -3,6 +3,7 @@
 //! The event's row and its deliveries are locked first, so that two operators, a worker and the janitor come one after the
 //! other, and what an order looks at is what it changes. While a day is dropped, orders wait.
 
+use oncehook_verify::UnixMicros;
 use std::collections::BTreeSet;
 
 use super::connection::{EngineError, Session};
@@ -10,7 +11,7 @@ use super::queries::uuid;
 use super::queue::{self, number, route_name, text};
 use super::{days, lines};
 use crate::delivery::RouteName;
-use crate::journal::{Order, OrderError, Ordered, Pausable, Pause, Verb, Who};
+use crate::journal::{Order, OrderError, Ordered, Pausable, Pause, Paused, Verb, Who};
 
 /// Why an order was not carried out: it did not fit, or the database failed.
 pub(super) enum Refused {
@@ -102,8 +103,10 @@ pub(super) async fn carry_out(
         }
     }
     let ordered = Ordered { routes: routes.into_iter().collect(), epoch };
-    let subject = order.event.to_string();
-    write_down(session, given, &order.who, order.verb.as_str(), &subject, Some(&ordered.to_json())).await?;
+    if ordered.changed_anything(order.verb) {
+        let (subject, detail) = (order.event.to_string(), ordered.to_json());
+        write_down(session, given, &order.who, order.verb.as_str(), &subject, Some(&detail)).await?;
+    }
     session.run("COMMIT").await?;
     Ok(ordered)
 }
@@ -207,7 +210,7 @@ async fn skip(
 }
 
 /// One row of the audit.
-async fn write_down(
+pub(super) async fn write_down(
     session: &Session,
     given: Option<i64>,
     who: &Who,
@@ -226,7 +229,7 @@ async fn write_down(
     Ok(())
 }
 
-/// Pauses or resumes a source or route, in one transaction with its row in the audit.
+/// Pauses or resumes a source or route, in one transaction with its row in the audit; there is none if it is so already.
 pub(super) async fn set_paused(
     session: &Session,
     given: Option<i64>,
@@ -235,15 +238,33 @@ pub(super) async fn set_paused(
 ) -> Result<(), EngineError> {
     let (kind, name) = pause.what.parts();
     session.run("BEGIN").await?;
-    if pause.paused {
+    let changed = if pause.paused {
         let sql = "INSERT INTO oncehook.pauses (kind, name, at) VALUES ($2, $3, coalesce($1::bigint, oncehook.micros()))
                    ON CONFLICT (kind, name) DO NOTHING";
-        session.change(sql, &[&given, &kind, &name]).await?;
+        session.change(sql, &[&given, &kind, &name]).await?
     } else {
-        session.change("DELETE FROM oncehook.pauses WHERE kind = $1 AND name = $2", &[&kind, &name]).await?;
+        session.change("DELETE FROM oncehook.pauses WHERE kind = $1 AND name = $2", &[&kind, &name]).await?
+    };
+    if changed > 0 {
+        write_down(session, given, who, pause.as_str(), &format!("{kind}:{name}"), None).await?;
     }
-    write_down(session, given, who, pause.as_str(), &format!("{kind}:{name}"), None).await?;
     session.run("COMMIT").await
+}
+
+/// What is paused, since when, by whom and why.
+pub(super) async fn pauses(session: &Session) -> Result<Vec<Paused>, EngineError> {
+    let sql = "SELECT p.kind, p.name, p.at, a.who, a.reason
+                 FROM oncehook.pauses p
+                 LEFT JOIN LATERAL (SELECT b.who, b.reason FROM oncehook.audit b
+                    WHERE b.subject = p.kind || ':' || p.name AND b.action = 'pause' AND b.at >= p.at
+                    ORDER BY b.id LIMIT 1) a ON true
+                ORDER BY p.kind, p.name";
+    let rows = session.rows(sql, &[]).await?;
+    let paused = |row: &tokio_postgres::Row| {
+        let what = Pausable::from_parts(row.get(0), row.get(1));
+        Paused { what, since: UnixMicros(row.get(2)), who: row.get(3), reason: row.get(4) }
+    };
+    Ok(rows.iter().map(paused).collect())
 }
 
 /// What is paused.

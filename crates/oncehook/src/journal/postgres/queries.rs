@@ -71,7 +71,7 @@ impl<'e> Keys<'e> {
             keys: events().map(|event| event.key.as_bytes()).collect(),
             digests: events().map(|event| event.digest.as_slice()).collect(),
             received: events().map(|event| event.received_at.0).collect(),
-            expires: events().map(|event| event.expires_at.0).collect(),
+            expires: candidates.iter().map(|one| one.event.remembered_until(one.id).0).collect(),
         }
     }
 }
@@ -96,7 +96,7 @@ impl<'e> Batch<'e> {
             entities: events().map(|event| event.entity.as_deref()).collect(),
             occurred: events().map(|event| event.occurred_at.map(|at| at.0)).collect(),
             received: events().map(|event| event.received_at.0).collect(),
-            expires: events().map(|event| event.expires_at.0).collect(),
+            expires: candidates.iter().map(|one| one.event.remembered_until(one.id).0).collect(),
             integrity: events().map(|event| event.integrity.as_str()).collect(),
             digests: events().map(|event| event.digest.as_slice()).collect(),
             headers: events().map(|event| event.headers.as_ref()).collect(),
@@ -296,7 +296,8 @@ const APPEND_ODD: &str = ", first_bodies AS (
   SELECT id, 'quarantined', received_at, held FROM input WHERE held IS NOT NULL AND id IN (SELECT event FROM won)
   UNION ALL
   SELECT id, 'suspected_replay', received_at, NULL FROM input
-   WHERE NOT key_signed AND id IN (SELECT event FROM won) AND id NOT IN (SELECT event FROM first_bodies)
+   WHERE id IN (SELECT event FROM won)
+     AND (held = 'suspected_replay' OR NOT key_signed AND id NOT IN (SELECT event FROM first_bodies))
 )";
 
 /// What is needed besides if some of the batch may belong to spans that are marked already (`search`): such events say

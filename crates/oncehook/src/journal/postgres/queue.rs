@@ -25,7 +25,7 @@ use super::lines::{self, Came, Peeked};
 use super::queries::{event_id, uuid};
 use super::settle::{Ended, Held, settle};
 use super::turn::One;
-use crate::delivery::{DeliveryId, Fence, HandedEvent, RouteName, Verdict};
+use crate::delivery::{DeliveryId, FailedAttempt, Fence, HandedEvent, RouteName, Verdict};
 use crate::event::{EventId, SourceName};
 use crate::ordering::{Candidate, Mark, NO_TIME, Place};
 use crate::retry::Chance;
@@ -465,13 +465,13 @@ pub(super) async fn give_back(
     Ok(())
 }
 
-/// Takes leases away that have run out, in one transaction.
+/// Takes leases away that have run out, in one transaction. Each is an attempt that failed.
 pub(super) async fn reclaim(
     session: &Session,
     given: Option<i64>,
     route: &Route,
     mut draw: impl FnMut() -> f64,
-) -> Result<usize, EngineError> {
+) -> Result<Vec<FailedAttempt>, EngineError> {
     session.run("BEGIN").await?;
     let serial = route.ordering.is_serial();
     if serial {
@@ -496,6 +496,7 @@ pub(super) async fn reclaim(
         )
         .await?;
     let now = UnixMicros(rows.first().map_or(0, |row| row.get(4)));
+    let mut failed = Vec::with_capacity(rows.len());
     let expired: Vec<(Fence, Verdict)> = rows
         .iter()
         .map(|row| {
@@ -507,14 +508,14 @@ pub(super) async fn reclaim(
             let fence = Fence { delivery, attempt: number(row.get(2)) };
             let limit = row.get::<_, Option<i32>>(3).map_or(route.retry.max_attempts, number);
             let verdict = route.after_lost_lease(fence.attempt, limit, now, draw());
+            failed.extend(FailedAttempt::of(fence.delivery.event, fence.attempt, limit, &verdict, now));
             (fence, verdict)
         })
         .collect();
-    let mut taken = 0;
     if !expired.is_empty() {
         let ended: Vec<_> =
             expired.iter().map(|(fence, verdict)| Ended { fence, verdict, followups: &[] }).collect();
-        taken = settle(session, given, now, Held::LostLease, &ended).await?.len();
+        settle(session, given, now, Held::LostLease, &ended).await?;
         if serial {
             let fences: Vec<&Fence> = expired.iter().map(|(fence, _)| fence).collect();
             let about = lines::about(session, &fences).await?;
@@ -526,7 +527,7 @@ pub(super) async fn reclaim(
         }
     }
     session.run("COMMIT").await?;
-    Ok(taken)
+    Ok(failed)
 }
 
 /// How long until the next delivery of a route is due, in microseconds; negative if one is due already.

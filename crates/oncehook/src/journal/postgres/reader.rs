@@ -22,8 +22,8 @@ use crate::delivery::{DeliveryId, DeliveryState};
 use crate::event::EventId;
 use crate::journal::tally::remember;
 use crate::journal::{
-    Attempt, AuditEntry, Backlog, Conflict, Delivery, EventDetail, EventPage, EventQuery, EventSummary,
-    ReadError, RecentKey, SourceCounts, Standing, Stats, StoredBody,
+    ATTEMPTS_SHOWN, Attempt, AuditEntry, Backlog, Conflict, Delivery, EventDetail, EventPage, EventQuery,
+    EventSummary, ORDERS_SHOWN, ReadError, RecentKey, SourceCounts, Standing, Stats, StoredBody,
 };
 use crate::ordering::NO_TIME;
 
@@ -98,13 +98,15 @@ impl Readers {
             }));
             pending.latest.iter().for_each(|duplicate| remember(&mut latest, *duplicate));
         }
+        let (audit, audit_total) = audit(session, id).await?;
         Ok(Some(EventDetail {
             event,
             digest: digest(row.get(12))?,
             duplicates_seen: seen,
             duplicates_latest: latest.into_iter().collect(),
             conflicts: conflicts(session, id).await?,
-            audit: audit(session, id).await?,
+            audit,
+            audit_total,
         }))
     }
 
@@ -248,11 +250,13 @@ async fn deliveries(
     Ok(found)
 }
 
-/// Adds every try to an event's deliveries. Lists do without.
+/// Adds the latest tries to an event's deliveries. Lists do without.
 async fn tell_attempts(session: &Session, event: &mut EventSummary) -> Result<(), EngineError> {
-    let sql = "SELECT route, epoch, attempt, started_at, finished_at, outcome, error
-                 FROM oncehook.attempts WHERE event = $1 ORDER BY route, epoch, attempt";
-    for row in session.rows(sql, &[&uuid(event.id)]).await? {
+    let sql = "SELECT a.route, a.epoch, a.attempt, a.started_at, a.finished_at, a.outcome, a.error
+                 FROM oncehook.attempts a JOIN oncehook.deliveries d USING (event, route, epoch)
+                WHERE a.event = $1 AND a.attempt > d.attempt - $2 ORDER BY a.route, a.epoch, a.attempt";
+    let shown = i32::try_from(ATTEMPTS_SHOWN).unwrap_or(i32::MAX);
+    for row in session.rows(sql, &[&uuid(event.id), &shown]).await? {
         let (route, epoch): (&str, u32) = (row.get(0), number(row.get(1)));
         let of = |delivery: &&mut Delivery| delivery.route == route && delivery.epoch == epoch;
         event.deliveries.iter_mut().filter(of).for_each(|delivery| {
@@ -272,9 +276,14 @@ async fn tell_attempts(session: &Session, event: &mut EventSummary) -> Result<()
     Ok(())
 }
 
-async fn audit(session: &Session, event: EventId) -> Result<Vec<AuditEntry>, EngineError> {
-    let sql = "SELECT at, who, action, reason, detail FROM oncehook.audit WHERE subject = $1 ORDER BY id";
-    let rows = session.rows(sql, &[&event.to_string()]).await?;
+/// The latest orders, oldest first, and how many there are.
+async fn audit(session: &Session, event: EventId) -> Result<(Vec<AuditEntry>, u64), EngineError> {
+    let subject = event.to_string();
+    let sql = "SELECT count(*) FROM oncehook.audit WHERE subject = $1";
+    let total = session.row(sql, &[&subject]).await?.map_or(0, |row| count(&row, 0));
+    let sql = "SELECT at, who, action, reason, detail FROM oncehook.audit
+                WHERE subject = $1 ORDER BY id DESC LIMIT $2";
+    let rows = session.rows(sql, &[&subject, &i64::from(ORDERS_SHOWN)]).await?;
     let entry = |row: &Row| AuditEntry {
         at: UnixMicros(row.get(0)),
         who: row.get(1),
@@ -282,7 +291,7 @@ async fn audit(session: &Session, event: EventId) -> Result<Vec<AuditEntry>, Eng
         reason: row.get(3),
         detail: row.get(4),
     };
-    Ok(rows.iter().map(entry).collect())
+    Ok((rows.iter().rev().map(entry).collect(), total))
 }
 
 async fn conflicts(session: &Session, event: EventId) -> Result<Vec<Conflict>, EngineError> {

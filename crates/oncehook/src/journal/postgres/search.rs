@@ -206,7 +206,7 @@ async fn follow(
 pub(super) const SUMMARY: &str =
     "SELECT e.id, e.source, e.key, e.type, e.entity, s.status, e.integrity, e.occurred_at, e.received_at,
        octet_length(e.body)::bigint, coalesce(d.journal + d.memory + d.redis, 0),
-       (SELECT string_agg(f.flag, ',') FROM oncehook.flags f WHERE f.event = e.id)";
+       (SELECT string_agg(f.flag || coalesce(':' || f.reason, ''), ',') FROM oncehook.flags f WHERE f.event = e.id)";
 
 pub(super) const BESIDE: &str = "LEFT JOIN oncehook.duplicates d ON d.event = e.id
  CROSS JOIN LATERAL (
@@ -304,9 +304,7 @@ impl<'q> Conditions<'q> {
 pub(super) fn summary(row: &Row) -> Result<EventSummary, EngineError> {
     let key = EventKey::from_bytes(row.get(2));
     let flags: Option<&str> = row.get(11);
-    let mut flags: Vec<Flag> =
-        flags.iter().flat_map(|flags| flags.split(',')).filter_map(Flag::parse).collect();
-    flags.sort_unstable();
+    let (flags, quarantine) = Flag::parse_list(flags);
     Ok(EventSummary {
         id: event_id(row.get(0)),
         source: row.get(1),
@@ -315,6 +313,7 @@ pub(super) fn summary(row: &Row) -> Result<EventSummary, EngineError> {
         entity: row.get(4),
         status: EventStatus::parse(row.get(5)).unwrap_or(EventStatus::Unrouted),
         flags,
+        quarantine,
         integrity: row.get(6),
         occurred_at: row.get::<_, Option<i64>>(7).map(UnixMicros),
         received_at: UnixMicros(row.get(8)),

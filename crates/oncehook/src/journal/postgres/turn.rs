@@ -83,8 +83,9 @@ async fn pass(
     for (due, verdict) in passed {
         let Place { event, epoch, .. } = due.candidate.place;
         let delivery = DeliveryId { event, route: route.name.clone(), epoch };
-        fences.push(Fence { delivery, attempt: due.attempt + 1 });
-        progress.count(event, verdict);
+        let attempt = due.attempt + 1;
+        fences.push(Fence { delivery, attempt });
+        progress.count(event, attempt, route.retry.max_attempts, verdict, now);
     }
     let ended: Vec<Ended<'_>> = fences
         .iter()

@@ -4,8 +4,12 @@
 //! nothing of schemas `oncehook` and `oncehook_guard`, and ends after the time a handler has (`statement_timeout`). Tables are found by the
 //! search path of the user's role; ours is not in it.
 //!
-//! Does not: look into functions, views and triggers of the user's. Whoever lets a function end sessions, change settings
-//! or write into our schema by a detour can do harm; a role of its own for the journal's tables is the stronger fence.
+//! They run behind a savepoint. If it is gone afterwards, a statement has ended the transaction in spite of all checks, and what it
+//! did may be committed: the delivery does not run again ([`Trouble::Ended`]).
+//!
+//! Does not: look into functions, views and triggers of the user's, nor into texts that a function runs as SQL. Whoever lets
+//! a function end sessions, change settings or write into our schema by a detour can do harm; a role of its own for the
+//! journal's tables is the stronger fence.
 //! Does not settle anything either: what an error means for the delivery is the caller's to say.
 
 use std::borrow::Cow;
@@ -24,12 +28,10 @@ use tokio_postgres::{Row, Statement};
 
 use super::connection::{EngineError, Session, in_time};
 use super::wrapped::{self, Wrapped};
-use crate::delivery::{Cause, Failure};
+use crate::delivery::{Cause, Failure, HandedEvent, Remedy};
+use crate::handler::sql::postgres::{self, Piece};
+use crate::handler::sql::{RESULT_BYTES, RESULT_ROWS, too_large};
 use crate::handler::{Found, SqlHandler};
-
-/// A result beyond this many rows or bytes is an error: it would be kept for every event.
-const RESULT_ROWS: usize = 100;
-const RESULT_BYTES: usize = 64 << 10;
 
 /// Why the statements of a delivery did not come to an end.
 #[derive(Debug)]
@@ -38,6 +40,8 @@ pub(super) enum Trouble {
     Failed(Failure),
     /// What they require is not there yet. Nothing was done.
     Deferred(Failure),
+    /// They ended the transaction. What they did may be committed.
+    Ended,
     /// Two transactions stood in each other's way: no attempt, and worth another try.
     Collision,
     /// The database failed: no attempt, nobody's fault but ours.
@@ -100,22 +104,109 @@ pub(super) fn bind(
     Ok(Bound(bound))
 }
 
+/// What the statements of a delivery came to: a result, or that what it requires is not there yet. Then nothing was done.
+pub(super) type Ran = Result<Option<String>, Failure>;
+
+/// What is set while the user's statements run, and what afterwards.
+#[derive(Clone, Copy)]
+pub(super) struct Settings {
+    pub(super) theirs: &'static str,
+    pub(super) ours: &'static str,
+}
+
+/// Stands where the user's statements begin.
+pub(super) const SAVEPOINT: &str = "SAVEPOINT oncehook_effect";
+pub(super) const RELEASE: &str = "RELEASE SAVEPOINT oncehook_effect";
+pub(super) const UNDO: &str = "ROLLBACK TO SAVEPOINT oncehook_effect";
+
+/// What it means that the savepoint could not be used.
+pub(super) fn at_savepoint(error: EngineError) -> Trouble {
+    if error.is_lost_savepoint() { Trouble::Ended } else { Trouble::Engine(error) }
+}
+
 /// Runs the statements of several deliveries, one after the other but without waiting in between: all are on their way
-/// before the first is answered. Returns an outcome for each, or for those until the first failure; after it the transaction is
-/// spoilt.
+/// before the first is answered. Returns what each came to. After [`Trouble::Failed`] and [`Trouble::Collision`] what all of them
+/// did is undone, and the transaction is as it was before.
+///
+/// `about` is the event of the only delivery: errors are told without its values. Those of several are not kept.
 pub(super) async fn run(
     session: &Session,
     handler: &SqlHandler,
     prepared: &Prepared,
     deliveries: &[Bound],
-) -> Vec<Result<Option<String>, Trouble>> {
+    settings: Settings,
+    about: Option<&HandedEvent>,
+) -> Result<Vec<Ran>, Trouble> {
+    let Settings { theirs, ours } = settings;
+    let (begin, end) = (format!("{theirs}; {SAVEPOINT}"), format!("{RELEASE}; {ours}"));
+    // Statements that return no rows cannot return too many: then nothing has to be looked at before the savepoint goes.
+    let early = End(prepared.tells_nothing().then_some(end.as_str()));
+    // Sent together: if the first fails, so does the rest.
+    let (begun, (ran, released)) =
+        tokio::join!(session.run(&begin), run_to_end(session, handler, prepared, deliveries, early));
+    begun.map_err(Trouble::Engine)?;
+    if released.as_ref().is_some_and(|released| released.as_ref().is_err_and(EngineError::is_lost_savepoint))
+    {
+        return Err(Trouble::Ended);
+    }
+    let mut outcomes = Vec::with_capacity(ran.len());
+    for outcome in ran {
+        outcomes.push(match outcome {
+            Ok(result) => Ok(result),
+            Err(Trouble::Deferred(failure)) => Err(failure),
+            Err(trouble @ (Trouble::Engine(_) | Trouble::Ended)) => return Err(trouble),
+            Err(trouble) => {
+                session.run(&format!("{UNDO}; {end}")).await.map_err(at_savepoint)?;
+                return Err(told_without_values(trouble, handler, about));
+            }
+        });
+    }
+    match released {
+        Some(released) => released.map_err(Trouble::Engine)?,
+        None => session.run(&end).await.map_err(at_savepoint)?,
+    }
+    if outcomes.len() == deliveries.len() {
+        Ok(outcomes)
+    } else {
+        Err(Trouble::Engine(EngineError::other("a statement was not answered")))
+    }
+}
+
+fn told_without_values(trouble: Trouble, handler: &SqlHandler, about: Option<&HandedEvent>) -> Trouble {
+    match (trouble, about) {
+        (Trouble::Failed(failure), Some(event)) if matches!(failure.remedy, Remedy::Retry(None)) => {
+            let told = handler.without_values(&failure.message, event);
+            Trouble::Failed(Failure::retry(failure.cause, told))
+        }
+        (trouble, _) => trouble,
+    }
+}
+
+/// What is sent right behind the statements, if anything is.
+#[derive(Clone, Copy)]
+struct End<'s>(Option<&'s str>);
+
+impl End<'_> {
+    async fn run(self, session: &Session) -> Option<Result<(), EngineError>> {
+        Some(session.run(self.0?).await)
+    }
+}
+
+/// What the statements of each came to, up to the first failure, and what the end did.
+async fn run_to_end(
+    session: &Session,
+    handler: &SqlHandler,
+    prepared: &Prepared,
+    deliveries: &[Bound],
+    end: End<'_>,
+) -> (Vec<Result<Option<String>, Trouble>>, Option<Result<(), EngineError>>) {
     let Prepared { statements, at_once } = prepared;
     if let Some(at_once) = at_once.as_ref().filter(|_| deliveries.len() > 1) {
-        return run_at_once(session, at_once, deliveries).await;
+        return run_at_once(session, at_once, deliveries, end).await;
     }
     let Some((requirement, effects)) = statements.split_first().filter(|_| handler.has_requirement()) else {
         let all: Vec<&[Vec<Parameter>]> = deliveries.iter().map(|bound| bound.0.as_slice()).collect();
-        return run_all(session, statements, &all).await;
+        return tokio::join!(run_all(session, statements, &all), end.run(session));
     };
     // Those that have to wait are known before anything is done for any of them.
     let split: Vec<_> = deliveries.iter().map(|bound| bound.0.split_at(bound.0.len().min(1))).collect();
@@ -124,16 +215,15 @@ pub(super) async fn run(
     let ready = |answer: &Result<Option<String>, Trouble>| matches!(answer, Ok(Some(_)));
     let done: Vec<&[Vec<Parameter>]> =
         split.iter().zip(&answers).filter(|(_, answer)| ready(answer)).map(|((_, done), _)| *done).collect();
-    let mut results = run_all(session, effects, &done).await.into_iter();
+    let (results, released) = tokio::join!(run_all(session, effects, &done), end.run(session));
+    let mut results = results.into_iter();
     let deferred = || Err(Trouble::Deferred(handler.deferral()));
-    answers
-        .into_iter()
-        .map(|answer| match answer {
-            Ok(Some(_)) => results.next().unwrap_or_else(deferred),
-            Ok(None) => deferred(),
-            Err(trouble) => Err(trouble),
-        })
-        .collect()
+    let outcomes = answers.into_iter().map(|answer| match answer {
+        Ok(Some(_)) => results.next().unwrap_or_else(deferred),
+        Ok(None) => deferred(),
+        Err(trouble) => Err(trouble),
+    });
+    (outcomes.collect(), released)
 }
 
 /// Runs the wrapped statements, for as many deliveries in a call as should be done in a fifth of the time a handler has: it counts for the
@@ -142,19 +232,28 @@ async fn run_at_once(
     session: &Session,
     at_once: &Wrapped,
     deliveries: &[Bound],
-) -> Vec<Result<Option<String>, Trouble>> {
+    end: End<'_>,
+) -> (Vec<Result<Option<String>, Trouble>>, Option<Result<(), EngineError>>) {
     let mut outcomes = Vec::with_capacity(deliveries.len());
+    let mut released = None;
     while let Some(rest) = deliveries.get(outcomes.len()..).filter(|rest| !rest.is_empty()) {
         let call = rest.get(..at_once.size(session.handler_time / 5)).unwrap_or(rest);
         let values =
             call.iter().map(|bound| bound.0.iter().flatten().map(|parameter| parameter.0.as_deref()));
-        if let Err(error) = at_once.call(session, values).await {
+        let called = if call.len() == rest.len() {
+            let (called, ended) = tokio::join!(at_once.call(session, values), end.run(session));
+            released = ended;
+            called
+        } else {
+            at_once.call(session, values).await
+        };
+        if let Err(error) = called {
             outcomes.push(Err(trouble(error)));
             break;
         }
         outcomes.extend(call.iter().map(|_| Ok(None)));
     }
-    outcomes
+    (outcomes, released)
 }
 
 async fn run_all(
@@ -173,21 +272,48 @@ async fn run_all(
         let mut result = None;
         let mut first_error = None;
         for answer in answers.take(prepared.len()) {
-            match answer {
-                Ok(rows) => result = told(&rows).or(result),
-                Err(error) => first_error = first_error.or(Some(error)),
+            match answer.map_err(trouble).and_then(|rows| told(&rows)) {
+                Ok(told) => result = told.or(result),
+                Err(trouble) => first_error = first_error.or(Some(trouble)),
             }
         }
-        match (first_error, result) {
-            (Some(error), _) => Err(trouble(error)),
-            (None, Some(result)) if result.len() > RESULT_BYTES => {
-                let message = format!("the result has more than {RESULT_BYTES} bytes");
-                Err(Trouble::Failed(Failure::permanent(Cause::Handler, message)))
-            }
-            (None, result) => Ok(result),
-        }
+        first_error.map_or(Ok(result), Err)
     };
     deliveries.iter().map(|_| one(&mut answers)).collect()
+}
+
+/// The statements prepared anew, if that makes a difference: their tables have changed since they were prepared, and with
+/// them what the server takes the parameters for. In the transaction, which stays as it was.
+pub(super) async fn renewed(
+    session: &Session,
+    handler: &SqlHandler,
+    prepared: &Prepared,
+    failure: &Failure,
+) -> Option<Prepared> {
+    const TRIED: &str = "SAVEPOINT oncehook_renewal";
+    session.run(TRIED).await.ok()?;
+    let mut statements = Vec::with_capacity(prepared.statements.len());
+    for statement in handler.statements() {
+        match session.prepared_anew(statement.text()).await {
+            Ok(statement) => statements.push(statement),
+            Err(_) => {
+                // If this fails too, so does what comes next.
+                let _ = session.run("ROLLBACK TO SAVEPOINT oncehook_renewal").await;
+                return None;
+            }
+        }
+    }
+    let kinds = |statement: &Statement| {
+        let columns = statement.columns().iter().map(|column| column.type_().clone());
+        (statement.params().to_vec(), columns.collect::<Vec<_>>())
+    };
+    let changed = statements.iter().map(kinds).ne(prepared.statements.iter().map(kinds));
+    if !changed && !is_outdated(failure) {
+        return None;
+    }
+    // What stands for many of them has the old types.
+    session.wrapped().clear();
+    Some(Prepared { statements, at_once: None })
 }
 
 /// Starts all of them in order, then waits for each. A connection answers in the order it was asked.
@@ -221,17 +347,19 @@ pub(super) fn trouble(error: EngineError) -> Trouble {
         Trouble::Collision
     } else if error.is_too_slow() {
         let message = format!("the statement took too long: {}", error.told);
-        Trouble::Failed(Failure::retry(Cause::Handler, message))
+        Trouble::Failed(Failure::retry(Cause::Handler, message).in_log("the statement took too long"))
     } else if error.blames_the_statement() {
-        Trouble::Failed(Failure::retry(Cause::Handler, error.told))
+        let logged = error.logged();
+        Trouble::Failed(Failure::retry(Cause::Handler, error.told).in_log(logged))
     } else {
         Trouble::Engine(error)
     }
 }
 
-/// Whether a plan does not fit its table any more; the next attempt must prepare anew.
+/// Whether a plan does not fit its table any more (its columns are others), or is not there any more.
 pub(super) fn is_outdated(failure: &Failure) -> bool {
-    failure.message.contains(SqlState::FEATURE_NOT_SUPPORTED.code())
+    let codes = [SqlState::FEATURE_NOT_SUPPORTED, SqlState::INVALID_SQL_STATEMENT_NAME];
+    codes.iter().any(|code| failure.message.ends_with(&format!("({})", code.code())))
 }
 
 /// A value on its way to the server: in text form, which the server reads by the parameter's type.
@@ -310,12 +438,19 @@ impl ToSql for Parameter {
 }
 
 /// The rows of a statement as JSON: an object for one row, a list for more, nothing for none.
-fn told(rows: &[Row]) -> Option<String> {
-    let mut found: Vec<Value> = rows.iter().take(RESULT_ROWS).map(object).collect();
-    match found.len() {
+fn told(rows: &[Row]) -> Result<Option<String>, Trouble> {
+    if rows.len() > RESULT_ROWS {
+        return Err(Trouble::Failed(too_large()));
+    }
+    let mut found: Vec<Value> = rows.iter().map(object).collect();
+    let told = match found.len() {
         0 => None,
         1 => found.pop().map(|one| one.to_string()),
         _ => Some(Value::Array(found).to_string()),
+    };
+    match told {
+        Some(told) if told.len() > RESULT_BYTES => Err(Trouble::Failed(too_large())),
+        told => Ok(told),
     }
 }
 
@@ -421,44 +556,42 @@ fn numeric(bytes: &[u8]) -> Option<String> {
 /// Statements that read or change rows, and nothing else.
 const ALLOWED: [&str; 8] = ["select", "insert", "update", "delete", "merge", "with", "values", "call"];
 
+/// Functions that change how the statements behind them are read.
+const FUNCTIONS: [&str; 1] = ["set_config"];
+
 /// Why a statement may not run, if it may not.
 pub(super) fn refusal(text: &str) -> Option<String> {
-    let words = words(text);
+    let words = match words(text) {
+        Ok(words) => words,
+        Err(told) => return Some(format!("a handler may not run what cannot be read: {told}")),
+    };
     let first = words.first().map(String::as_str).unwrap_or_default();
     if !ALLOWED.contains(&first) {
         return Some(format!(
             "a handler may read and change rows; it may not begin or end transactions, change settings or tables (`{first}`)"
         ));
     }
-    let ours = words.iter().find(|word| ["oncehook", "oncehook_guard"].contains(&word.as_str()));
-    ours.map(|schema| format!("a handler may not touch schema {schema}"))
+    let has = |names: &[&str]| words.iter().find(|word| names.contains(&word.as_str()));
+    let ours = has(&["oncehook", "oncehook_guard"]);
+    let settings = || has(&FUNCTIONS).map(|name| format!("a handler may not change settings (`{name}`)"));
+    ours.map(|schema| format!("a handler may not touch schema {schema}")).or_else(settings)
 }
 
 /// The words of a statement outside of texts and comments: names in quotes as they are, all others in small letters.
-fn words(text: &str) -> Vec<String> {
+fn words(text: &str) -> Result<Vec<String>, String> {
     let mut words = Vec::new();
     let mut rest = text;
-    while let Some(first) = rest.chars().next() {
-        let length = if let Some(comment) = rest.strip_prefix("--") {
-            2 + comment.find('\n').unwrap_or(comment.len())
-        } else if let Some(comment) = rest.strip_prefix("/*") {
-            2 + comment.find("*/").map_or(comment.len(), |at| at + 2)
-        } else if first == '\'' {
-            1 + rest.get(1..).and_then(|text| text.find('\'')).map_or(rest.len(), |at| at + 1)
-        } else if let Some(name) = rest.strip_prefix('"') {
-            let end = name.find('"').unwrap_or(name.len());
-            words.push(name.get(..end).unwrap_or_default().to_owned());
-            end + 2
-        } else if first.is_alphanumeric() || first == '_' {
-            let end = rest.find(|c: char| !c.is_alphanumeric() && c != '_' && c != '$').unwrap_or(rest.len());
-            words.push(rest.get(..end).unwrap_or_default().to_lowercase());
-            end
-        } else {
-            first.len_utf8()
-        };
+    while !rest.is_empty() {
+        let (piece, length) = postgres::piece(rest)?;
+        match piece {
+            Piece::Word(word) => words.push(word.to_ascii_lowercase()),
+            Piece::Name(name) => words.push(name.to_owned()),
+            Piece::Unicode => return Err("write names and texts without U&".to_owned()),
+            Piece::Text | Piece::Comment | Piece::Other => {}
+        }
         rest = rest.get(length..).unwrap_or_default();
     }
-    words
+    Ok(words)
 }
 
 #[cfg(test)]
@@ -481,6 +614,13 @@ mod tests {
             "LOCK TABLE orders",
             "DELETE FROM oncehook_guard.oncehook_applied",
             "COPY orders TO PROGRAM 'true'",
+            "/* /* */ SELECT */ COMMIT",
+            "SELECT /* /* */ 1",
+            r#"DELETE FROM U&"\006fncehook".keys"#,
+            r"SELECT E'\'' FROM oncehook.keys WHERE 'a' = ' '",
+            "SELECT $$'$$, count(*) FROM oncehook.keys WHERE $$'$$ = ''",
+            "SELECT 1 --\r FROM oncehook.keys",
+            "SELECT pg_catalog.set_config('search_path', 'oncehook', true)",
             "",
         ] {
             assert!(refusal(text).is_some(), "{text}");
@@ -491,6 +631,7 @@ mod tests {
             "WITH a AS (SELECT 1) SELECT * FROM a",
             "UPDATE orders SET note = 'it''s oncehook'",
             "CALL book($1)",
+            "SELECT /* /* oncehook */ */ $$ oncehook.keys $$, E'\\' oncehook'",
         ] {
             assert_eq!(refusal(text), None, "{text}");
         }

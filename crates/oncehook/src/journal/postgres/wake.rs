@@ -13,12 +13,10 @@ use tokio::sync::watch;
 
 use super::Shared;
 use super::connection::{Connector, EngineError, Pool, Purpose, Session};
+use crate::retry::{Chance, Reconnect};
 
 /// At most one notification in this time.
 const ANNOUNCE_EVERY: Duration = Duration::from_millis(20);
-
-/// How long to wait before a lost connection is tried again.
-const AGAIN: Duration = Duration::from_secs(1);
 
 /// How often a listener looks whether its connection is still there.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
@@ -60,8 +58,9 @@ pub(super) async fn listen(
     mut session: Session,
     mut end: watch::Receiver<bool>,
 ) {
+    let mut reconnect = Reconnect::new(Chance::random());
     loop {
-        let wait = if session.is_closed() { AGAIN } else { LOOK_EVERY };
+        let wait = if session.is_closed() { reconnect.wait() } else { LOOK_EVERY };
         tokio::select! {
             () = tokio::time::sleep(wait) => {}
             _ = end.changed() => return,
@@ -70,6 +69,7 @@ pub(super) async fn listen(
             && let Ok(anew) = hear(&shared, &connector).await
         {
             session = anew;
+            reconnect.is_back();
             // Something may have happened while nobody listened.
             shared.woken();
         }

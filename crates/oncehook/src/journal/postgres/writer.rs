@@ -22,6 +22,7 @@ use super::{Shared, self_test};
 use crate::event::{EventId, NewEvents, SourceName};
 use crate::journal::spans::LATE_MICROS;
 use crate::journal::{AppendError, Appended, Layer, Receipt, Verdict};
+use crate::retry::{Chance, Reconnect};
 
 /// What a lane can be told.
 #[expect(clippy::large_enum_variant, reason = "nearly every command is an append, and it is moved once")]
@@ -53,9 +54,6 @@ const WARY_FOR: u32 = 256;
 
 /// How often an idle lane looks whether its connection is still there.
 const TICK: Duration = Duration::from_millis(100);
-
-/// How long to wait before a lost database is tried again.
-const RECONNECT_EVERY: Duration = Duration::from_millis(250);
 
 pub(super) struct Lane {
     pub(super) number: usize,
@@ -185,6 +183,7 @@ impl Lane {
 
     /// Refuses what comes until there is a sound connection. Returns whether the journal was closed meanwhile.
     async fn wait_for_database(&mut self, commands: &mut mpsc::Receiver<Command>) -> bool {
+        let mut reconnect = Reconnect::new(Chance::random());
         loop {
             let connector = Arc::clone(&self.connector);
             let opening = async move {
@@ -208,7 +207,7 @@ impl Lane {
                 }
                 Err(error) => self.shared.set_failing(self.number, Some(error.told)),
             }
-            let rest = tokio::time::sleep(RECONNECT_EVERY);
+            let rest = tokio::time::sleep(reconnect.wait());
             tokio::pin!(rest);
             loop {
                 tokio::select! {
@@ -338,7 +337,10 @@ pub(super) async fn append(
         .iter()
         .zip(&firsts)
         .map(|(id, event)| match won.contains(id) {
-            true => Fate::Stored(Known { event: *id, digest: event.digest, expires_at: event.expires_at }),
+            true => {
+                let expires_at = event.remembered_until(*id);
+                Fate::Stored(Known { event: *id, digest: event.digest, expires_at })
+            }
             false => Fate::Unknown,
         })
         .collect();

@@ -21,10 +21,10 @@ use serde_json::Value;
 
 use super::lines::{self, Came, Waiting};
 use super::queue::{self, Due, Held};
-use super::turn::{self, Turns};
+use super::turn;
 use super::user_sql::{self, Ran};
 use super::writer::{blames_a_row, is_busy};
-use crate::delivery::{Cause, Claim, Failure, Fence, Settled, Verdict};
+use crate::delivery::{Cause, Claim, FailedAttempt, Failure, Fence, Settled, Verdict};
 use crate::handler::{Function, Handler, SqlHandler};
 use crate::journal::Progress;
 use crate::ordering::Company;
@@ -199,10 +199,9 @@ impl Job<'_> {
     ) -> Result<Turned, rusqlite::Error> {
         let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
         let company = Company::OneTransaction;
-        let Turns { run, passed } =
-            turn::take(&transaction, self.route, company, most, due, &mut self.waiting, self.now)?;
-        let mut progress = Progress::default();
-        passed.iter().for_each(|passed| progress.count(passed.due.event.id, &passed.verdict));
+        let turns = turn::take(&transaction, self.route, company, most, due, &mut self.waiting, self.now)?;
+        let mut progress = turns.progress(self.now);
+        let run = turns.run;
         let mut behind: HashMap<&str, usize> = HashMap::new();
         for entity in run.iter().filter_map(|due| due.event.entity.as_deref()) {
             *behind.entry(entity).or_default() += 1;
@@ -287,13 +286,11 @@ impl Job<'_> {
         let delivery = if self.route.ordering.is_serial() {
             let company = Company::OneTransaction;
             let (due, waiting) = (vec![delivery], &mut self.waiting);
-            let Turns { mut run, passed } =
-                turn::take(&transaction, self.route, company, 1, due, waiting, self.now)?;
-            let Some(delivery) = run.pop() else {
+            let mut turns = turn::take(&transaction, self.route, company, 1, due, waiting, self.now)?;
+            let Some(delivery) = turns.run.pop() else {
                 // It is settled already, or not its turn.
-                passed.iter().for_each(|passed| progress.count(passed.due.event.id, &passed.verdict));
                 transaction.commit()?;
-                self.add(progress);
+                self.add(turns.progress(self.now));
                 return Ok(());
             };
             delivery
@@ -309,7 +306,7 @@ impl Job<'_> {
                         self.add(progress);
                         return Ok(());
                     }
-                    Err(error) if blames_a_row(&error) => user_sql::failure(&error, BUDGET_ALONE),
+                    Err(error) if blames_a_row(&error) => self.failure(&error, delivery),
                     Err(error) => return Err(error),
                 }
             }
@@ -319,7 +316,7 @@ impl Job<'_> {
                 match halt {
                     Halt::Unfit(failure) => failure,
                     Halt::Broke(error) if is_ours(&error) => return Err(error),
-                    Halt::Broke(error) => user_sql::failure(&error, BUDGET_ALONE),
+                    Halt::Broke(error) => self.failure(&error, delivery),
                 }
             }
         };
@@ -330,6 +327,10 @@ impl Job<'_> {
         transaction.commit()?;
         self.add(progress);
         Ok(())
+    }
+
+    fn failure(&self, error: &rusqlite::Error, delivery: &Due) -> Failure {
+        user_sql::failure(error, BUDGET_ALONE, Some((self.handler, &delivery.event)))
     }
 
     /// The user's statements for one delivery.
@@ -366,7 +367,7 @@ impl Job<'_> {
                 self.route.after_failure(failure, tried, self.now, self.chance.draw())
             }
         };
-        progress.count(delivery.event.id, &verdict);
+        progress.count(delivery.event.id, fence.attempt, delivery.attempt_limit, &verdict, self.now);
         self.waiting.parked |= matches!(verdict, Verdict::Parked(..));
         if queue::settle(connection, &fence, Held::Lock, &verdict, &self.route.followups, self.now)? {
             let Some(came) = Came::new(&delivery.event, &verdict) else { return Ok(()) };
@@ -411,7 +412,9 @@ pub(super) fn leased(
                 Ok(result) => Ok(result),
                 Err(Halt::Unfit(failure)) => Err(failure),
                 Err(Halt::Broke(error)) if is_ours(&error) => return Err(error),
-                Err(Halt::Broke(error)) => Err(user_sql::failure(&error, BUDGET_ALONE)),
+                Err(Halt::Broke(error)) => {
+                    Err(user_sql::failure(&error, BUDGET_ALONE, Some((handler, &claim.event))))
+                }
             },
             // Not asked for: see `call` of the journal.
             Handler::Http(_) | Handler::Elsewhere(_) => {
@@ -435,7 +438,7 @@ pub(super) fn leased(
                         settled.push(Settled::Done);
                         continue;
                     }
-                    Err(error) if blames_a_row(&error) => user_sql::failure(&error, BUDGET_ALONE),
+                    Err(error) if blames_a_row(&error) => user_sql::failure(&error, BUDGET_ALONE, None),
                     Err(error) => return Err(error),
                 }
             }
@@ -447,16 +450,15 @@ pub(super) fn leased(
         let (attempt, limit) = (claim.fence.attempt, claim.attempt_limit);
         let tried = Tried { attempt, limit, parked_at: claim.parked_at };
         let verdict = route.after_failure(failure, tried, now, chance.draw());
-        if let Verdict::Dead(failure) = &verdict {
-            let (event, route) = (claim.fence.delivery.event, route.name.as_str());
-            tracing::error!(%event, route, error = failure.message.as_str(), "a delivery is dead");
-        }
         let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
         let done = queue::settle(&transaction, &claim.fence, Held::Lease, &verdict, &[], now)?;
         if done && let Some(came) = Came::new(&claim.event, &verdict) {
             lines::after(&transaction, serial, &came, waiting, now)?;
         }
         transaction.commit()?;
+        if done {
+            route.report(FailedAttempt::of(claim.event.id, attempt, limit, &verdict, now).as_slice());
+        }
         settled.push(if done { Settled::Done } else { Settled::Lost });
     }
     Ok(settled)

@@ -18,7 +18,7 @@ use crossbeam_channel::{Receiver, Sender};
 use rusqlite::Connection;
 
 use super::database_file::DatabaseFile;
-use super::{OpenError, connection};
+use super::{OpenError, busy, connection};
 
 /// The helper starts copying when this many pages have been logged since it last did.
 const COPY_EVERY_PAGES: u64 = 250;
@@ -83,6 +83,9 @@ impl Checkpointer {
     /// An error means that pages may have been counted as copied that never reached the disk. Nothing may be accepted
     /// until the log has been copied anew from its beginning.
     pub(super) fn tend(&mut self, writer: &Connection, pages: u64) -> Result<Tended, String> {
+        if self.thread.as_ref().is_none_or(std::thread::JoinHandle::is_finished) {
+            return Err("the thread that copies the write-ahead log has died".to_owned());
+        }
         if self.progress.copying.load(Ordering::Acquire) {
             return Ok(Tended::Continues);
         }
@@ -110,7 +113,7 @@ impl Checkpointer {
 
     /// Never waits for readers: an acknowledgement would wait with it.
     fn restart(&mut self, writer: &Connection) -> Result<Tended, String> {
-        let pass = connection::without_waiting(writer, |writer| checkpoint(writer, "RESTART"));
+        let pass = busy::without_waiting(|| checkpoint(writer, "RESTART"));
         match pass {
             Ok(pass) if !pass.busy => {
                 self.progress.copied.store(0, Ordering::Release);
@@ -194,4 +197,27 @@ pub(crate) fn empty_the_log(connection: &Connection) -> Result<(), OpenError> {
         return Err(OpenError::Durability("the write-ahead log is in use and cannot be emptied".to_owned()));
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_helper_that_has_died_is_noticed() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("journal.db");
+        let writer = connection::open_writer(&path).unwrap();
+        let mut checkpointer = Checkpointer::start(&path).unwrap();
+        assert!(checkpointer.tend(&writer, 10).is_ok());
+        checkpointer.stop();
+        let died = std::thread::spawn(|| {});
+        while !died.is_finished() {
+            std::thread::yield_now();
+        }
+        checkpointer.thread = Some(died);
+        // As it was at work when it died.
+        checkpointer.progress.copying.store(true, Ordering::Release);
+        assert!(checkpointer.tend(&writer, 10_000).is_err(), "the log grows and nobody says so");
+    }
 }

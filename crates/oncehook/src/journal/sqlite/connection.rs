@@ -1,20 +1,17 @@
 //! Connections whose settings are read back: what SQLite says is in force, not what we asked for.
 
 use std::path::Path;
-use std::time::Duration;
 
 use rusqlite::config::DbConfig;
 use rusqlite::{Connection, OpenFlags};
 
 use super::OpenError;
+use super::busy::{self, BUSY_WAIT};
 use crate::planted::{self, Bug};
 
 /// The oldest SQLite without the WAL-reset bug, which can corrupt a database that one connection writes while another
 /// checkpoints: exactly our shape.
 const OLDEST_SQLITE: i32 = 3_051_003;
-
-/// How long a transaction waits for another process that writes to the same file. Ingest answers 503 after that.
-const BUSY_WAIT: Duration = Duration::from_secs(2);
 
 pub(crate) fn check_library() -> Result<(), OpenError> {
     let found = rusqlite::version_number();
@@ -35,9 +32,9 @@ const PAGE_BYTES: i64 = 8_192;
 pub(crate) fn open_writer(path: &Path) -> Result<Connection, OpenError> {
     let flags =
         OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_CREATE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
-    let connection = Connection::open_with_flags(path, flags)?;
+    let mut connection = Connection::open_with_flags(path, flags)?;
     keep_plans(&connection)?;
-    connection.busy_timeout(BUSY_WAIT)?;
+    connection.busy_handler(Some(busy::wait))?;
     if connection.is_readonly(rusqlite::MAIN_DB)? {
         return Err(OpenError::Place {
             path: path.to_path_buf(),
@@ -109,17 +106,6 @@ pub(super) fn open_reader(path: &Path) -> Result<Connection, rusqlite::Error> {
 /// a look that takes two.
 fn keep_plans(connection: &Connection) -> Result<(), rusqlite::Error> {
     connection.set_db_config(DbConfig::SQLITE_DBCONFIG_ENABLE_QPSG, true).map(|_| ())
-}
-
-/// Runs something that must not wait for others.
-pub(super) fn without_waiting<T>(
-    connection: &Connection,
-    work: impl FnOnce(&Connection) -> Result<T, rusqlite::Error>,
-) -> Result<T, rusqlite::Error> {
-    connection.busy_timeout(Duration::ZERO)?;
-    let outcome = work(connection);
-    connection.busy_timeout(BUSY_WAIT)?;
-    outcome
 }
 
 /// Closes a connection that is no longer trusted, without the checkpoint that closing would do.

@@ -3,11 +3,11 @@
 //! Promises: once opened, a handle stays open until the process ends. POSIX drops *all* locks of a process on a file when
 //! any of its descriptors of that file is closed, and SQLite's connections, ours and the user's, rely on these locks. So
 //! this is one descriptor per database file that this process ever used, on purpose.
-//! Does not: read or write.
+//! Does not: write, or read more than the header.
 
 use std::fs::File;
 use std::io;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{FileExt as _, MetadataExt};
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -32,6 +32,12 @@ impl DatabaseFile {
         let file = Arc::new(File::open(path)?);
         opened.push(Arc::clone(&file));
         Ok(Self(file))
+    }
+
+    /// Whether the file says that a write-ahead log belongs to it. (Its format version for reading, in the header, is 2 then.)
+    pub(super) fn is_in_wal_mode(&self) -> io::Result<bool> {
+        let mut version = [0];
+        Ok(self.0.read_at(&mut version, 19)? == 1 && version == [2])
     }
 
     /// Waits until what was written to the file, through whatever handle, is on the disk.

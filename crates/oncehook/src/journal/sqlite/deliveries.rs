@@ -4,7 +4,6 @@ use std::collections::HashMap;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
-use crossbeam_channel::TrySendError;
 use oncehook_verify::UnixMicros;
 use rusqlite::{Connection, Transaction, TransactionBehavior};
 use tokio::sync::{oneshot, watch};
@@ -17,14 +16,11 @@ use super::{SqliteJournal, apply, forget, turn};
 use crate::delivery::{Claim, DeliveryId, Fence, RouteName, Settled, Settlement, Verdict};
 use crate::handler::Handler;
 use crate::journal::{
-    Backlog, BoxFuture, Deliveries, Forgotten, Order, OrderError, Ordered, Pausable, Pause, Progress,
+    Backlog, BoxFuture, Deliveries, Forgotten, Order, OrderError, Ordered, Pausable, Pause, Paused, Progress,
     Retention, Who, WorkError,
 };
 use crate::ordering::{Company, PEEK};
 use crate::route::Route;
-
-/// How long to wait before a full queue is tried again.
-const QUEUE_FULL_WAIT: Duration = Duration::from_millis(2);
 
 impl SqliteJournal {
     /// Gives the writer something to do and waits for what comes of it. The time is that of the job's beginning: waiting for
@@ -64,23 +60,8 @@ impl SqliteJournal {
                     }
                 }
             };
-            let mut command = Command::Job(Box::new(job));
-            loop {
-                // Under the lock, so that nothing slips in behind a writer that has ended.
-                let sent = {
-                    let closed = self.shared.closed.read().unwrap_or_else(PoisonError::into_inner);
-                    if *closed {
-                        Err(TrySendError::Disconnected(command))
-                    } else {
-                        self.queue.try_send(command)
-                    }
-                };
-                command = match sent {
-                    Ok(()) => break,
-                    Err(TrySendError::Disconnected(_)) => return Err(gone()),
-                    Err(TrySendError::Full(command)) => command,
-                };
-                tokio::time::sleep(QUEUE_FULL_WAIT).await;
+            if !self.hand_over(Command::Job(Box::new(job))).await {
+                return Err(gone());
             }
             outcome.await.unwrap_or_else(|_| Err(gone()))
         })
@@ -144,10 +125,13 @@ impl Deliveries for SqliteJournal {
                 return Ok(Vec::new());
             }
             let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+            let mut passed = Progress::default();
             if serial {
                 lines.note(&route);
                 let mut waiting = lines::waiting(&transaction, &route.name)?;
-                due = turn::take(&transaction, &route, Company::Lease, limit, due, &mut waiting, now)?.run;
+                let turns = turn::take(&transaction, &route, Company::Lease, limit, due, &mut waiting, now)?;
+                passed = turns.progress(now);
+                due = turns.run;
             }
             let mut claims = Vec::with_capacity(due.len());
             for delivery in due {
@@ -159,6 +143,7 @@ impl Deliveries for SqliteJournal {
                 }
             }
             transaction.commit()?;
+            route.report(&passed.failed);
             Ok(claims)
         })
     }
@@ -232,10 +217,11 @@ impl Deliveries for SqliteJournal {
             let woken = lines::look_again(&transaction, &route, now)?;
             let reclaimed = queue::reclaim(&transaction, &route, now, &mut chance)?;
             transaction.commit()?;
-            if woken || reclaimed > 0 {
+            if woken || !reclaimed.is_empty() {
                 shared.changed();
             }
-            Ok(reclaimed)
+            route.report(&reclaimed);
+            Ok(reclaimed.len())
         })
     }
 
@@ -276,11 +262,24 @@ impl Deliveries for SqliteJournal {
         self.work(|connection, _| orders::paused(connection))
     }
 
+    fn pauses(&self) -> BoxFuture<'_, Result<Vec<Paused>, WorkError>> {
+        self.work(|connection, _| orders::pauses(connection))
+    }
+
     fn forget(&self, retention: Retention) -> BoxFuture<'_, Result<Forgotten, WorkError>> {
         let round = Arc::clone(&self.round);
         self.work_at(move |desk| {
             let mut round = round.lock().unwrap_or_else(PoisonError::into_inner);
-            forget::batch(desk.connection, desk.ledger, &mut round, &retention, desk.now)
+            forget::batch(desk.connection, desk.ledger, &mut round, &retention, desk.now.min(desk.wall))
+        })
+    }
+
+    fn trust_clock(&self, who: Who) -> BoxFuture<'_, Result<(), WorkError>> {
+        self.work_at(move |desk| {
+            let now = desk.now.min(desk.wall);
+            let transaction = desk.connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+            forget::trust_clock(&transaction, &who, now)?;
+            transaction.commit()
         })
     }
 

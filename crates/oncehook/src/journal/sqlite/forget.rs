@@ -3,16 +3,18 @@
 //! Promises: what is pending is never forgotten, dead and quarantined events only when the operator said how long they are
 //! kept; a key only after its window and when nothing more can come of its event. Each batch is one short transaction.
 //!
+//! Nothing goes while the clock is in doubt (`journal::forgetting`): each batch looks at it first.
+//!
 //! A round goes over the events from the oldest on, then over the ledger. Where it is, is kept in memory by the caller; a
 //! restart begins a new round, which costs reading and nothing else.
 
 use oncehook_verify::UnixMicros;
 use rusqlite::{Connection, OptionalExtension, TransactionBehavior, params};
 
-use super::groups;
 use super::ledger::{self, Ledger};
+use super::{groups, orders};
 use crate::event::EventId;
-use crate::journal::{Forgotten, Retention};
+use crate::journal::{ClockDoubt, ClockMemory, Forgotten, Retention, TRUST_CLOCK, Who, look};
 
 /// Where a round is.
 #[derive(Debug, Clone)]
@@ -37,6 +39,10 @@ pub(super) fn batch(
     retention: &Retention,
     now: UnixMicros,
 ) -> Result<Forgotten, rusqlite::Error> {
+    let stopped = look_at_clock(connection, now)?;
+    if stopped.is_some() {
+        return Ok(Forgotten { stopped, ..Forgotten::default() });
+    }
     if merge_first(connection, ledger, retention, now)? {
         return Ok(Forgotten { more: true, ..Forgotten::default() });
     }
@@ -55,6 +61,47 @@ pub(super) fn batch(
     forgotten.more = next.is_some() || forgotten.audit == retention.batch;
     *round = next.unwrap_or_default();
     Ok(forgotten)
+}
+
+/// Compares the clock with the time that was believed last. Returns the doubt in which nothing may be forgotten.
+pub(super) fn look_at_clock(
+    connection: &Connection,
+    now: UnixMicros,
+) -> Result<Option<ClockDoubt>, rusqlite::Error> {
+    let stored: Option<String> = connection
+        .prepare_cached("SELECT value FROM oncehook_meta WHERE name = 'clock'")?
+        .query_row([], |row| row.get(0))
+        .optional()?;
+    let stored = stored.as_deref().and_then(ClockMemory::parse);
+    let newest = match stored {
+        Some(_) => None,
+        None => connection
+            .prepare_cached("SELECT received_at FROM oncehook_events ORDER BY seq DESC LIMIT 1")?
+            .query_row([], |row| row.get(0).map(UnixMicros))
+            .optional()?,
+    };
+    let (memory, doubt) = look(stored, newest, now);
+    if memory.is_news(stored.as_ref()) {
+        remember_clock(connection, &memory)?;
+    }
+    Ok(doubt)
+}
+
+fn remember_clock(connection: &Connection, memory: &ClockMemory) -> Result<(), rusqlite::Error> {
+    let sql = "INSERT INTO oncehook_meta (name, value) VALUES ('clock', ?1)
+                ON CONFLICT (name) DO UPDATE SET value = excluded.value";
+    connection.prepare_cached(sql)?.execute([memory.text()]).map(|_| ())
+}
+
+/// An operator says that this time is right.
+pub(super) fn trust_clock(
+    connection: &Connection,
+    who: &Who,
+    now: UnixMicros,
+) -> Result<(), rusqlite::Error> {
+    remember_clock(connection, &ClockMemory::believing(now))?;
+    let (action, subject) = TRUST_CLOCK;
+    orders::write_down(connection, who, action, subject, None, now)
 }
 
 /// An event whose key is not in the ledger yet is the only record of it, so keys that are old go there first. Returns

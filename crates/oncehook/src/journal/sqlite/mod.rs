@@ -1,8 +1,10 @@
 //! The embedded journal: one SQLite file, one writer thread, group commit.
 //!
-//! Promises: an answered append is in the write-ahead log and synced (`synchronous=FULL`, read back, not assumed); one
+//! Promises: an answered append is in the write-ahead log and synced. Accepts commit with `synchronous = NORMAL`, and the
+//! `syncer` syncs the log before it answers; everything else commits with `FULL`. Both settings are read back, not assumed. One
 //! process per file; a failed sync is never followed by a commit into the same log; the schema is the one this program
-//! expects, or it does not start.
+//! expects, or it does not start; a file whose log was lost is not opened without the operator's word (`answered`); no other
+//! user of the machine can read, write or lock the files (`place`).
 //!
 //! Does not: share the file with another oncehook (lock file), run on network disks, hold write locks while people read.
 //!
@@ -16,8 +18,10 @@
 //! what is old. `rehearse` tells at the start which of the user's statements would fail.
 
 mod aliases;
+mod answered;
 mod apply;
 mod bloom;
+mod busy;
 pub(crate) mod checkpoint;
 pub(crate) mod connection;
 mod database_file;
@@ -47,6 +51,7 @@ use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
+use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Sender, TrySendError};
 use oncehook_verify::UnixMicros;
@@ -55,14 +60,15 @@ use tokio::sync::{Semaphore, oneshot, watch};
 use super::tally::Tally;
 use super::{
     Alias, AppendError, BoxFuture, Durability, EventDetail, EventPage, EventQuery, Incarnation, Journal,
-    JournalReader, JournalState, Layer, ReadError, RecentKey, SelfTestError, Standing, Stats, StoredBody,
-    Ticket, WorkError,
+    JournalReader, JournalState, KnownCopy, Layer, ReadError, RecentKey, SelfTestError, Standing, Stats,
+    StoredBody, Ticket, WorkError,
 };
 use crate::clock::Clock;
 use crate::delivery::DeliveryId;
 use crate::event::{EventId, NewEvents, SourceName};
 use crate::retry::Chance;
 use crate::route::KnownLines;
+use answered::Found;
 use ledger::Recent;
 use place::LockFile;
 use reader::Readers;
@@ -78,6 +84,8 @@ pub struct SqliteOptions {
     pub queue_limit: usize,
     /// Where time comes from.
     pub clock: Clock,
+    /// Open a file of which a part is missing ([`OpenError::Incomplete`]) all the same: what the operator has to say, once.
+    pub accept_lost_log: bool,
     /// How many keys gather in memory before they are merged into the table. For tests; the usual value is best.
     #[doc(hidden)]
     pub ledger_generation: usize,
@@ -91,6 +99,7 @@ impl SqliteOptions {
             path: path.into(),
             queue_limit: 8_192,
             clock: Clock::system(),
+            accept_lost_log: false,
             ledger_generation: ledger::GENERATION,
         }
     }
@@ -100,12 +109,25 @@ impl SqliteOptions {
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
     /// Another process has it.
-    #[error("{path} is in use by another oncehook process (its lock file {lock} is held)")]
+    #[error("{path} is in use by another oncehook process (its lock file {lock} is held){owner}")]
     InUse {
         /// The database file.
         path: PathBuf,
         /// The lock file.
         lock: PathBuf,
+        /// Whose lock file it is, in brackets, if it is not ours.
+        owner: String,
+    },
+    /// A part of what the file must hold is gone.
+    #[error(
+        "{path}: {missing}. Deliveries of missing events would take effect again. Bring the -wal file back to its place beside \
+         the database and start again; or, if it cannot be found, start once with --accept-lost-log"
+    )]
+    Incomplete {
+        /// The database file.
+        path: PathBuf,
+        /// What is missing, and how that can have come about.
+        missing: &'static str,
     },
     /// The file cannot be made or written where it is.
     #[error("{path}: {reason}")]
@@ -144,6 +166,9 @@ impl OpenError {
 
 /// The queue holds at most this many bytes of bodies, whoever still waits for them.
 const QUEUE_BYTES: usize = 64 << 20;
+
+/// How long to wait before a full queue is tried again.
+const QUEUE_FULL_WAIT: Duration = Duration::from_millis(2);
 
 /// Each read has a connection with its own cache.
 const READS_AT_ONCE: usize = 8;
@@ -238,6 +263,8 @@ impl SqliteJournal {
         connection::check_library()?;
         let place = place::check(&options.path)?;
         let lock = LockFile::take(&place.path)?;
+        place.keep_private()?;
+        let found = Found::look(&place.path, &lock)?;
         let mut connection = connection::open_writer(&place.path)?;
         // A log left by a crash may hold commits that were written but never synced. They look stored, and a retry would
         // be answered as a duplicate: make them durable before anything is.
@@ -245,7 +272,22 @@ impl SqliteJournal {
         schema::migrate(&mut connection, options.clock.now())?;
         schema::check(&connection)?;
         place.sync_directory()?;
+        if let Some(missing) = found.missing(&connection)? {
+            let (path, missing) = (place.path.clone(), missing.as_str());
+            if !options.accept_lost_log {
+                return Err(OpenError::Incomplete { path, missing });
+            }
+            tracing::warn!(path = %path.display(), "{missing}. Accepted as the operator says: later copies of them are new events");
+        }
         self_test::run(&mut connection, options.clock.now())?;
+        let answered = answered::begin_use(&connection, &place.path, &lock)?;
+        answered::set_in_use(&connection, true)?;
+        // Into the file itself. If somebody who reads is in the way, the helper's next pass does it.
+        if let Err(error) = checkpoint::empty_the_log(&connection) {
+            tracing::debug!(%error, "the database file does not say yet that it is in use");
+        }
+        // Before the first event can come with a time of the same clock.
+        forget::look_at_clock(&connection, options.clock.now())?;
         queue::begin_anew(&connection, options.clock.steady())?;
 
         let shared = Arc::new(Shared::default());
@@ -255,6 +297,7 @@ impl SqliteJournal {
             path: place.path,
             clock: options.clock.clone(),
             lock,
+            answered,
             readers: Arc::clone(&readers),
             ledger_generation: options.ledger_generation,
         };
@@ -283,6 +326,7 @@ impl SqliteJournal {
         connection::check_library()?;
         let place = place::check(path)?;
         let _lock = LockFile::take(&place.path)?;
+        place.keep_private()?;
         let mut connection = connection::open_writer(&place.path)?;
         checkpoint::empty_the_log(&connection)?;
         let applied = schema::migrate(&mut connection, clock.now())?;
@@ -290,6 +334,24 @@ impl SqliteJournal {
         place.sync_directory()?;
         self_test::run(&mut connection, clock.now())?;
         Ok(applied)
+    }
+
+    /// Puts a command into the writer's queue; one that is full is tried again until it has room. Returns false if the journal
+    /// is closed. Dropping this half-way leaves nothing behind.
+    async fn hand_over(&self, mut command: Command) -> bool {
+        loop {
+            // Under the lock, so that nothing slips in behind a writer that has ended.
+            let sent = {
+                let closed = self.shared.closed.read().unwrap_or_else(PoisonError::into_inner);
+                if *closed { Err(TrySendError::Disconnected(command)) } else { self.queue.try_send(command) }
+            };
+            command = match sent {
+                Ok(()) => return true,
+                Err(TrySendError::Disconnected(_)) => return false,
+                Err(TrySendError::Full(command)) => command,
+            };
+            tokio::time::sleep(QUEUE_FULL_WAIT).await;
+        }
     }
 
     fn read<T: Send + 'static>(
@@ -324,7 +386,7 @@ impl Journal for SqliteJournal {
             return Err(AppendError::Closed);
         }
         let (answer, ticket) = oneshot::channel();
-        let work = Work { events, answer };
+        let work = Work { events, answer, submitted: Instant::now() };
         let bytes = work.bytes();
         if self.shared.queued_bytes.fetch_add(bytes, Ordering::Relaxed) > QUEUE_BYTES {
             self.shared.queued_bytes.fetch_sub(bytes, Ordering::Relaxed);
@@ -348,13 +410,11 @@ impl Journal for SqliteJournal {
         peer: IpAddr,
         layer: Layer,
     ) -> bool {
-        let mut tally = self.shared.tally();
-        // Counts that nobody takes away must not pile up without end.
-        let room = !tally.is_overfull();
-        if room {
-            tally.add(event, source, at, peer, layer);
-        }
-        room
+        self.note_duplicates(&[KnownCopy { event, source, at, peer, layer }])
+    }
+
+    fn note_duplicates(&self, copies: &[KnownCopy<'_>]) -> bool {
+        self.shared.tally().add_all(copies)
     }
 
     fn keep_aliases(&self, kept: Vec<Alias>) -> BoxFuture<'_, Result<(), WorkError>> {
@@ -378,26 +438,20 @@ impl Journal for SqliteJournal {
     }
 
     fn self_test(&self) -> BoxFuture<'_, Result<(), SelfTestError>> {
-        let queue = self.queue.clone();
         Box::pin(async move {
             let gone = || SelfTestError("the journal's writer is gone".to_owned());
             let (answer, verdict) = oneshot::channel();
-            // The queue may be full for a moment; wait off the async threads.
-            let sent =
-                tokio::task::spawn_blocking(move || queue.send(Command::SelfTest(answer)).is_ok()).await;
-            match sent {
-                Ok(true) => verdict.await.unwrap_or_else(|_| Err(gone())),
-                _ => Err(gone()),
+            if !self.hand_over(Command::SelfTest(answer)).await {
+                return Err(gone());
             }
+            verdict.await.unwrap_or_else(|_| Err(gone()))
         })
     }
 
     fn close(&self) -> BoxFuture<'_, ()> {
-        let queue = self.queue.clone();
         Box::pin(async move {
             let (done, closed) = oneshot::channel();
-            let sent = tokio::task::spawn_blocking(move || queue.send(Command::Close(done)).is_ok()).await;
-            if matches!(sent, Ok(true)) {
+            if self.hand_over(Command::Close(done)).await {
                 // An error means that the writer is gone already, which is what was asked for.
                 let _ = closed.await;
             }

@@ -6,7 +6,7 @@ use rusqlite::{Connection, OptionalExtension, Transaction, params};
 use super::{lines, queue};
 use crate::delivery::RouteName;
 use crate::event::EventId;
-use crate::journal::{Order, OrderError, Ordered, Pausable, Pause, Verb, Who};
+use crate::journal::{Order, OrderError, Ordered, Pausable, Pause, Paused, Verb, Who};
 
 /// Why an order was not carried out: it did not fit, or the database failed.
 pub(super) enum Refused {
@@ -88,19 +88,12 @@ pub(super) fn carry_out(
     routes.sort_unstable();
     routes.dedup();
     let_others_go_on(transaction, event, &routes, now)?;
-    let detail = serde_json::json!({
-        "routes": routes.iter().map(RouteName::as_str).collect::<Vec<_>>(),
-        "epoch": epoch,
-    });
-    write_down(
-        transaction,
-        &order.who,
-        order.verb.as_str(),
-        &event.to_string(),
-        Some(&detail.to_string()),
-        now,
-    )?;
-    Ok(Ordered { routes, epoch })
+    let ordered = Ordered { routes, epoch };
+    if ordered.changed_anything(order.verb) {
+        let (subject, detail) = (event.to_string(), ordered.to_json());
+        write_down(transaction, &order.who, order.verb.as_str(), &subject, Some(&detail), now)?;
+    }
+    Ok(ordered)
 }
 
 /// Whoever waited for a delivery that was changed may look again.
@@ -220,7 +213,7 @@ pub(super) fn write_down(
     Ok(())
 }
 
-/// Pauses or resumes a source or route.
+/// Pauses or resumes a source or route, and writes it down unless it is so already.
 pub(super) fn set_paused(
     transaction: &Transaction<'_>,
     pause: &Pause,
@@ -233,9 +226,27 @@ pub(super) fn set_paused(
     } else {
         "DELETE FROM oncehook_pauses WHERE kind = ?1 AND name = ?2 AND ?3 IS NOT NULL"
     };
-    transaction.prepare_cached(sql)?.execute(params![kind, name, now.0])?;
-    let action = if pause.paused { "pause" } else { "resume" };
-    write_down(transaction, who, action, &format!("{kind}:{name}"), None, now)
+    if transaction.prepare_cached(sql)?.execute(params![kind, name, now.0])? == 0 {
+        return Ok(());
+    }
+    write_down(transaction, who, pause.as_str(), &format!("{kind}:{name}"), None, now)
+}
+
+/// What is paused, since when, by whom and why.
+pub(super) fn pauses(connection: &Connection) -> Result<Vec<Paused>, rusqlite::Error> {
+    connection
+        .prepare_cached(
+            "SELECT p.kind, p.name, p.at, a.who, a.reason
+               FROM oncehook_pauses p
+               LEFT JOIN oncehook_audit a ON a.id = (SELECT min(b.id) FROM oncehook_audit b
+                  WHERE b.subject = p.kind || ':' || p.name AND b.action = 'pause' AND b.at >= p.at)
+              ORDER BY p.kind, p.name",
+        )?
+        .query_map([], |row| {
+            let what = Pausable::from_parts(row.get_ref(0)?.as_str()?, row.get(1)?);
+            Ok(Paused { what, since: UnixMicros(row.get(2)?), who: row.get(3)?, reason: row.get(4)? })
+        })?
+        .collect()
 }
 
 /// What is paused.

@@ -1,6 +1,10 @@
-//! Where the database file lies: one process at a time, on a disk that keeps what it is told to keep.
+//! Where the database file lies: one process at a time, on a disk that keeps what it is told to keep, and closed to other
+//! users of the machine: bodies are in it, and whoever holds the lock file keeps the gateway from starting.
 
-use std::fs::{File, OpenOptions, TryLockError};
+use std::ffi::OsString;
+use std::fs::{File, Metadata, OpenOptions, Permissions, TryLockError};
+use std::io;
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 
 use super::OpenError;
@@ -46,7 +50,43 @@ fn network(kind: &str) -> String {
     )
 }
 
+/// Read and written by the user that runs the gateway, and by nobody else.
+const PRIVATE: u32 = 0o600;
+
+/// What SQLite and we keep beside a database file.
+const BESIDE: [&str; 3] = ["-wal", "-shm", ".lock"];
+
+/// The name of a file beside the database file.
+pub(super) fn beside(database: &Path, ending: &str) -> PathBuf {
+    let mut name = OsString::from(database);
+    name.push(ending);
+    PathBuf::from(name)
+}
+
 impl Place {
+    /// Makes the database file if there is none, so that SQLite gives its log the same mode, and takes the rights of other
+    /// users from files that an earlier release left open to them. Warns of a folder in which every user may replace them.
+    pub(crate) fn keep_private(&self) -> Result<(), OpenError> {
+        let fail = |error: io::Error| OpenError::Place { path: self.path.clone(), reason: error.to_string() };
+        // Only a new file is opened and closed here: closing one that a connection uses would drop its locks.
+        match OpenOptions::new().write(true).create_new(true).mode(PRIVATE).open(&self.path) {
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(fail(error)),
+            _ => {}
+        }
+        tighten(&self.path).map_err(fail)?;
+        for ending in BESIDE {
+            tighten(&beside(&self.path, ending)).map_err(fail)?;
+        }
+        let folder = std::fs::metadata(&self.directory).map_err(fail)?;
+        if folder.permissions().mode() & 0o1002 == 0o002 {
+            tracing::warn!(
+                folder = %self.directory.display(),
+                "every user may write this folder and so replace the database file; take that right away (chmod o-w)"
+            );
+        }
+        Ok(())
+    }
+
     /// Makes the directory entries of the database and its log durable. SQLite ignores an error here, so we ask
     /// ourselves, before the first event is accepted.
     pub(crate) fn sync_directory(&self) -> Result<(), OpenError> {
@@ -57,6 +97,32 @@ impl Place {
             }
         })
     }
+}
+
+/// Takes the rights of other users from a file, if it is there, is wider than it should be and is ours to change.
+fn tighten(path: &Path) -> io::Result<()> {
+    let found = match std::fs::symlink_metadata(path) {
+        Ok(found) => found,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(error) => return Err(error),
+    };
+    let mode = found.permissions().mode() & 0o777;
+    if !found.is_file() || mode & !PRIVATE == 0 {
+        return Ok(());
+    }
+    let shown = path.display();
+    if !is_ours(&found) {
+        tracing::warn!(file = %shown, owner = found.uid(), "other users can reach this file, which is not ours to change");
+        return Ok(());
+    }
+    std::fs::set_permissions(path, Permissions::from_mode(PRIVATE))?;
+    tracing::warn!(file = %shown, "this file had mode {mode:o} and could be read by other users; it has 600 now");
+    Ok(())
+}
+
+/// Whether a file belongs to the user that runs this process.
+fn is_ours(file: &Metadata) -> bool {
+    file.uid() == rustix::process::geteuid().as_raw()
 }
 
 /// The lock that keeps a second process away. Held as long as the value lives; the kernel releases it at any death.
@@ -74,20 +140,69 @@ impl Drop for LockFile {
 
 impl LockFile {
     pub(crate) fn take(path: &Path) -> Result<Self, OpenError> {
-        let mut name = path.as_os_str().to_owned();
-        name.push(".lock");
-        let lock = PathBuf::from(name);
+        let lock = beside(path, ".lock");
         let place = |reason: String| OpenError::Place { path: path.to_path_buf(), reason };
-        let file =
-            OpenOptions::new().create(true).truncate(false).write(true).open(&lock).map_err(|error| {
-                place(format!("the lock file {} cannot be opened: {error}", lock.display()))
-            })?;
+        // Not through a link: what is written to the lock file would end up in a file of somebody else's choice.
+        let options = OpenOptions::new()
+            .create(true)
+            .truncate(false)
+            .read(true)
+            .write(true)
+            .mode(PRIVATE)
+            .custom_flags(rustix::fs::OFlags::NOFOLLOW.bits().cast_signed())
+            .clone();
+        let file = options.open(&lock).map_err(|error| {
+            let owner = stranger(&lock);
+            place(format!("the lock file {} cannot be opened{owner}: {error}", lock.display()))
+        })?;
         match file.try_lock() {
             Ok(()) => Ok(Self { file }),
-            Err(TryLockError::WouldBlock) => Err(OpenError::InUse { path: path.to_path_buf(), lock }),
+            Err(TryLockError::WouldBlock) => {
+                Err(OpenError::InUse { path: path.to_path_buf(), owner: stranger(&lock), lock })
+            }
             Err(TryLockError::Error(error)) => {
                 Err(place(format!("locking {} failed: {error}", lock.display())))
             }
+        }
+    }
+
+    /// Another handle to the file, which takes no part in the locking.
+    pub(super) fn handle(&self) -> io::Result<File> {
+        self.file.try_clone()
+    }
+}
+
+/// What to say about a lock file that belongs to another user; nothing if it is ours.
+fn stranger(lock: &Path) -> String {
+    match std::fs::symlink_metadata(lock) {
+        Ok(found) if !is_ours(&found) => format!(" (it belongs to user id {}, not to this one)", found.uid()),
+        _ => String::new(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lock_file_of_another_user_or_behind_a_link_is_named_as_the_cause() {
+        let directory = tempfile::tempdir().unwrap();
+        let (path, lock) = (directory.path().join("journal.db"), directory.path().join("journal.db.lock"));
+        let elsewhere = directory.path().join("elsewhere");
+        std::os::unix::fs::symlink(&elsewhere, &lock).unwrap();
+        assert!(matches!(LockFile::take(&path), Err(OpenError::Place { .. })));
+        assert!(!elsewhere.exists());
+        std::fs::remove_file(&lock).unwrap();
+        let _held = LockFile::take(&path).unwrap();
+        let told = LockFile::take(&path).err().unwrap().to_string();
+        assert!(
+            told.contains("in use by another oncehook process") && !told.contains("belongs to"),
+            "{told}"
+        );
+        if rustix::process::geteuid().is_root() {
+            std::os::unix::fs::chown(&lock, Some(4_711), None).unwrap();
+            let told = LockFile::take(&path).err().unwrap().to_string();
+            assert!(told.contains("belongs to user id 4711"), "{told}");
         }
     }
 }

@@ -69,6 +69,7 @@ impl<'t> Statements<'t> {
         event: &NewEvent,
         now: UnixMicros,
     ) -> Result<Appended, rusqlite::Error> {
+        let expires_at = event.remembered_until(id);
         self.insert_event.execute(params![
             id.sequence(),
             id.as_bytes(),
@@ -79,14 +80,13 @@ impl<'t> Statements<'t> {
             event.entity,
             event.occurred_at.map(|at| at.0),
             event.received_at.0,
-            event.expires_at.0,
+            expires_at.0,
             event.integrity.as_str(),
             event.digest,
             &event.headers[..],
             &event.body[..],
             event.version,
         ])?;
-        let expires_at = event.expires_at;
         let Some(reason) = event.quarantine else {
             let entity = event.entity.as_deref().filter(|_| event.by_entity);
             let version = event.version.filter(|_| event.by_entity);
@@ -97,6 +97,9 @@ impl<'t> Statements<'t> {
             return Ok(Appended { id, verdict: Verdict::New, expires_at });
         };
         flag(self.transaction, id, "quarantined", event.received_at, Some(reason.as_str()))?;
+        if event.is_replay() {
+            flag(self.transaction, id, "suspected_replay", event.received_at, None)?;
+        }
         Ok(Appended { id, verdict: Verdict::Quarantined, expires_at })
     }
 }

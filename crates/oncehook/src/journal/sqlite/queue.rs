@@ -9,7 +9,7 @@ use rusqlite::{Connection, Row, params};
 
 use super::lines;
 use crate::delivery::{
-    Cause, Columns, DeliveryId, DeliveryState, Failure, Fence, HandedEvent, RouteName, Verdict,
+    Cause, Columns, DeliveryId, DeliveryState, FailedAttempt, Failure, Fence, HandedEvent, RouteName, Verdict,
 };
 use crate::event::{EventId, SourceName};
 use crate::ordering::NO_TIME;
@@ -307,13 +307,13 @@ pub(super) fn give_back(
     Ok(given == 1)
 }
 
-/// Takes leases away that have run out.
+/// Takes leases away that have run out. Each is an attempt that failed.
 pub(super) fn reclaim(
     connection: &Connection,
     route: &Route,
     now: UnixMicros,
     chance: &mut Chance,
-) -> Result<usize, rusqlite::Error> {
+) -> Result<Vec<FailedAttempt>, rusqlite::Error> {
     let expired: Vec<(Fence, u32)> = connection
         .prepare_cached(
             "SELECT e.id, d.epoch, d.attempt, d.attempt_limit
@@ -329,6 +329,7 @@ pub(super) fn reclaim(
         })?
         .collect::<Result<_, _>>()?;
     let waiting = lines::waiting(connection, &route.name)?;
+    let mut failed = Vec::with_capacity(expired.len());
     for (fence, limit) in &expired {
         let message = Failure::never_ended().message;
         let verdict = route.after_lost_lease(fence.attempt, *limit, now, chance.draw());
@@ -336,8 +337,9 @@ pub(super) fn reclaim(
         let serial = route.ordering.is_serial().then_some(route);
         lines::after_lease(connection, serial, &fence.delivery, &verdict, waiting, now)?;
         end_attempt(connection, fence, "lost", Some(&message), now)?;
+        failed.extend(FailedAttempt::of(fence.delivery.event, fence.attempt, *limit, &verdict, now));
     }
-    Ok(expired.len())
+    Ok(failed)
 }
 
 /// When the next delivery of a route is due.

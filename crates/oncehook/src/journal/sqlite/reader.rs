@@ -23,7 +23,7 @@ use crate::event::EventId;
 use crate::journal::tally::remember;
 use crate::journal::{
     Attempt, AuditEntry, Backlog, Conflict, Delivery, EventDetail, EventPage, EventQuery, EventSummary,
-    ReadError, RecentKey, SourceCounts, Standing, Stats, StoredBody,
+    ORDERS_SHOWN, ReadError, RecentKey, SourceCounts, Standing, Stats, StoredBody,
 };
 use crate::ordering::NO_TIME;
 
@@ -90,13 +90,15 @@ impl Readers {
                 pending.latest.iter().for_each(|duplicate| remember(&mut latest, *duplicate));
             }
             let conflicts = conflicts(connection, id)?;
+            let (audit, audit_total) = audit(connection, id)?;
             Ok(Some(EventDetail {
                 event,
                 digest,
                 duplicates_seen: seen,
                 duplicates_latest: latest.into_iter().collect(),
                 conflicts,
-                audit: audit(connection, id)?,
+                audit,
+                audit_total,
             }))
         })
     }
@@ -372,29 +374,39 @@ fn attempts(
     let mut attempts = connection
         .prepare_cached(
             "SELECT attempt, started_at, finished_at, outcome, error FROM oncehook_attempts
-              WHERE event = ?1 AND route = ?2 AND epoch = ?3 ORDER BY attempt",
+              WHERE event = ?1 AND route = ?2 AND epoch = ?3 AND attempt > ?4 ORDER BY attempt",
         )?
-        .query_map(params![event.sequence(), delivery.route, delivery.epoch], |row| {
-            Ok(Attempt {
-                number: row.get(0)?,
-                started_at: UnixMicros(row.get(1)?),
-                finished_at: row.get::<_, Option<i64>>(2)?.map(UnixMicros),
-                outcome: row.get(3)?,
-                error: row.get(4)?,
-            })
-        })?
+        .query_map(
+            params![event.sequence(), delivery.route, delivery.epoch, delivery.shown_after()],
+            |row| {
+                Ok(Attempt {
+                    number: row.get(0)?,
+                    started_at: UnixMicros(row.get(1)?),
+                    finished_at: row.get::<_, Option<i64>>(2)?.map(UnixMicros),
+                    outcome: row.get(3)?,
+                    error: row.get(4)?,
+                })
+            },
+        )?
         .collect::<Result<Vec<_>, _>>()?;
     attempts.extend(delivery.unleased_success(attempts.last()));
     Ok(attempts)
 }
 
-fn audit(connection: &Connection, event: EventId) -> Result<Vec<AuditEntry>, rusqlite::Error> {
-    connection
+/// The latest orders, oldest first, and how many there are.
+fn audit(connection: &Connection, event: EventId) -> Result<(Vec<AuditEntry>, u64), rusqlite::Error> {
+    let subject = event.to_string();
+    let total = connection
+        .prepare_cached(
+            "SELECT count(*) FROM oncehook_audit INDEXED BY oncehook_audit_subject WHERE subject = ?1",
+        )?
+        .query_row([&subject], |row| count(row, 0))?;
+    let mut latest: Vec<AuditEntry> = connection
         .prepare_cached(
             "SELECT at, who, action, reason, detail FROM oncehook_audit INDEXED BY oncehook_audit_subject
-              WHERE subject = ?1 ORDER BY id",
+              WHERE subject = ?1 ORDER BY id DESC LIMIT ?2",
         )?
-        .query_map([event.to_string()], |row| {
+        .query_map(params![subject, ORDERS_SHOWN], |row| {
             Ok(AuditEntry {
                 at: UnixMicros(row.get(0)?),
                 who: row.get(1)?,
@@ -403,7 +415,9 @@ fn audit(connection: &Connection, event: EventId) -> Result<Vec<AuditEntry>, rus
                 detail: row.get(4)?,
             })
         })?
-        .collect()
+        .collect::<Result<_, _>>()?;
+    latest.reverse();
+    Ok((latest, total))
 }
 
 fn duplicates_seen(

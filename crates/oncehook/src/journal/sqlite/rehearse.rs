@@ -58,7 +58,7 @@ fn misfits(connection: &Connection, handler: &SqlHandler) -> Vec<Misfit> {
 fn reason(error: rusqlite::Error) -> String {
     match error {
         rusqlite::Error::SqlInputError { msg, error, .. } if error.code == ErrorCode::Unknown => msg,
-        error => user_sql::failure(&error, PATIENCE).message,
+        error => user_sql::failure(&error, PATIENCE, None).message,
     }
 }
 

@@ -21,7 +21,7 @@ const STRETCH: usize = 1_000;
 /// The columns of a summary. `e` is the event.
 const SUMMARY: &str = "SELECT e.id, e.source, e.key, e.type, e.entity, s.status, e.integrity, e.occurred_at,
        e.received_at, length(e.body), coalesce(d.journal + d.memory + d.redis, 0),
-       (SELECT group_concat(f.flag) FROM oncehook_flags f WHERE f.event = e.seq)";
+       (SELECT group_concat(f.flag || coalesce(':' || f.reason, '')) FROM oncehook_flags f WHERE f.event = e.seq)";
 
 /// The tables beside the event, each by its key.
 const BESIDE: &str = "JOIN oncehook_event_status s ON s.event = e.seq
@@ -382,9 +382,7 @@ fn first_sequence(millis: i64) -> i64 {
 fn summary(row: &Row<'_>) -> Result<EventSummary, rusqlite::Error> {
     let status: String = row.get(5)?;
     let flags: Option<String> = row.get(11)?;
-    let mut flags: Vec<Flag> =
-        flags.iter().flat_map(|flags| flags.split(',')).filter_map(Flag::parse).collect();
-    flags.sort_unstable();
+    let (flags, quarantine) = Flag::parse_list(flags.as_deref());
     Ok(EventSummary {
         id: EventId::from_bytes(row.get(0)?),
         source: row.get(1)?,
@@ -393,6 +391,7 @@ fn summary(row: &Row<'_>) -> Result<EventSummary, rusqlite::Error> {
         entity: row.get(4)?,
         status: EventStatus::parse(&status).unwrap_or(EventStatus::Unrouted),
         flags,
+        quarantine,
         integrity: row.get(6)?,
         occurred_at: row.get::<_, Option<i64>>(7)?.map(UnixMicros),
         received_at: UnixMicros(row.get(8)?),

@@ -14,14 +14,16 @@
 
 use std::fs::File;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crossbeam_channel::{Receiver, Sender};
 
+use super::answered::Answered;
+use super::place::beside;
 use super::writer::{Work, refuse};
 use super::{OpenError, priority};
-use crate::journal::Receipt;
+use crate::journal::{Receipt, Verdict};
 use crate::planted::{self, Bug};
 
 /// A batch that is committed, with what its senders will hear.
@@ -45,17 +47,17 @@ pub(super) struct Syncer {
 
 impl Syncer {
     /// For the log of a database that is open.
-    pub(super) fn start(path: &Path) -> Result<Self, OpenError> {
+    pub(super) fn start(path: &Path, answered: &Answered) -> Result<Self, OpenError> {
         LogFile::open(path)
-            .and_then(Self::of)
+            .and_then(|log| Self::of(log, Some(answered.another()?)))
             .map_err(|error| OpenError::Place { path: path.to_path_buf(), reason: error.to_string() })
     }
 
-    fn of(log: LogFile) -> io::Result<Self> {
+    fn of(log: LogFile, record: Option<Answered>) -> io::Result<Self> {
         let (queue, batches) = crossbeam_channel::bounded(1);
         let (tell, answered) = crossbeam_channel::unbounded();
         let failed = Arc::new(Mutex::new(None));
-        let desk = Desk { log, batches, tell, failed: Arc::clone(&failed) };
+        let desk = Desk { log, record, batches, tell, failed: Arc::clone(&failed) };
         let thread = std::thread::Builder::new().name("journal-sync".to_owned()).spawn(move || desk.run())?;
         Ok(Self { queue: Some(queue), answered, under_way: 0, failed, thread: Some(thread) })
     }
@@ -106,6 +108,8 @@ impl Syncer {
 /// The thread's side.
 struct Desk {
     log: LogFile,
+    /// Where the last answered event is written down.
+    record: Option<Answered>,
     batches: Receiver<Committed>,
     tell: Sender<()>,
     failed: Arc<Mutex<Option<String>>>,
@@ -123,11 +127,28 @@ impl Desk {
             let changed = taken.iter().any(|committed| committed.changed);
             let durable = !self.has_failed() && (!changed || self.sync());
             crate::crash::point("after_sync");
+            if durable {
+                self.note(&taken);
+            }
             for committed in taken.drain(..) {
                 answer(committed, durable);
                 // Whoever asked may be gone.
                 let _ = self.tell.send(());
             }
+        }
+    }
+
+    /// Writes down which event is answered last.
+    fn note(&self, taken: &[Committed]) {
+        if planted::has(Bug::NormalSync) {
+            // What that mistake loses must be found by those who look for it, not by the next start.
+            return;
+        }
+        let appended = taken.iter().flat_map(|committed| &committed.receipts).flatten();
+        let stored = appended.filter(|one| matches!(one.verdict, Verdict::New | Verdict::Quarantined));
+        if let (Some(record), Some(last)) = (&self.record, stored.map(|one| one.id.sequence()).max()) {
+            // Without it a lost log may go unnoticed at the next start. That is no reason to refuse what is stored.
+            let _ = record.note(last);
         }
     }
 
@@ -173,9 +194,7 @@ pub(super) struct LogFile(File);
 impl LogFile {
     /// The log of a database that some connection has open.
     pub(super) fn open(database: &Path) -> io::Result<Self> {
-        let mut name = database.as_os_str().to_owned();
-        name.push("-wal");
-        File::open(PathBuf::from(name)).map(Self)
+        File::open(beside(database, "-wal")).map(Self)
     }
 
     /// Waits until what was written to the log, through whatever handle, is on the disk.
@@ -199,13 +218,13 @@ mod tests {
     /// A batch of one request, and what its sender hears.
     fn batch(changed: bool) -> (Committed, Heard) {
         let (answer, heard) = oneshot::channel();
-        let batch = vec![Work { events: NewEvents::new(), answer }];
+        let batch = vec![Work { events: NewEvents::new(), answer, submitted: std::time::Instant::now() }];
         (Committed { batch, receipts: vec![Receipt::new()], changed }, heard)
     }
 
     #[test]
     fn batches_are_answered_and_the_writer_learns_of_it() {
-        let mut syncer = Syncer::of(LogFile(tempfile::tempfile().unwrap())).unwrap();
+        let mut syncer = Syncer::of(LogFile(tempfile::tempfile().unwrap()), None).unwrap();
         assert!(!syncer.is_busy());
         let (first, heard) = batch(true);
         let (second, heard_too) = batch(false);
@@ -222,7 +241,7 @@ mod tests {
     #[test]
     fn after_a_failed_sync_everything_is_refused() {
         // What cannot be synced says so (EINVAL).
-        let mut syncer = Syncer::of(LogFile(File::open("/dev/null").unwrap())).unwrap();
+        let mut syncer = Syncer::of(LogFile(File::open("/dev/null").unwrap()), None).unwrap();
         let (harmless, heard) = batch(false);
         syncer.answer(harmless);
         assert!(heard.blocking_recv().unwrap().is_ok(), "there was nothing to sync");
@@ -236,7 +255,7 @@ mod tests {
 
     #[test]
     fn what_was_handed_over_is_answered_before_the_end() {
-        let mut syncer = Syncer::of(LogFile(tempfile::tempfile().unwrap())).unwrap();
+        let mut syncer = Syncer::of(LogFile(tempfile::tempfile().unwrap()), None).unwrap();
         let (committed, mut heard) = batch(true);
         syncer.answer(committed);
         syncer.stop();

@@ -8,6 +8,7 @@ use rusqlite::Connection;
 use super::lines::{self, Came, Waiting};
 use super::queue::{self, Due, Held};
 use crate::delivery::{Fence, Verdict};
+use crate::journal::Progress;
 use crate::ordering::{Candidate, Company, Step, plan};
 use crate::route::Route;
 
@@ -24,6 +25,17 @@ pub(super) struct Turns {
     pub(super) run: Vec<Due>,
     /// Settled without running.
     pub(super) passed: Vec<Passed>,
+}
+
+impl Turns {
+    /// What became of those that do not run.
+    pub(super) fn progress(&self, now: UnixMicros) -> Progress {
+        let mut progress = Progress::default();
+        for Passed { due, verdict } in &self.passed {
+            progress.count(due.event.id, due.attempt + 1, due.attempt_limit, verdict, now);
+        }
+        progress
+    }
 }
 
 /// Sorts out what is due: those whose turn it is not are blocked, those that came too late or too early are settled, and the

@@ -15,12 +15,9 @@ use rusqlite::types::{ToSqlOutput, Value as SqlValue, ValueRef};
 use rusqlite::{Connection, ErrorCode, Row, Statement};
 use serde_json::{Map, Value};
 
-use crate::delivery::{Cause, Failure};
+use crate::delivery::{Cause, Failure, HandedEvent};
+use crate::handler::sql::{RESULT_BYTES, RESULT_ROWS, too_large};
 use crate::handler::{Found, SqlHandler};
-
-/// A result beyond this many rows or bytes is an error: it would be kept for every event.
-const RESULT_ROWS: usize = 100;
-const RESULT_BYTES: usize = 64 << 10;
 
 thread_local! {
     /// Until when foreign SQL may run on this thread; `None` while our own does. The hooks of the connection look at it.
@@ -97,6 +94,12 @@ pub(super) fn run(
         }
         result = found.or(result);
     }
+    if connection.is_autocommit() {
+        // Nothing of it is committed (see `guard`), and what our own statements wrote now would stand alone.
+        let told = "a statement ended the transaction; all of it is undone";
+        let failure = Failure::retry(Cause::Handler, told);
+        return Err(rusqlite::Error::ToSqlConversionFailure(Box::new(failure)));
+    }
     Ok(Ran::Done(result))
 }
 
@@ -158,9 +161,7 @@ fn rows(statement: &mut Statement<'_>) -> Result<Option<String>, rusqlite::Error
             };
         }
         if found.len() == RESULT_ROWS || bytes > RESULT_BYTES {
-            let message =
-                format!("a handler's result has at most {RESULT_ROWS} rows and {RESULT_BYTES} bytes");
-            return Err(rusqlite::Error::ToSqlConversionFailure(message.into()));
+            return Err(rusqlite::Error::ToSqlConversionFailure(Box::new(too_large())));
         }
         found.push(object(&names, row)?);
     }
@@ -187,14 +188,44 @@ fn object(names: &[String], row: &Row<'_>) -> Result<Value, rusqlite::Error> {
     Ok(Value::Object(object))
 }
 
-/// An error of a user's statement as a failure of the attempt.
-pub(super) fn failure(error: &rusqlite::Error, budget: Duration) -> Failure {
-    let message = match error.sqlite_error_code() {
+/// An error of a user's statement as a failure of the attempt. `about`: whose statement, and for which event, whose values are not
+/// told.
+pub(super) fn failure(
+    error: &rusqlite::Error,
+    budget: Duration,
+    about: Option<(&SqlHandler, &HandedEvent)>,
+) -> Failure {
+    if let rusqlite::Error::ToSqlConversionFailure(reason) = error
+        && let Some(failure) = reason.downcast_ref::<Failure>()
+    {
+        return failure.clone();
+    }
+    let told = match error.sqlite_error_code() {
         Some(ErrorCode::OperationInterrupted) => format!("the statements took longer than {budget:?}"),
         Some(ErrorCode::AuthorizationForStatementDenied) => {
             "a handler may only read and write rows, and may not touch oncehook's tables".to_owned()
         }
-        _ => error.to_string(),
+        _ => without_quoted(error),
     };
-    Failure::retry(Cause::Handler, message)
+    let told = about.map_or(told.clone(), |(handler, event)| handler.without_values(&told, event));
+    let failure = Failure::retry(Cause::Handler, told);
+    match error {
+        // The engine's words for the code, such as "constraint failed"; not the message, which may quote a value.
+        rusqlite::Error::SqliteFailure(code, _) => failure.in_log(code.to_string()),
+        _ => failure,
+    }
+}
+
+/// What SQLite says. Errors at run time quote values (a path that is none), those of constraints and of preparing names only.
+fn without_quoted(error: &rusqlite::Error) -> String {
+    const QUOTES: [char; 2] = ['\'', '"'];
+    let told = error.to_string();
+    let at_run_time =
+        matches!(error, rusqlite::Error::SqliteFailure(said, _) if said.code == ErrorCode::Unknown);
+    match told.find(QUOTES).zip(told.rfind(QUOTES)) {
+        Some((from, to)) if at_run_time => {
+            format!("{}…{}", told.get(..from).unwrap_or_default(), told.get(to + 1..).unwrap_or_default())
+        }
+        _ => told,
+    }
 }

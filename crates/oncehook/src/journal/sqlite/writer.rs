@@ -24,7 +24,9 @@ use oncehook_verify::UnixMicros;
 use rusqlite::{Connection, ErrorCode, TransactionBehavior};
 use tokio::sync::oneshot;
 
-use super::checkpoint::{Checkpointer, Tended};
+use super::answered::{self, Answered};
+use super::busy::{self, BUSY_WAIT};
+use super::checkpoint::{Checkpointer, Tended, empty_the_log};
 use super::connection::Synced;
 use super::groups::Gathering;
 use super::intake::Intake;
@@ -58,6 +60,8 @@ pub(super) struct Desk<'w> {
     pub(super) ledger: &'w mut Ledger,
     /// The steady time now.
     pub(super) now: UnixMicros,
+    /// What the machine's clock says. It may have been set since the start.
+    pub(super) wall: UnixMicros,
 }
 
 /// The writer's end of the queue. However the writer ends, by a panic too, nobody is left waiting for it.
@@ -81,6 +85,8 @@ impl Drop for Post {
 pub(super) struct Work {
     pub(super) events: NewEvents,
     pub(super) answer: oneshot::Sender<Result<Receipt, AppendError>>,
+    /// When it was put into the queue.
+    pub(super) submitted: Instant,
 }
 
 impl Work {
@@ -106,6 +112,7 @@ pub(super) struct Ground {
     pub(super) path: PathBuf,
     pub(super) clock: Clock,
     pub(super) lock: LockFile,
+    pub(super) answered: Answered,
     pub(super) readers: Arc<Readers>,
     pub(super) ledger_generation: usize,
 }
@@ -134,6 +141,8 @@ pub(super) struct Writer {
     replays_sought: Instant,
     flushed: Instant,
     tried: Instant,
+    /// Where the last answered event is written down.
+    answered: Answered,
     _lock: LockFile,
 }
 
@@ -147,7 +156,7 @@ impl Writer {
         ledger.rebuild(&mut connection)?;
         let last = queries::last_sequence(&connection)?;
         let checkpointer = Checkpointer::start(&ground.path)?;
-        let syncer = Syncer::start(&ground.path)?;
+        let syncer = Syncer::start(&ground.path, &ground.answered)?;
         let mut writer = Self {
             path: ground.path,
             clock: ground.clock,
@@ -166,9 +175,10 @@ impl Writer {
             replays_sought: Instant::now(),
             flushed: Instant::now(),
             tried: Instant::now(),
+            answered: ground.answered,
             _lock: ground.lock,
         };
-        writer.shared.index_lag.store(writer.unsealed, Ordering::Relaxed);
+        writer.tell_lag();
         writer.adopt(connection)?;
         writer.ledger.load_filter(&writer.readers);
         Ok(writer)
@@ -219,11 +229,17 @@ impl Writer {
             return refuse(&mut batch, &reason);
         };
         let (ids, ledger, syncer) = (&mut self.ids, &mut self.ledger, &mut self.syncer);
+        // The first has waited longest: what is added to the batch came later.
+        busy::until(batch.first().map(|work| work.submitted + BUSY_WAIT));
         let stored = self.synced.switch(connection, Synced::BySyncer).and_then(|()| {
             commit(connection, ids, ledger, &mut batch, |batch| more(batch, syncer), self.clock.steady())
         });
+        busy::until(None);
         match stored {
-            Ok(outcome) => self.answer(batch, outcome),
+            Ok(outcome) => {
+                busy::passed();
+                self.answer(batch, outcome);
+            }
             // Another process holds the write lock. Nothing was stored and the connection is sound.
             Err(error) if is_busy(&error) => {
                 refuse(&mut batch, "another process is writing to the database file");
@@ -262,28 +278,28 @@ impl Writer {
             self.fail(&error.to_string());
         }
         let reason = self.shared.failing().clone();
-        let (connection, ledger, now) = (self.connection.as_mut(), &mut self.ledger, self.clock.steady());
+        let (connection, ledger) = (self.connection.as_mut(), &mut self.ledger);
+        let (now, wall) = (self.clock.steady(), self.clock.now());
         // A job that panics is lost, and whoever waits for it is told so. Its transaction is undone while it unwinds.
         let done = catch_unwind(AssertUnwindSafe(|| match connection {
-            Some(connection) => job(Ok(Desk { connection, ledger, now })),
+            Some(connection) => job(Ok(Desk { connection, ledger, now, wall })),
             None => job(Err(reason.as_deref().unwrap_or("failing"))),
         }));
         let Ok(done) = done else {
             tracing::error!("a piece of work panicked");
             return;
         };
-        if let Err(error) = done {
-            if blames_the_disk(&error) {
-                self.fail(&error.to_string());
-            } else if !is_busy(&error) {
-                tracing::error!(%error, "the journal could not do a piece of work");
-            }
+        match done {
+            Ok(()) => busy::passed(),
+            Err(error) if blames_the_disk(&error) => self.fail(&error.to_string()),
+            Err(error) if is_busy(&error) => {}
+            Err(error) => tracing::error!(%error, "the journal could not do a piece of work"),
         }
     }
 
     fn answer(&mut self, batch: Vec<Work>, outcome: Outcome) {
         self.unsealed += outcome.stored;
-        self.shared.index_lag.store(self.unsealed, Ordering::Relaxed);
+        self.tell_lag();
         self.replays_pending |= outcome.unsigned;
         if outcome.routed {
             self.shared.changed();
@@ -329,14 +345,14 @@ impl Writer {
         self.tried = Instant::now();
         let opened = connection::open_writer(&self.path).and_then(|mut connection| {
             // See the module's text: never commit into a log whose sync has failed.
-            super::checkpoint::empty_the_log(&connection)?;
+            empty_the_log(&connection)?;
             self.shared.wal_pages.store(0, Ordering::Relaxed);
             self_test::run(&mut connection, self.clock.now())?;
             // A commit that failed may be in the log all the same: memory starts from what is stored.
             self.ledger.rebuild(&mut connection)?;
             self.ledger.load_filter(&self.readers);
             self.checkpointer = Checkpointer::start(&self.path)?;
-            self.syncer = Syncer::start(&self.path)?;
+            self.syncer = Syncer::start(&self.path, &self.answered)?;
             self.adopt(connection)
         });
         match opened {
@@ -434,7 +450,13 @@ impl Writer {
             self.gathering = Gathering::new();
             return self.fail_behind(&error);
         }
-        self.shared.index_lag.store(self.unsealed, Ordering::Relaxed);
+        self.tell_lag();
+    }
+
+    /// Only what could be in the index lags behind: the events after the last full block are found without it.
+    fn tell_lag(&self) {
+        let lag = self.unsealed - self.unsealed % follower::BLOCK;
+        self.shared.index_lag.store(lag, Ordering::Relaxed);
     }
 
     fn seal_some(&mut self) -> Result<(), rusqlite::Error> {
@@ -485,6 +507,9 @@ impl Writer {
     }
 
     fn self_test(&mut self, answer: oneshot::Sender<Result<(), SelfTestError>>) {
+        if answer.is_closed() {
+            return;
+        }
         let verdict = match self.connection.as_mut() {
             Some(connection) => self_test::run(connection, self.clock.now()),
             None => Err(SelfTestError(self.shared.failing().clone().unwrap_or_default())),
@@ -509,9 +534,29 @@ impl Writer {
         self.ledger.await_filter();
         self.syncer.stop();
         self.checkpointer.stop();
+        if let Err(reason) = self.leave_nothing_in_the_log() {
+            tracing::warn!(
+                reason,
+                "the write-ahead log could not be emptied at the stop: whoever copies the database file must copy the -wal file too"
+            );
+        }
         drop(self);
         // Whoever asked may be gone.
         let _ = done.send(());
+    }
+
+    /// Everything goes into the database file, which says then that it is whole. Waits for readers as long as for a lock.
+    fn leave_nothing_in_the_log(&mut self) -> Result<(), String> {
+        let Some(connection) = &self.connection else {
+            return Err(self.shared.failing().clone().unwrap_or_default());
+        };
+        self.readers.close_idle();
+        let closed = self.synced.switch(connection, Synced::ByThemselves);
+        let closed = closed.and_then(|()| answered::set_in_use(connection, false));
+        closed
+            .map_err(OpenError::from)
+            .and_then(|()| empty_the_log(connection))
+            .map_err(|error| error.to_string())
     }
 }
 

@@ -35,6 +35,7 @@ use oncehook::handler::elsewhere::{Applied, Round, Voided};
 use oncehook::journal::{Deliveries, EventQuery, JournalReader};
 use oncehook::route::Routes;
 use oncehook_testkit::journal::{append, event};
+use oncehook_verify::UnixMicros;
 
 use shop::{Database, Duel, Engine, LEASE, Server, Shop, name, payment, task};
 
@@ -377,6 +378,7 @@ async fn r33_guards_are_forgotten_when_they_are_old_and_their_deliveries_settled
         journal,
         behind: behind.cloned(),
         age,
+        now: Clock::system().now(),
         limit,
     };
     // Young ones, and those of another gateway, are not old guards.
@@ -386,6 +388,14 @@ async fn r33_guards_are_forgotten_when_they_are_old_and_their_deliveries_settled
     let first = database.aged(&round(None, 7, second, 4)).await.unwrap();
     assert_eq!(first, ids[..4]);
     assert_eq!(database.aged(&round(first.last(), 7, second, 4)).await.unwrap(), ids[4..]);
+    // Old by the database's clock only, or by ours only: somebody's clock is wrong.
+    let earlier = UnixMicros(Clock::system().now().0 - 40 * 86_400_000_000);
+    for (now, age) in
+        [(earlier, second), (UnixMicros(earlier.0 + 400 * 86_400_000_000), second * 40 * 86_400)]
+    {
+        let round = Round { now, ..round(None, 7, age, 10) };
+        assert_eq!(database.aged(&round).await.unwrap(), []);
+    }
     database.forget(&ids[..3]).await.unwrap();
     assert_eq!(database.aged(&round(None, 7, second, 10)).await.unwrap(), ids[3..]);
     // A zombie of one that still has its guard.

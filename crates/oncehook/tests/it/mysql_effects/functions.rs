@@ -66,10 +66,12 @@ async fn fault_15_r20_r25_a_function_on_mysql_commits_with_its_record_and_a_pani
         sql(&["INSERT INTO mails VALUES (:order, :key)"], &[("order", "$result/id"), ("key", "$key")]),
     );
     mail.after = Some(name("orders"));
-    let worker = Shop::work(&shop.journal, &Routes::new(vec![route("orders", handler), mail]).unwrap());
+    let routes = Routes::new(vec![route("orders", handler), mail]).unwrap();
+    let worker = Shop::work(&shop.journal, &routes);
     append(&*shop.journal, [payment(1)]).await;
     shop.drained().await;
     worker.stop().await;
+    assert_eq!(routes.get("orders").unwrap().failures.noted(), 2, "both failures are reported to the log");
     let story = shop.only().await;
     let orders = story.event.deliveries.iter().find(|one| one.route == "orders").unwrap();
     let errors: Vec<_> = orders.attempts.iter().map(|one| one.error.clone().unwrap_or_default()).collect();

@@ -12,7 +12,7 @@ use super::later;
 use crate::delivery::{Claim, DeliveryId, DeliveryState, Fence, RouteName, Settled, Settlement};
 use crate::journal::memory::{MemoryJournal, State};
 use crate::journal::{
-    Backlog, BoxFuture, Deliveries, Forgotten, Order, OrderError, Ordered, Pausable, Pause, Progress,
+    Backlog, BoxFuture, Deliveries, Forgotten, Order, OrderError, Ordered, Pausable, Pause, Paused, Progress,
     Retention, Who, WorkError,
 };
 use crate::retry::Chance;
@@ -137,11 +137,19 @@ impl Deliveries for MemoryJournal {
     }
 
     fn paused(&self) -> BoxFuture<'_, Result<Vec<Pausable>, WorkError>> {
+        self.look(|state| state.pauses.iter().map(|paused| paused.what.clone()).collect())
+    }
+
+    fn pauses(&self) -> BoxFuture<'_, Result<Vec<Paused>, WorkError>> {
         self.look(|state| state.pauses.clone())
     }
 
     fn forget(&self, retention: Retention) -> BoxFuture<'_, Result<Forgotten, WorkError>> {
-        self.change(move |state, now| state.forget(&retention, now))
+        self.change(move |state, now| state.forget(&retention, now.min(self.clock.now())))
+    }
+
+    fn trust_clock(&self, who: Who) -> BoxFuture<'_, Result<(), WorkError>> {
+        self.change(move |state, now| state.trust_clock(who, now.min(self.clock.now())))
     }
 }
 

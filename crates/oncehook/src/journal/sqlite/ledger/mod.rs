@@ -254,7 +254,7 @@ impl Ledger {
             event: id,
             digest: event.digest,
             first_seen: event.received_at,
-            expires_at: event.expires_at,
+            expires_at: event.remembered_until(id),
         };
         self.staged.insert(Entry { hash, source: event.source.clone(), key: event.key.clone(), fact });
     }
