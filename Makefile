@@ -50,6 +50,7 @@ floods: ## Strangers without a secret hold memory and connections for a minute e
 	$(CARGO) build --release -p oncehook-server --bin oncehook
 	$(CARGO) build --release -p oncehook-testkit --bin floods
 	./target/release/floods
+	$(CARGO) test -p oncehook-server --lib -- --ignored --nocapture fault_72_a_minute_of_forged_keys
 
 layers: services ## Copies over four nodes with Redis in trouble, and a database that is away for a minute (about 5 minutes)
 	$(CARGO) build --release -p oncehook-server --bin oncehook

@@ -9,6 +9,7 @@ mod backlog;
 pub mod cli;
 pub mod config;
 pub mod http;
+mod memory;
 mod order;
 mod pauses;
 mod private_file;

@@ -26,8 +26,12 @@ use crate::workload::{Report, latencies};
 /// How long a flood takes to rise, and then lasts before the genuine client begins.
 const BEFORE: Duration = Duration::from_secs(1);
 
-/// How long a flooder waits before it connects again.
+/// How long a flooder waits at least before it connects again.
 const AGAIN: Duration = Duration::from_millis(500);
+
+/// New connections a second, all flooders together. What is measured is what connections can hold, not how many of them two
+/// cores can open: against that only rate limits in front of the machine help.
+const OPENED_PER_SECOND: usize = 2_000;
 
 /// How long a genuine client waits for an answer.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -140,20 +144,22 @@ pub async fn run(binary: &Path, flood: Flood, plan: Plan) -> Outcome {
     let before = gateway.memory("VmRSS");
     let opened = Arc::new(AtomicU64::new(0));
     let mut flooders = JoinSet::new();
+    let pause = Duration::from_secs_f64(connections(flood, plan) as f64 / OPENED_PER_SECOND as f64);
     for number in 0..connections(flood, plan) {
         let (address, opened) = (gateway.ingress, Arc::clone(&opened));
         flooders.spawn(async move {
             // Not all in the same moment.
-            tokio::time::sleep(BEFORE.mul_f64(number as f64 / connections(flood, plan) as f64)).await;
+            tokio::time::sleep(BEFORE.max(pause).mul_f64(number as f64 / connections(flood, plan) as f64))
+                .await;
             loop {
                 opened.fetch_add(1, Ordering::Relaxed);
                 // The gateway has closed it, or refused it. That is what it should do.
                 let _ = flood_once(flood, address, number as u64).await;
-                tokio::time::sleep(AGAIN).await;
+                tokio::time::sleep(AGAIN.max(pause)).await;
             }
         });
     }
-    tokio::time::sleep(2 * BEFORE).await;
+    tokio::time::sleep(2 * BEFORE.max(pause)).await;
     let genuine = send_genuine(gateway.ingress, plan).await;
     let most = gateway.memory("VmHWM");
     flooders.shutdown().await;

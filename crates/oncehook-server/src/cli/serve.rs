@@ -26,7 +26,7 @@ use super::{Shared, check, failure, rehearsal, say};
 use crate::app::{App, Roles};
 use crate::config::{Config, JournalConfig, OnOutage, SpoolConfig};
 use crate::http::listener;
-use crate::telemetry;
+use crate::{memory, telemetry};
 
 /// Signals that come so soon after the first mean the same: `timeout` and some supervisors tell the process and its group.
 const SAID_TWICE: Duration = Duration::from_millis(500);
@@ -94,8 +94,11 @@ impl Serve {
     fn start(self, shared: &Shared) -> anyhow::Result<ExitCode> {
         let config = shared.load()?;
         raise_file_limit();
-        let runtime =
-            tokio::runtime::Builder::new_multi_thread().enable_all().build().context("start the runtime")?;
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .enable_all()
+            .on_thread_park(memory::give_back)
+            .build()
+            .context("start the runtime")?;
         let left = run_to_end(runtime, self.serve(config, shared))?;
         // Accepted, durable, and not in the journal: whoever takes the machine away must know.
         Ok(if left == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })

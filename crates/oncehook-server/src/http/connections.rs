@@ -17,6 +17,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::task::AbortHandle;
 
 use super::tap::Tap;
+use crate::memory;
 
 /// A connection that is so young may not have had the time to send a request.
 const YOUNG: Duration = Duration::from_millis(250);
@@ -34,6 +35,13 @@ const LONG_HEADS: usize = 1_024;
 
 /// The idlest connections are looked for so many at a time, so that a flood does not make us search for every newcomer.
 const AT_ONCE: usize = 128;
+
+/// A connection of which so many requests in a row were refused is closed with the last answer: the sender of a flood has to
+/// connect again, and unread answers never fill the connection.
+const REFUSED_IN_A_ROW: u8 = 8;
+
+/// So many connections are a crowd, whose memory is worth giving back.
+const CROWD: usize = 256;
 
 /// What a connection is doing.
 mod phase {
@@ -56,6 +64,8 @@ pub(super) struct Connection {
     phase: AtomicU8,
     /// When the last genuine request came, in milliseconds after `accepted`, plus one; zero if none came.
     genuine: AtomicU64,
+    /// Requests that were refused since the last genuine one.
+    refused: AtomicU8,
     /// Whether an answer waits for the peer to read what came before it.
     stuck: AtomicBool,
     task: OnceLock<AbortHandle>,
@@ -69,6 +79,7 @@ impl Connection {
             accepted: now,
             phase: AtomicU8::new(phase::IDLE),
             genuine: AtomicU64::new(0),
+            refused: AtomicU8::new(0),
             stuck: AtomicBool::new(false),
             task: OnceLock::new(),
         }
@@ -96,6 +107,12 @@ impl Connection {
     pub(super) fn mark_genuine(&self, now: Instant) {
         let millis = now.saturating_duration_since(self.accepted).as_millis();
         self.genuine.store(u64::try_from(millis).unwrap_or(u64::MAX - 1) + 1, Ordering::Relaxed);
+        self.refused.store(0, Ordering::Relaxed);
+    }
+
+    /// The request was refused. `true` if there were so many in a row that the connection is to be closed.
+    pub(super) fn mark_refused(&self) -> bool {
+        self.refused.fetch_add(1, Ordering::Relaxed) + 1 >= REFUSED_IN_A_ROW
     }
 
     /// The peer does not read its answers, or does again.
@@ -145,6 +162,8 @@ pub(super) struct Connections {
 struct Open {
     next: u64,
     connections: HashMap<u64, Arc<Connection>>,
+    /// The most connections since a crowd has left.
+    most: usize,
     /// The idlest when they were last looked for, the idlest last, with what `genuine` was then.
     idlest: Vec<(u64, u64)>,
 }
@@ -201,6 +220,7 @@ impl Connections {
         open.next += 1;
         let id = open.next;
         open.connections.insert(id, Arc::clone(connection));
+        open.most = open.most.max(open.connections.len());
         Entry { connections: Arc::clone(self), id }
     }
 
@@ -227,6 +247,16 @@ impl Connections {
 }
 
 impl Open {
+    /// Takes a connection out. When three of four have gone since there were most, a crowd has left.
+    fn leave(&mut self, id: u64) {
+        self.connections.remove(&id);
+        if self.most >= CROWD && self.connections.len() <= self.most / 4 {
+            self.most = self.connections.len();
+            self.connections.shrink_to(self.most);
+            memory::crowd_has_left();
+        }
+    }
+
     fn find_idlest(&mut self, head: Duration, now: Instant) {
         let evictable = |connection: &Connection| {
             matches!(connection.phase.load(Ordering::Relaxed), phase::IDLE | phase::READING)
@@ -293,7 +323,7 @@ pub(super) struct Entry {
 
 impl Drop for Entry {
     fn drop(&mut self) {
-        self.connections.lock().connections.remove(&self.id);
+        self.connections.lock().leave(self.id);
         if let Some(metrics) = &self.connections.metrics {
             metrics.connections.dec();
         }

@@ -48,7 +48,9 @@ pub(super) async fn answer(gate: &Gate, connection: &Connection, request: Reques
         // The one place at which requests are refused, so that none is refused unseen.
         Err(error) => {
             gate.refuse(visitor.source, visitor.sender, Refusal::from(&error));
-            error.into_response()
+            // An outage of ours is not the sender's doing.
+            let too_many = error.status.is_client_error() && connection.mark_refused();
+            if too_many { error.closing() } else { error }.into_response()
         }
     };
     drop(in_flight);
