@@ -75,12 +75,16 @@ impl Scene {
         Self { rig, destination, done, dead, retrying, held }
     }
 
-    /// Everything that an order could change: all tables of the file, and what has arrived.
+    /// Everything that an order could change: all tables of the file, and what has arrived. `oncehook_meta` is left out: the
+    /// gateway notes there by itself how far its own work in the background has come.
     fn state(&self) -> (BTreeMap<String, Vec<String>>, usize) {
         let connection = rusqlite::Connection::open(self.rig.journal()).unwrap();
         connection.busy_timeout(std::time::Duration::from_secs(5)).unwrap();
         let mut tables = connection
-            .prepare("SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite_%'")
+            .prepare(
+                "SELECT name FROM sqlite_master
+                  WHERE type = 'table' AND name NOT LIKE 'sqlite_%' AND name <> 'oncehook_meta'",
+            )
             .unwrap();
         let names: Vec<String> =
             tables.query_map([], |row| row.get(0)).unwrap().collect::<Result<_, _>>().unwrap();
