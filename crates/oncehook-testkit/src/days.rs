@@ -29,7 +29,8 @@ pub fn make(day: i64) -> String {
 #[must_use]
 pub fn believe_clock() -> &'static str {
     "INSERT INTO oncehook.entities (scope, entity, state)
-     VALUES ('clock:forgetting', 'seen', oncehook.micros() - 86400000000)"
+     VALUES ('clock:forgetting', 'seen', oncehook.micros() - 86400000000)
+     ON CONFLICT (scope, entity) DO NOTHING"
 }
 
 /// The statements that store so many events of a day. All of them were applied at the second attempt.

@@ -408,7 +408,8 @@ impl<'p> Cluster<'p> {
         for number in 0..count {
             node.kill();
             let day = today - 40 - i64::try_from(number).unwrap();
-            let planting = [days::make(day), days::plant(day, days::FEW + 1)];
+            let believe = days::believe_clock().to_owned();
+            let planting = [believe, days::make(day), days::plant(day, days::FEW + 1)];
             tokio::task::block_in_place(|| planting.iter().for_each(|sql| drop(self.query(sql))));
             for (point, passings) in DAY_POINTS {
                 let armed = [("ONCEHOOK_CRASH_POINT", format!("{point}:{passings}"))];
