@@ -21,6 +21,8 @@ pub mod mysql;
 pub mod postgres;
 mod read;
 #[cfg(any(feature = "postgres", feature = "mysql"))]
+pub mod server;
+#[cfg(any(feature = "postgres", feature = "mysql"))]
 mod silence;
 #[cfg(any(feature = "postgres", feature = "mysql"))]
 mod spans;

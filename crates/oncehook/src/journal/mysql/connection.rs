@@ -1,32 +1,32 @@
-//! Connections: how they are opened, what is checked before one is used, and the small pools they wait in.
+//! Connections: how they are opened, and what is checked before one is used.
 //!
 //! Promises: every connection has proved, before its first use, that it talks to a server that can be written and syncs its
 //! log at every commit; sessions are strict and end no transaction by themselves (`autocommit` is off); every wait has a
-//! deadline; a connection on which anything went wrong, or whose caller went away half-way, is closed and never lent again,
-//! so nobody inherits an open transaction.
+//! deadline.
 //!
 //! Does not: retry. What an error means is the caller's to say ([`EngineError`]).
 
 use std::collections::HashSet;
 use std::future::Future;
-use std::ops::{Deref, DerefMut};
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use mysql_async::consts::StatusFlags;
 use mysql_async::prelude::Queryable;
 use mysql_async::{Conn, Opts, OptsBuilder, Params, Row, Value};
-use tokio::sync::{Semaphore, SemaphorePermit};
 
-use super::OpenError;
-use super::engine_error::EngineError;
-use super::ground;
+use super::engine_error::{EngineError, too_big};
 use super::tls::Tls;
+use super::value::Texts;
+use super::{Mysql, OpenError, ground};
+use crate::journal::server::engine;
+pub(super) use crate::journal::server::engine::Purpose;
+use crate::journal::server::pool::{self, ANSWER_WAIT};
+use crate::journal::server::value::Param;
 
-/// The longest that the server may take to be reached, and to answer one of our own statements.
+/// The longest that the server may take to be reached.
 pub(super) const CONNECT_WAIT: Duration = Duration::from_secs(3);
-pub(super) const ANSWER_WAIT: Duration = Duration::from_secs(10);
 
 /// How long a session may be idle before the server ends it and what it has locked is free: as long as a lease, because
 /// the locks of a worker that froze are its leases.
@@ -39,9 +39,6 @@ const IDLE_LENT: Duration = Duration::from_secs(8);
 const IDLE_TRUSTED: Duration = Duration::from_millis(50);
 const PING_WAIT: Duration = Duration::from_secs(3);
 
-/// Idle connections that a pool keeps.
-const IDLE_KEPT: usize = 8;
-
 /// Statements that a connection keeps prepared.
 const STATEMENTS_KEPT: usize = 512;
 
@@ -50,51 +47,36 @@ const STATEMENTS_KEPT: usize = 512;
 const SQL_MODE: &str =
     "STRICT_ALL_TABLES,NO_ZERO_IN_DATE,NO_ZERO_DATE,ERROR_FOR_DIVISION_BY_ZERO,NO_ENGINE_SUBSTITUTION";
 
-/// What a connection is for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Purpose {
-    /// Appends: short transactions over big batches.
-    Append,
-    /// Deliveries, orders, forgetting; the user's statements run here.
-    Work,
-    /// What people ask. Cannot write.
-    Read,
-}
-
-impl Purpose {
-    /// The settings of the session. Uniqueness is checked whatever the server's own setting says.
-    fn settings(self, mariadb: bool, handler_time: Duration) -> Vec<String> {
-        let (isolation, lock_wait, time) = match self {
-            Self::Append => ("READ COMMITTED", 3, Duration::from_secs(5)),
-            Self::Work => ("READ COMMITTED", 5, handler_time),
-            // One snapshot for all statements of an answer.
-            Self::Read => ("REPEATABLE READ", 1, Duration::from_secs(5)),
-        };
-        let idle = IDLE_SESSION.as_secs();
-        let mut settings = vec![
-            "SET NAMES utf8mb4".to_owned(),
-            format!("SET SESSION TRANSACTION ISOLATION LEVEL {isolation}"),
-            format!(
-                "SET SESSION sql_mode = '{SQL_MODE}', SESSION autocommit = 0, SESSION unique_checks = 1,
-                 SESSION foreign_key_checks = 1, SESSION innodb_lock_wait_timeout = {lock_wait}"
-            ),
-        ];
-        // Lanes are idle as long as nobody sends, and hold nothing then; they look after their connection themselves.
-        if self != Self::Append {
-            settings.push(format!("SET SESSION wait_timeout = {idle}"));
-        }
-        settings.push(if mariadb {
-            // Also ends a transaction whose session is kept alive by nothing.
-            let seconds = time.as_secs_f64().max(0.001);
-            format!(
-                "SET SESSION max_statement_time = {seconds:.3}, SESSION idle_transaction_timeout = {idle}"
-            )
-        } else {
-            // Only ends what reads. A statement that writes ends with the deadline of whoever waits for it.
-            format!("SET SESSION max_execution_time = {}", time.as_millis().max(1))
-        });
-        settings
+/// The settings of the session. Uniqueness is checked whatever the server's own setting says.
+fn settings(purpose: Purpose, mariadb: bool, handler_time: Duration) -> Vec<String> {
+    let (isolation, lock_wait, time) = match purpose {
+        Purpose::Append => ("READ COMMITTED", 3, Duration::from_secs(5)),
+        Purpose::Work | Purpose::Listen => ("READ COMMITTED", 5, handler_time),
+        // One snapshot for all statements of an answer.
+        Purpose::Read => ("REPEATABLE READ", 1, Duration::from_secs(5)),
+    };
+    let idle = IDLE_SESSION.as_secs();
+    let mut settings = vec![
+        "SET NAMES utf8mb4".to_owned(),
+        format!("SET SESSION TRANSACTION ISOLATION LEVEL {isolation}"),
+        format!(
+            "SET SESSION sql_mode = '{SQL_MODE}', SESSION autocommit = 0, SESSION unique_checks = 1,
+             SESSION foreign_key_checks = 1, SESSION innodb_lock_wait_timeout = {lock_wait}"
+        ),
+    ];
+    // Lanes are idle as long as nobody sends, and hold nothing then; they look after their connection themselves.
+    if purpose != Purpose::Append {
+        settings.push(format!("SET SESSION wait_timeout = {idle}"));
     }
+    settings.push(if mariadb {
+        // Also ends a transaction whose session is kept alive by nothing.
+        let seconds = time.as_secs_f64().max(0.001);
+        format!("SET SESSION max_statement_time = {seconds:.3}, SESSION idle_transaction_timeout = {idle}")
+    } else {
+        // Only ends what reads. A statement that writes ends with the deadline of whoever waits for it.
+        format!("SET SESSION max_execution_time = {}", time.as_millis().max(1))
+    });
+    settings
 }
 
 /// Waits for an answer, but not for ever.
@@ -106,18 +88,6 @@ async fn in_time<T>(
         Ok(answer) => answer.map_err(Into::into),
         Err(_) => Err(EngineError::no_answer(patience)),
     }
-}
-
-/// How to reach the database.
-pub(super) struct Connector {
-    /// One for each host, in the order they were named.
-    hosts: Vec<Opts>,
-    /// The one that let us in last.
-    good: AtomicUsize,
-    /// The largest packet of the server that was reached last; 0 before that.
-    packet: AtomicUsize,
-    handler_time: Duration,
-    tls: Tls,
 }
 
 /// What a row has beside the body: headers, key, names. The head of a request is bounded by the front door.
@@ -133,67 +103,67 @@ fn row_bytes(packet: usize) -> usize {
     packet.saturating_sub(packet / 4)
 }
 
-impl Connector {
-    /// Reads a URL. Several hosts may be named; the first one that can be written to is taken.
-    pub(super) fn new(url: &str, handler_time: Duration) -> Result<Self, OpenError> {
-        // The URL holds a password, so errors do not repeat it.
-        let wrong = |what: &str| OpenError::Url(what.to_owned());
-        let rest = ["mysql://", "mariadb://"]
-            .into_iter()
-            .find_map(|scheme| url.strip_prefix(scheme))
-            .ok_or_else(|| wrong("it begins with mysql:// or mariadb://"))?;
-        let (authority, path) = match rest.find(['/', '?']) {
-            Some(at) => rest.split_at(at),
-            None => (rest, ""),
-        };
-        let (user, hosts) = match authority.rfind('@') {
-            Some(at) => authority.split_at(at + 1),
-            None => ("", authority),
-        };
-        let (path, parameters) = path.split_once('?').unwrap_or((path, ""));
-        let (tls, parameters) = Tls::of(parameters).map_err(OpenError::Url)?;
-        let path = if parameters.is_empty() { path.to_owned() } else { format!("{path}?{parameters}") };
-        let mut opened = Vec::new();
-        for host in hosts.split(',') {
-            let opts =
-                Opts::from_url(&format!("mysql://{user}{host}{path}")).map_err(|error| match error {
-                    mysql_async::UrlError::UnknownParameter { param } => {
-                        wrong(&format!("unknown parameter `{param}`"))
-                    }
-                    mysql_async::UrlError::InvalidParamValue { param, .. } => {
-                        wrong(&format!("the value of `{param}` cannot be used"))
-                    }
-                    _ => wrong("write mysql://USER:PASSWORD@HOST:PORT/DATABASE"),
-                })?;
-            if opts.db_name().is_none_or(str::is_empty) {
-                return Err(wrong("name a database: mysql://USER@HOST/DATABASE"));
+/// Reads a URL. Several hosts may be named; the first one that can be written to is taken.
+pub(super) fn read_url(url: &str, handler_time: Duration) -> Result<Mysql, OpenError> {
+    // The URL holds a password, so errors do not repeat it.
+    let wrong = |what: &str| OpenError::Url(what.to_owned());
+    let rest = ["mysql://", "mariadb://"]
+        .into_iter()
+        .find_map(|scheme| url.strip_prefix(scheme))
+        .ok_or_else(|| wrong("it begins with mysql:// or mariadb://"))?;
+    let (authority, path) = match rest.find(['/', '?']) {
+        Some(at) => rest.split_at(at),
+        None => (rest, ""),
+    };
+    let (user, hosts) = match authority.rfind('@') {
+        Some(at) => authority.split_at(at + 1),
+        None => ("", authority),
+    };
+    let (path, parameters) = path.split_once('?').unwrap_or((path, ""));
+    let (tls, parameters) = Tls::of(parameters).map_err(OpenError::Url)?;
+    let path = if parameters.is_empty() { path.to_owned() } else { format!("{path}?{parameters}") };
+    let mut opened = Vec::new();
+    for host in hosts.split(',') {
+        let opts = Opts::from_url(&format!("mysql://{user}{host}{path}")).map_err(|error| match error {
+            mysql_async::UrlError::UnknownParameter { param } => {
+                wrong(&format!("unknown parameter `{param}`"))
             }
-            if opts.socket().is_some() && tls.options.is_some() {
-                return Err(wrong("ssl-mode is for hosts, not for sockets"));
+            mysql_async::UrlError::InvalidParamValue { param, .. } => {
+                wrong(&format!("the value of `{param}` cannot be used"))
             }
-            let builder = OptsBuilder::from_opts(opts)
-                .ssl_opts(tls.options.clone())
-                // Where the URL leads, and not to a socket that the server names.
-                .prefer_socket(Some(false))
-                .tcp_keepalive(Some(Duration::from_secs(10)))
-                .stmt_cache_size(Some(STATEMENTS_KEPT))
-                // Rows that were changed are counted, not rows that were found: an insert is told from a duplicate by it.
-                .client_found_rows(false);
-            opened.push(Opts::from(builder));
+            _ => wrong("write mysql://USER:PASSWORD@HOST:PORT/DATABASE"),
+        })?;
+        if opts.db_name().is_none_or(str::is_empty) {
+            return Err(wrong("name a database: mysql://USER@HOST/DATABASE"));
         }
-        Ok(Self { hosts: opened, good: AtomicUsize::new(0), packet: AtomicUsize::new(0), handler_time, tls })
+        if opts.socket().is_some() && tls.options.is_some() {
+            return Err(wrong("ssl-mode is for hosts, not for sockets"));
+        }
+        let builder = OptsBuilder::from_opts(opts)
+            .ssl_opts(tls.options.clone())
+            // Where the URL leads, and not to a socket that the server names.
+            .prefer_socket(Some(false))
+            .tcp_keepalive(Some(Duration::from_secs(10)))
+            .stmt_cache_size(Some(STATEMENTS_KEPT))
+            // Rows that were changed are counted, not rows that were found: an insert is told from a duplicate by it.
+            .client_found_rows(false);
+        opened.push(Opts::from(builder));
     }
+    Ok(Mysql {
+        hosts: opened,
+        good: AtomicUsize::new(0),
+        packet: AtomicUsize::new(0),
+        handler_time,
+        tls,
+        witness: Mutex::default(),
+        round: Mutex::default(),
+    })
+}
 
-    /// Where it leads, without what is secret.
-    pub(super) fn shown(&self) -> String {
-        let hosts: Vec<String> = self.hosts.iter().map(host_name).collect();
-        let database = self.hosts.first().and_then(|opts| opts.db_name()).unwrap_or_default();
-        format!("mysql://{}/{database}", hosts.join(","))
-    }
-
+impl Mysql {
     /// Opens a connection and checks the ground it stands on. The hosts are tried one after another, the last good one first, each
     /// with a deadline of its own, until one is fit.
-    pub(super) async fn open(&self, purpose: Purpose) -> Result<Session, EngineError> {
+    pub(super) async fn connect(&self, purpose: Purpose) -> Result<Session, EngineError> {
         let good = self.good.load(Ordering::Relaxed);
         let mut refusals: Vec<(String, EngineError)> = Vec::new();
         for turn in 0..self.hosts.len() {
@@ -214,21 +184,21 @@ impl Connector {
         let opening = async {
             let conn = match Conn::new(opts.clone()).await.map_err(EngineError::from) {
                 // Asked for only if the server can.
-                Err(error) if error.no_tls && self.tls.optional => {
+                Err(error) if error.meaning.no_tls && self.tls.optional => {
                     Conn::new(OptsBuilder::from_opts(opts.clone()).ssl_opts(None)).await?
                 }
                 opened => opened?,
             };
             let patience = match purpose {
                 Purpose::Work => ANSWER_WAIT.max(self.handler_time.saturating_add(Duration::from_secs(5))),
-                Purpose::Append | Purpose::Read => ANSWER_WAIT,
+                Purpose::Append | Purpose::Read | Purpose::Listen => ANSWER_WAIT,
             };
             let mut session = Session {
                 patience,
                 conn,
                 packet: 0,
                 mariadb: false,
-                used: Instant::now(),
+                texts: Texts::default(),
                 known: HashSet::new(),
                 retired: false,
                 in_transaction: false,
@@ -236,7 +206,7 @@ impl Connector {
             let ground = ground::check(&mut session).await?;
             (session.packet, session.mariadb) = (ground.packet, ground.mariadb);
             self.packet.store(ground.packet, Ordering::Relaxed);
-            for setting in purpose.settings(ground.mariadb, self.handler_time) {
+            for setting in settings(purpose, ground.mariadb, self.handler_time) {
                 session.run(&setting).await?;
             }
             Ok(session)
@@ -248,7 +218,7 @@ impl Connector {
     }
 }
 
-fn host_name(opts: &Opts) -> String {
+pub(super) fn host_name(opts: &Opts) -> String {
     match opts.socket() {
         Some(socket) => socket.to_owned(),
         None => format!("{}:{}", opts.ip_or_hostname(), opts.tcp_port()),
@@ -263,7 +233,8 @@ fn sum_up(mut refusals: Vec<(String, EngineError)>) -> EngineError {
     {
         return only;
     }
-    let told: Vec<String> = refusals.iter().map(|(name, error)| format!("{name}: {}", error.told)).collect();
+    let told: Vec<String> =
+        refusals.iter().map(|(name, error)| format!("{name}: {}", error.message)).collect();
     let told = told.join("; ");
     let away = refusals.iter().any(|(_, error)| error.is_away());
     if away { EngineError::away(told) } else { EngineError::unsound(told) }
@@ -282,14 +253,14 @@ pub(super) struct Insert<'s> {
 const ROWS_AT_ONCE: usize = 256;
 
 /// One connection with its prepared statements.
-pub(super) struct Session {
+pub(in crate::journal) struct Session {
     conn: Conn,
     /// The largest packet that the server takes.
     packet: usize,
     mariadb: bool,
     /// How long an answer may take: longer than the server may take for it.
     patience: Duration,
-    used: Instant,
+    texts: Texts,
     /// Statements of the user's that were looked at.
     known: HashSet<String>,
     /// It is not lent again.
@@ -319,10 +290,6 @@ impl Session {
         self.retired = true;
     }
 
-    pub(super) fn is_retired(&self) -> bool {
-        self.retired
-    }
-
     /// Whether a statement and its parameters fit into a packet.
     pub(super) fn has_room_for(&self, sql: &str, parameters: &[Value]) -> bool {
         sql.len().saturating_add(weight(parameters)) <= row_bytes(self.packet)
@@ -331,11 +298,6 @@ impl Session {
     /// The largest body that it can store.
     pub(super) fn largest_body(&self) -> usize {
         largest_body(self.packet)
-    }
-
-    /// How many bytes a batch may have at most, so that its rows fit into packets.
-    pub(super) fn batch_bytes(&self) -> usize {
-        self.packet / 2
     }
 
     /// How long an answer may take from now on.
@@ -369,11 +331,6 @@ impl Session {
         self.in_transaction =
             said.is_some_and(|said| said.status_flags().contains(StatusFlags::SERVER_STATUS_IN_TRANS));
         Ok(answer)
-    }
-
-    /// Whether the connection is still there.
-    pub(super) async fn is_alive(&mut self) -> bool {
-        in_time(PING_WAIT, self.conn.ping()).await.is_ok()
     }
 
     /// The prepared form of a statement. Prepared once per connection.
@@ -431,7 +388,7 @@ impl Session {
         let room = row_bytes(self.packet);
         let weights: Vec<usize> = rows.iter().map(|row| weight(row)).collect();
         if weights.iter().any(|weight| *weight > room) {
-            return Err(EngineError::too_big(self.packet));
+            return Err(too_big(self.packet));
         }
         let (mut rows, mut weights) = (rows.into_iter(), weights.as_slice());
         let mut changed = 0;
@@ -481,93 +438,75 @@ fn weight(row: &[Value]) -> usize {
     row.iter().map(bytes).sum()
 }
 
-/// Connections for one purpose, at most so many at once.
-pub(super) struct Pool {
-    connector: std::sync::Arc<Connector>,
-    purpose: Purpose,
-    idle: Mutex<Vec<Session>>,
-    permits: Semaphore,
-}
+/// Connections to MariaDB or MySQL for one purpose.
+pub(super) type Pool = pool::Pool<Mysql>;
 
-impl Pool {
-    pub(super) fn new(connector: std::sync::Arc<Connector>, purpose: Purpose, at_once: usize) -> Self {
-        Self { connector, purpose, idle: Mutex::default(), permits: Semaphore::new(at_once) }
+impl engine::Session for Session {
+    type Row = Row;
+
+    async fn run(&mut self, sql: &str) -> Result<(), EngineError> {
+        Session::run(self, sql).await
     }
 
-    /// The largest body that the server that was reached last can store.
-    pub(super) fn largest_body(&self) -> usize {
-        match self.connector.packet.load(Ordering::Relaxed) {
-            0 => usize::MAX,
-            packet => largest_body(packet),
-        }
+    async fn rows(&mut self, sql: &str, params: &[Param<'_>]) -> Result<Vec<Row>, EngineError> {
+        let (text, values) = self.texts.bind(sql, params)?;
+        Session::rows(self, &text, values).await
     }
 
-    /// Lends a connection. It is closed when it is dropped, unless it is [kept](Lent::keep).
-    pub(super) async fn take(&self) -> Result<Lent<'_>, EngineError> {
-        let permit = match tokio::time::timeout(ANSWER_WAIT, self.permits.acquire()).await {
-            Ok(Ok(permit)) => permit,
-            Ok(Err(_)) => return Err(EngineError::other("the journal is closed")),
-            Err(_) => return Err(EngineError::other("no connection was free in time")),
-        };
-        loop {
-            let idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
-            let session = match idle {
-                None => self.connector.open(self.purpose).await?,
-                Some(session) if session.used.elapsed() > IDLE_LENT || session.conn.is_disconnected() => {
-                    continue;
-                }
-                Some(mut session) => {
-                    // Nobody tells when a connection was cut.
-                    if session.used.elapsed() > IDLE_TRUSTED && !session.is_alive().await {
-                        continue;
-                    }
-                    session
-                }
-            };
-            return Ok(Lent { session, pool: self, _permit: permit });
-        }
+    async fn change(&mut self, sql: &str, params: &[Param<'_>]) -> Result<u64, EngineError> {
+        let (text, values) = self.texts.bind(sql, params)?;
+        Session::change(self, &text, values).await
     }
 
-    /// Refuses to lend from now on and closes what is idle.
-    pub(super) fn close(&self) {
-        self.permits.close();
-        self.idle.lock().unwrap_or_else(PoisonError::into_inner).clear();
+    async fn begin(&mut self, given: Option<i64>) -> Result<i64, EngineError> {
+        self.now(given).await
     }
-}
 
-/// A connection on loan.
-pub(super) struct Lent<'p> {
-    session: Session,
-    pool: &'p Pool,
-    _permit: SemaphorePermit<'p>,
-}
-
-impl Deref for Lent<'_> {
-    type Target = Session;
-
-    fn deref(&self) -> &Session {
-        &self.session
+    async fn begin_read(&mut self) -> Result<(), EngineError> {
+        Session::run(self, "START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY").await
     }
-}
 
-impl DerefMut for Lent<'_> {
-    fn deref_mut(&mut self) -> &mut Session {
-        &mut self.session
+    async fn commit(&mut self) -> Result<(), EngineError> {
+        Session::run(self, "COMMIT").await
     }
-}
 
-impl Lent<'_> {
-    /// Gives the connection back for the next caller, unless it is [retired](Session::retire). Only for one that is in no
-    /// transaction.
-    pub(super) fn keep(mut self) {
-        if self.session.retired {
-            return;
-        }
-        self.session.used = Instant::now();
-        let mut idle = self.pool.idle.lock().unwrap_or_else(PoisonError::into_inner);
-        if idle.len() < IDLE_KEPT && !self.pool.permits.is_closed() {
-            idle.push(self.session);
-        }
+    async fn rollback(&mut self) -> Result<(), EngineError> {
+        Session::run(self, "ROLLBACK").await
+    }
+
+    async fn begin_single(&mut self, given: Option<i64>) -> Result<Option<i64>, EngineError> {
+        self.now(given).await.map(Some)
+    }
+
+    async fn commit_single(&mut self) -> Result<(), EngineError> {
+        Session::run(self, "COMMIT").await
+    }
+
+    async fn database_time(&mut self) -> Result<i64, EngineError> {
+        let now = self.now(None).await?;
+        Session::run(self, "ROLLBACK").await?;
+        Ok(now)
+    }
+
+    async fn survived(&mut self, idle: Duration) -> bool {
+        // The connection does not tell when it was cut.
+        idle <= IDLE_LENT && !self.conn.is_disconnected() && (idle <= IDLE_TRUSTED || self.is_alive().await)
+    }
+
+    fn is_closed(&self) -> bool {
+        self.conn.is_disconnected()
+    }
+
+    async fn is_alive(&mut self) -> bool {
+        in_time(PING_WAIT, self.conn.ping()).await.is_ok()
+    }
+
+    fn is_retired(&self) -> bool {
+        self.retired
+    }
+
+    fn batch_bytes(&self) -> usize {
+        self.packet / 2
     }
 }
 
@@ -579,7 +518,9 @@ mod tests {
     fn urls_name_hosts_and_a_database() {
         let time = Duration::from_secs(1);
         let shown = |url: &str| {
-            Connector::new(url, time).map(|known| known.shown()).map_err(|error| error.to_string())
+            read_url(url, time)
+                .map(|known| crate::journal::server::engine::Engine::shown(&known))
+                .map_err(|error| error.to_string())
         };
         assert_eq!(shown("mysql://me:p%40ss@one:3307,two/shop").unwrap(), "mysql://one:3307,two:3306/shop");
         assert_eq!(shown("mariadb://me@[::1]:3307/shop").unwrap(), "mysql://[::1]:3307/shop");

@@ -8,56 +8,21 @@ use std::time::Duration;
 use oncehook_verify::UnixMicros;
 use tokio::sync::watch;
 
-use super::engine_error::{EngineError, Tries};
+use super::engine_error::Tries;
 use super::function::{Caller, Effect};
 use super::orders::{self, Refused};
 use super::queue;
 use super::settle::{self, Ended};
-use super::{MysqlJournal, aliases, apply, forget, lines};
+use super::{MysqlJournal, apply, forget, lines};
 use crate::delivery::{Claim, DeliveryId, Fence, RouteName, Settled, Settlement, Verdict};
 use crate::handler::{Handler, SqlHandler};
+use crate::journal::server::engine::Session as _;
+use crate::journal::server::work::{unavailable, work};
 use crate::journal::{
-    Alias, Backlog, BoxFuture, Deliveries, Forgotten, Order, OrderError, Ordered, Pausable, Pause, Paused,
-    Progress, Retention, Who, WorkError,
+    Backlog, BoxFuture, Deliveries, Forgotten, Order, OrderError, Ordered, Pausable, Pause, Paused, Progress,
+    Retention, Who, WorkError,
 };
 use crate::route::Route;
-
-/// Does an atomic thing on a connection, again if another transaction stood in its way.
-macro_rules! work {
-    ($journal:expr, |$session:ident| $work:expr) => {{
-        let mut tries = Tries::default();
-        loop {
-            let worked = match $journal.workers.take().await {
-                Ok(mut $session) => match $work.await {
-                    Ok(done) => {
-                        $session.keep();
-                        Ok(done)
-                    }
-                    Err(error) => {
-                        // Undone in so many words, or else with the connection, which is not kept.
-                        if error.is_collision() && $session.run("ROLLBACK").await.is_ok() {
-                            $session.keep();
-                        }
-                        Err(error)
-                    }
-                },
-                Err(error) => Err(error),
-            };
-            match worked {
-                Ok(done) => break Ok(done),
-                Err(error) => {
-                    if let Err(error) = tries.again(error) {
-                        break Err(unavailable(error));
-                    }
-                }
-            }
-        }
-    }};
-}
-
-fn unavailable(error: EngineError) -> WorkError {
-    WorkError::Unavailable(error.told)
-}
 
 /// What two batches came to.
 fn sum(mut one: Progress, other: Progress) -> Progress {
@@ -66,10 +31,6 @@ fn sum(mut one: Progress, other: Progress) -> Progress {
 }
 
 impl MysqlJournal {
-    pub(super) async fn keep(&self, kept: Vec<Alias>) -> Result<(), WorkError> {
-        work!(self, |session| aliases::keep(&mut session, &kept))
-    }
-
     async fn apply_batch(
         &self,
         route: &Route,
@@ -260,7 +221,7 @@ impl Deliveries for MysqlJournal {
 
     fn backlog(&self) -> BoxFuture<'_, Result<Vec<Backlog>, WorkError>> {
         Box::pin(async {
-            let backlog = self.readers.backlog().await;
+            let backlog = self.readers().backlog().await;
             backlog.map_err(|error| WorkError::Unavailable(error.to_string()))
         })
     }
@@ -311,10 +272,10 @@ impl Deliveries for MysqlJournal {
     fn forget(&self, retention: Retention) -> BoxFuture<'_, Result<Forgotten, WorkError>> {
         Box::pin(async move {
             let (given, wall) = (self.shared.given_time(), self.shared.clock.now().0);
-            let round = self.round.lock().unwrap_or_else(PoisonError::into_inner).clone();
+            let round = self.workers.engine.round.lock().unwrap_or_else(PoisonError::into_inner).clone();
             let (forgotten, next) =
                 work!(self, |session| forget::batch(&mut session, given, wall, &round, &retention))?;
-            *self.round.lock().unwrap_or_else(PoisonError::into_inner) = next;
+            *self.workers.engine.round.lock().unwrap_or_else(PoisonError::into_inner) = next;
             Ok(forgotten)
         })
     }

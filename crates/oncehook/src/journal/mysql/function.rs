@@ -24,6 +24,7 @@ use crate::handler::elsewhere::Answer;
 use crate::handler::function::{MysqlTransaction, caught};
 use crate::handler::sql::ended_transaction;
 use crate::handler::{Function, SqlHandler};
+use crate::journal::server::engine::Session as _;
 use crate::route::{KnownLines, Route, Tried};
 
 /// How often a call is repeated after a collision, and how long: whoever waited for a lock has waited long already.
@@ -237,7 +238,7 @@ impl Open<'_> {
                     Trouble::Failed(failure) => failure.clone(),
                     Trouble::Ended(_) => ended_transaction(),
                     Trouble::Collision => Failure::retry(Cause::Ours, "another transaction was in the way"),
-                    Trouble::Engine(error) => Failure::retry(Cause::Ours, error.told.clone()),
+                    Trouble::Engine(error) => Failure::retry(Cause::Ours, error.message.clone()),
                 };
                 (Condition::Broken(trouble), Err(told))
             }

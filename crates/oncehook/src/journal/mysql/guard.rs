@@ -19,8 +19,9 @@ use std::time::{Duration, Instant};
 use mysql_async::{Row, Value};
 use serde_json::json;
 
+use super::Mysql;
 use super::OpenError;
-use super::connection::{Connector, Insert, Pool, Purpose, Session};
+use super::connection::{Insert, Pool, Purpose, Session};
 use super::engine_error::EngineError;
 use super::row::{event, hex, id, is_true, list, maybe_text, small, text};
 use super::standing;
@@ -30,6 +31,7 @@ use crate::handler::SqlHandler;
 use crate::handler::elsewhere::{Answer, Applied, Guarded, Round, Task, Voided};
 use crate::handler::entities::{self, Turn};
 use crate::handler::sql::ended_transaction;
+use crate::journal::server::engine::Engine;
 
 /// Connections to one such database, for all routes.
 const CONNECTIONS: usize = 8;
@@ -109,7 +111,7 @@ pub struct MysqlElsewhere {
 impl MysqlElsewhere {
     /// Reads the URL. Nothing is connected before the first use, so a database that is down stops nobody from starting.
     pub fn new(url: &str) -> Result<Self, OpenError> {
-        let connector = Arc::new(Connector::new(url, HANDLER_TIME)?);
+        let connector = Arc::new(Mysql::new(url, HANDLER_TIME)?);
         let shown = connector.shown();
         let pool = Pool::new(connector, Purpose::Work, CONNECTIONS);
         Ok(Self { pool, shown, sound: AtomicBool::new(false), seen: AtomicBool::new(false) })
@@ -151,7 +153,7 @@ impl MysqlElsewhere {
     /// The guards are looked at anew before they are used again.
     fn doubt(&self, error: &EngineError) -> String {
         self.sound.store(false, Ordering::Release);
-        format!("{}: {}", self.shown, error.told)
+        format!("{}: {}", self.shown, error.message)
     }
 
     async fn apply_all(
@@ -444,7 +446,7 @@ fn have_ended() -> Applied {
 /// Whatever happens to a guard is not the statements' fault.
 fn guard_trouble(error: EngineError) -> Trouble {
     // 1062: somebody has written the same guard since we looked.
-    let met = error.code() == Some(1062);
+    let met = error.has_code("1062");
     if met || error.is_collision() || error.is_too_slow() {
         Trouble::Collision
     } else {

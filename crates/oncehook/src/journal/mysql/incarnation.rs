@@ -9,28 +9,12 @@
 //!
 //! So every restart of the server is another life, although nothing is lost by most of them. The caches are warmed again.
 //!
-//! A connection of its own is asked a few times a second: when it is gone or silent, it is in doubt which life it is, and
-//! nothing is believed until another connection has told. What that leaves: a server that is replaced by another one is
-//! noticed when the connection breaks, within a few seconds if it just falls silent; and a machine that is put back together
-//! with its memory looks the same.
+//! What that leaves: a machine that is put back together with its memory looks the same.
 
-use std::sync::Arc;
-use std::time::Duration;
-
-use tokio::sync::watch;
-use tokio::time::timeout;
-
-use super::Shared;
-use super::connection::{Connector, Purpose, Session};
+use super::connection::Session;
 use super::engine_error::EngineError;
 use super::row::{maybe_number, text};
-use crate::retry::{Chance, Reconnect};
-
-/// How often the database is asked.
-const ASK_EVERY: Duration = Duration::from_millis(250);
-
-/// The longest that the answer may take.
-const ANSWER: Duration = Duration::from_secs(2);
+use crate::journal::server::shared::random;
 
 /// What tells one life from another.
 const SIGNS: &str = "SELECT CONCAT_WS(' ', @@server_id, @@hostname, @@port, @@datadir, DATABASE(),
@@ -39,13 +23,6 @@ const SIGNS: &str = "SELECT CONCAT_WS(' ', @@server_id, @@hostname, @@port, @@da
 
 /// The name of the present life.
 pub(super) async fn name(session: &mut Session) -> Result<String, EngineError> {
-    match timeout(ANSWER, signs(session)).await {
-        Ok(name) => name,
-        Err(_) => Err(EngineError::away("no answer about the database's identity in time")),
-    }
-}
-
-async fn signs(session: &mut Session) -> Result<String, EngineError> {
     for _ in 0..3 {
         let row = session.row(SIGNS, Vec::new()).await?.ok_or_else(EngineError::damaged)?;
         let (server, life) = (text(&row, 0)?, maybe_number(&row, 1)?);
@@ -55,41 +32,10 @@ async fn signs(session: &mut Session) -> Result<String, EngineError> {
             return Ok(hex::encode(digest.get(..16).unwrap_or(&digest)));
         }
         // The server was started since. The first who says so names this life.
-        let life = super::random() >> 1;
+        let life = random() >> 1;
         let sql = "INSERT INTO oncehook_life (one, life) VALUES (1, ?) ON DUPLICATE KEY UPDATE life = oncehook_life.life";
         session.change(sql, vec![life.into()]).await?;
         session.run("COMMIT").await?;
     }
     Err(EngineError::other("the database does not tell its identity"))
-}
-
-/// Keeps asking until the journal is closed or gone.
-pub(super) async fn watch(shared: Arc<Shared>, connector: Arc<Connector>, mut end: watch::Receiver<bool>) {
-    let mut session: Option<Session> = None;
-    let mut reconnect = Reconnect::new(Chance::random());
-    loop {
-        let told = match &mut session {
-            Some(session) => name(session).await,
-            None => match connector.open(Purpose::Work).await {
-                Ok(anew) => name(session.insert(anew)).await,
-                Err(error) => Err(error),
-            },
-        };
-        let wait = match told {
-            Ok(name) => {
-                reconnect.is_back();
-                shared.incarnation.confirm(&name);
-                ASK_EVERY
-            }
-            Err(_) => {
-                session = None;
-                shared.incarnation.doubt();
-                reconnect.wait()
-            }
-        };
-        tokio::select! {
-            () = tokio::time::sleep(wait) => {}
-            _ = end.changed() => return,
-        }
-    }
 }

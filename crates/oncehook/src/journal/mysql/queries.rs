@@ -5,6 +5,7 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::net::IpAddr;
+use std::sync::PoisonError;
 
 use mysql_async::Value;
 use oncehook_verify::{EventKey, UnixMicros};
@@ -14,39 +15,79 @@ use serde_json::json;
 use super::connection::{Insert, Session};
 use super::engine_error::EngineError;
 use super::row::{IDS, bytes, count, digest, event, id, ids, list, number, text};
+use super::{Mysql, search};
 use crate::delivery::RouteName;
 use crate::event::{EventId, NewEvent, SourceName};
+use crate::journal::server::engine::{AppendContext, Candidate, Fate, Known, Refusal, Stored};
 use crate::journal::tally::{Tally, remember};
-use crate::journal::{CONFLICTS_KEPT, DuplicateSeen};
+use crate::journal::{CONFLICTS_KEPT, DuplicateSeen, PROBE_SOURCE};
 
-/// An event with the id that it gets if it is new.
-pub(super) struct Candidate<'e> {
-    pub(super) id: EventId,
-    pub(super) event: &'e NewEvent,
-}
-
-/// What the ledger knows of a key.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Known {
-    pub(super) event: EventId,
-    pub(super) digest: [u8; 32],
-    pub(super) expires_at: UnixMicros,
-}
-
-/// What the ledger says of a candidate.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Ruling {
-    /// What it knows of the key now.
-    pub(super) known: Known,
-    /// Whether the candidate was stored just now.
-    pub(super) new: bool,
-}
-
-/// A key that this lane has stored before and that must be refused now: the proof that the ledger still refuses.
+/// A key that was stored before and that must be refused now: the proof that the ledger still refuses.
 #[derive(Debug, Clone)]
-pub(super) struct Witness {
-    pub(super) source: SourceName,
-    pub(super) key: EventKey,
+pub(in crate::journal) struct Witness {
+    source: SourceName,
+    key: EventKey,
+    /// Until when the key can be relied on.
+    until: UnixMicros,
+}
+
+/// A witness is not called any more this long before its key may be forgotten.
+const WITNESS_MARGIN: i64 = 60_000_000;
+
+/// Stores the candidates whose keys are new, and says of each who holds its key. The first thing is to call the lane's witness.
+pub(super) async fn store_all(
+    engine: &Mysql,
+    session: &mut Session,
+    witness: &mut Option<Witness>,
+    context: AppendContext,
+    candidates: &[Candidate<'_>],
+) -> Result<Stored, EngineError> {
+    // One of the lane's own, because a called row is held until the commit; the first time another lane's will do.
+    let others = || engine.witness.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    let called = witness.clone().or_else(others).filter(|called| called.until.0 > context.about_now);
+    if let Some(called) = &called
+        && refuses(session, called).await?.is_none()
+    {
+        // Another node has forgotten the witness' key. The batch is stored without one.
+        session.run("ROLLBACK").await?;
+    }
+    let fates = append(session, context.given, context.shard, candidates).await?;
+    let is_new = |fate: &Fate| matches!(fate, Fate::Stored(_));
+    let new = candidates.iter().zip(&fates).filter(|(_, fate)| is_new(fate));
+    search::mark_late(session, context.about_now, new.map(|(one, _)| (one.id, one.event))).await?;
+    let stored = candidates.iter().zip(&fates).rev().find(|(_, fate)| is_new(fate));
+    if let Some((Candidate { id, event }, _)) = stored {
+        let until = event.remembered_until(*id).0.saturating_sub(WITNESS_MARGIN);
+        let (source, key) = (event.source.clone(), event.key.clone());
+        // If the commit fails after all, the next batch finds this key unknown, and goes on without a witness.
+        let next = Some(Witness { source, key, until: UnixMicros(until) });
+        if witness.is_none() {
+            engine.witness.lock().unwrap_or_else(PoisonError::into_inner).clone_from(&next);
+        }
+        *witness = next;
+    }
+    Ok(Stored { fates, trouble: None })
+}
+
+/// A duplicate that was refused (`ER_DUP_ENTRY`), and the key that refused it: the name of a primary key is given.
+const REFUSED: (&str, &str) = ("1062", "for key 'PRIMARY'");
+
+/// A plain insert of a known key must fail, and must name the key that refused it.
+pub(super) async fn refuses_by_name(session: &mut Session, key: &EventKey) -> Result<Refusal, EngineError> {
+    let sql = "INSERT INTO oncehook_keys (source, `key`, event, digest, first_seen, expires_at)
+               VALUES (?, ?, REPEAT(x'00', 16), REPEAT(x'00', 32), 1, 1)";
+    match session.change(sql, vec![PROBE_SOURCE.into(), key.as_bytes().into()]).await {
+        Ok(_) => Ok(Refusal::Stored),
+        Err(error) if error.is_collision() => Err(error),
+        // MySQL puts the table's name before that of the key.
+        Err(error)
+            if error.has_code(REFUSED.0)
+                && error.message.replace("oncehook_keys.", "").contains(REFUSED.1) =>
+        {
+            Ok(Refusal::ByKey)
+        }
+        Err(error) => Ok(Refusal::Otherwise(error.message)),
+    }
 }
 
 /// The ledger refuses a known key by changing nothing. The table has one unique key, so it is that one which is meant; that
@@ -100,12 +141,12 @@ const FLAGS: Insert<'static> = Insert {
 /// event if it was new. The candidates have different keys.
 ///
 /// Keys go in sorted: two batches that share keys wait for each other in the same order instead of for ever.
-pub(super) async fn append(
+async fn append(
     session: &mut Session,
     given: Option<i64>,
-    shard: u16,
+    shard: i64,
     candidates: &[Candidate<'_>],
-) -> Result<Vec<Ruling>, EngineError> {
+) -> Result<Vec<Fate>, EngineError> {
     let before = held_before(session, candidates).await?;
     let mut sorted: Vec<&Candidate<'_>> = candidates.iter().collect();
     sorted
@@ -122,13 +163,8 @@ pub(super) async fn append(
         ]
     };
     let stored = session.insert(KEYS, sorted.iter().map(row).collect()).await?;
-    let own = |candidate: &Candidate<'_>| Known {
-        event: candidate.id,
-        digest: candidate.event.digest,
-        expires_at: candidate.event.remembered_until(candidate.id),
-    };
     let known: Vec<Known> = if usize::try_from(stored) == Ok(candidates.len()) {
-        candidates.iter().map(own).collect()
+        candidates.iter().map(Candidate::known).collect()
     } else {
         let keys = candidates.iter().map(|one| (one.event.source.as_str(), one.event.key.as_bytes()));
         let found = first_ids(session, keys).await?;
@@ -137,10 +173,10 @@ pub(super) async fn append(
     };
     let is_new = |(candidate, known): (&Candidate<'_>, Known)| {
         let new = candidate.id == known.event && !before.contains(&candidate.id);
-        Ruling { known, new }
+        if new { Fate::Stored(known) } else { Fate::Held(known) }
     };
-    let rulings: Vec<Ruling> = candidates.iter().zip(known).map(is_new).collect();
-    let stored = candidates.iter().zip(&rulings).filter(|(_, ruling)| ruling.new);
+    let fates: Vec<Fate> = candidates.iter().zip(known).map(is_new).collect();
+    let stored = candidates.iter().zip(&fates).filter(|(_, fate)| matches!(fate, Fate::Stored(_)));
     let new: Vec<&Candidate<'_>> = stored.map(|(candidate, _)| candidate).collect();
     if !new.is_empty() {
         store(session, given, &new).await?;
@@ -152,7 +188,7 @@ pub(super) async fn append(
         }
         add_up(session, shard, totals).await?;
     }
-    Ok(rulings)
+    Ok(fates)
 }
 
 /// The candidates that have an id already and are stored under it: whoever brings them did not hear of it. (Should one be stored
@@ -265,7 +301,7 @@ pub(super) struct Totals {
 /// Adds to the counts, source by source in their order.
 async fn add_up(
     session: &mut Session,
-    shard: u16,
+    shard: i64,
     totals: BTreeMap<&str, Totals>,
 ) -> Result<(), EngineError> {
     let rows = totals.into_iter().map(|(source, totals)| {
@@ -312,7 +348,7 @@ pub(super) async fn first_ids<'k>(
 /// and this transaction has to be undone.
 ///
 /// Every batch begins with this, because without its unique key the ledger would take every duplicate without a word.
-pub(super) async fn refuses(session: &mut Session, witness: &Witness) -> Result<Option<()>, EngineError> {
+async fn refuses(session: &mut Session, witness: &Witness) -> Result<Option<()>, EngineError> {
     let row = vec![
         witness.source.as_str().into(),
         witness.key.as_bytes().into(),
@@ -329,15 +365,12 @@ pub(super) async fn refuses(session: &mut Session, witness: &Witness) -> Result<
     Ok(None)
 }
 
-/// Keeps other bodies under known keys: one row per digest, at most [`CONFLICTS_KEPT`] of them per event, the rest counted in
-/// a row with an empty digest. The counts hold even if the event is forgotten already.
+/// See [`Engine::keep_conflicts`](crate::journal::server::engine::Engine::keep_conflicts).
 pub(super) async fn keep_conflicts(
     session: &mut Session,
-    shard: u16,
-    conflicts: &mut [(EventId, &NewEvent)],
+    shard: i64,
+    conflicts: &[(EventId, &NewEvent)],
 ) -> Result<(), EngineError> {
-    // Sorted, so that two nodes wait for each other in the same order; those of one event stay in the order they came in.
-    conflicts.sort_by_key(|(event, _)| *event);
     for (first, conflict) in conflicts.iter() {
         // Locked, so that two nodes count to eight together, and nobody forgets the event meanwhile.
         let sql = "SELECT 1 FROM oncehook_events WHERE id = ? FOR UPDATE";
@@ -388,7 +421,7 @@ pub(super) fn parse_latest(text: &str) -> Vec<DuplicateSeen> {
 /// Adds counted duplicates to what is stored, in one transaction. Other nodes may do the same with the same events.
 pub(super) async fn store_duplicates(
     session: &mut Session,
-    shard: u16,
+    shard: i64,
     tally: &Tally,
 ) -> Result<(), EngineError> {
     let mut pending: Vec<_> = tally.iter().collect();
@@ -445,8 +478,7 @@ pub(super) async fn store_duplicates(
     for (_, pending) in &pending {
         totals.entry(pending.source.as_str()).or_default().duplicates += pending.count();
     }
-    add_up(session, shard, totals).await?;
-    session.run("COMMIT").await
+    add_up(session, shard, totals).await
 }
 
 const DUPLICATES: Insert<'static> = Insert {

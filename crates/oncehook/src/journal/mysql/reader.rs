@@ -6,13 +6,12 @@
 //! Does not: know where to look for the events of a list; `search` does.
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::Arc;
 
 use bytes::Bytes;
 use mysql_async::Row;
 use oncehook_verify::{EventKey, UnixMicros};
 
-use super::Shared;
+use super::MysqlJournal;
 use super::connection::{Pool, Session};
 use super::engine_error::EngineError;
 use super::queries::parse_latest;
@@ -20,19 +19,22 @@ use super::row::{IDS, bytes, count, digest, event, id, ids, maybe_number, maybe_
 use super::search::{self, summaries, summary};
 use crate::delivery::{DeliveryId, DeliveryState};
 use crate::event::EventId;
+use crate::journal::server::aliases;
+use crate::journal::server::shared::Shared;
 use crate::journal::tally::remember;
 use crate::journal::{
-    ATTEMPTS_SHOWN, Attempt, AuditEntry, Backlog, Conflict, Delivery, EventDetail, EventPage, EventQuery,
-    EventSummary, ORDERS_SHOWN, ReadError, RecentKey, SourceCounts, Standing, Stats, StoredBody,
+    ATTEMPTS_SHOWN, Attempt, AuditEntry, Backlog, BoxFuture, Conflict, Delivery, EventDetail, EventPage,
+    EventQuery, EventSummary, JournalReader, ORDERS_SHOWN, ReadError, RecentKey, SourceCounts, Standing,
+    Stats, StoredBody,
 };
 use crate::ordering::NO_TIME;
 
 /// One snapshot for all queries of an answer.
 const BEGIN: &str = "START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY";
 
-pub(super) struct Readers {
-    pool: Pool,
-    shared: Arc<Shared>,
+pub(super) struct Readers<'r> {
+    pool: &'r Pool,
+    shared: &'r Shared,
 }
 
 /// Reads in one snapshot, while nothing moves from memory into the tables.
@@ -49,14 +51,16 @@ macro_rules! read {
 }
 
 fn read_error(error: EngineError) -> ReadError {
-    if error.is_too_slow() { ReadError::TooSlow } else { ReadError::Engine(error.told) }
+    if error.is_too_slow() { ReadError::TooSlow } else { ReadError::Engine(error.message) }
 }
 
-impl Readers {
-    pub(super) fn new(pool: Pool, shared: Arc<Shared>) -> Self {
-        Self { pool, shared }
+impl MysqlJournal {
+    pub(super) fn readers(&self) -> Readers<'_> {
+        Readers { pool: &self.readers, shared: &self.shared }
     }
+}
 
+impl Readers<'_> {
     pub(super) async fn list(&self, query: &EventQuery) -> Result<EventPage, ReadError> {
         read!(self, |session| self.page(&mut session, query))
     }
@@ -106,7 +110,7 @@ impl Readers {
     }
 
     pub(super) async fn resolve(&self, alias: EventId) -> Result<Option<EventId>, ReadError> {
-        read!(self, |session| super::aliases::resolve(&mut session, alias))
+        read!(self, |session| aliases::resolve::<super::Mysql>(&mut session, alias))
     }
 
     /// How deliveries stand, all in one statement.
@@ -343,4 +347,37 @@ async fn backlog(session: &mut Session) -> Result<Vec<Backlog>, EngineError> {
         }
     }
     Ok(routes.into_values().collect())
+}
+
+impl JournalReader for MysqlJournal {
+    fn list(&self, query: EventQuery) -> BoxFuture<'_, Result<EventPage, ReadError>> {
+        Box::pin(async move { self.readers().list(&query).await })
+    }
+
+    fn show(&self, id: EventId) -> BoxFuture<'_, Result<Option<EventDetail>, ReadError>> {
+        Box::pin(async move { self.readers().show(id).await })
+    }
+
+    fn body(&self, id: EventId) -> BoxFuture<'_, Result<Option<StoredBody>, ReadError>> {
+        Box::pin(async move { self.readers().body(id).await })
+    }
+
+    fn resolve(&self, alias: EventId) -> BoxFuture<'_, Result<Option<EventId>, ReadError>> {
+        Box::pin(async move { self.readers().resolve(alias).await })
+    }
+
+    fn stats(&self) -> BoxFuture<'_, Result<Stats, ReadError>> {
+        Box::pin(async move { self.readers().stats().await })
+    }
+
+    fn standings(
+        &self,
+        deliveries: Vec<DeliveryId>,
+    ) -> BoxFuture<'_, Result<Vec<Option<Standing>>, ReadError>> {
+        Box::pin(async move { self.readers().standings(&deliveries).await })
+    }
+
+    fn recent_keys(&self, limit: usize) -> BoxFuture<'_, Result<Vec<RecentKey>, ReadError>> {
+        Box::pin(async move { self.readers().recent_keys(limit).await })
+    }
 }

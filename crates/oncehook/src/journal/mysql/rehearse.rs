@@ -6,11 +6,13 @@
 
 use std::time::Duration;
 
-use super::connection::{Connector, Purpose, Session};
+use super::connection::{Purpose, Session};
+use super::engine_error::EngineError;
 use super::user_sql::{self, Trouble};
-use super::{MysqlJournal, OpenError};
+use super::{Mysql, MysqlJournal, OpenError};
 use crate::handler::SqlHandler;
 use crate::journal::WorkError;
+use crate::journal::server::engine::Engine;
 
 /// A statement that would fail as the tables are now.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -24,7 +26,7 @@ pub struct Misfit {
 impl MysqlJournal {
     /// The statements of a handler that would fail as the tables are now.
     pub async fn rehearse(&self, handler: &SqlHandler) -> Result<Vec<Misfit>, WorkError> {
-        let unavailable = |error: super::EngineError| WorkError::Unavailable(error.told);
+        let unavailable = |error: EngineError| WorkError::Unavailable(error.message);
         let mut session = self.workers.take().await.map_err(unavailable)?;
         let misfits = rehearse(&mut session, handler).await.map_err(unavailable)?;
         session.keep();
@@ -33,13 +35,13 @@ impl MysqlJournal {
 
     /// The same on a database that nobody needs to serve.
     pub async fn rehearse_in(url: &str, handler: &SqlHandler) -> Result<Vec<Misfit>, OpenError> {
-        let mut session = Connector::new(url, Duration::from_secs(10))?.open(Purpose::Work).await?;
+        let mut session = Mysql::new(url, Duration::from_secs(10))?.open(Purpose::Work).await?;
         Ok(rehearse(&mut session, handler).await?)
     }
 
     /// The largest body that a database that nobody needs to serve can store.
     pub async fn largest_body_in(url: &str) -> Result<usize, OpenError> {
-        let session = Connector::new(url, Duration::from_secs(10))?.open(Purpose::Read).await?;
+        let session = Mysql::new(url, Duration::from_secs(10))?.open(Purpose::Read).await?;
         Ok(session.largest_body())
     }
 }
@@ -52,19 +54,19 @@ pub fn forbidden(handler: &SqlHandler) -> Option<String> {
 
 /// Whether a text can be used as the URL of a database. The error does not repeat it.
 pub fn check_url(url: &str) -> Result<(), String> {
-    Connector::new(url, Duration::from_secs(1)).map(|_| ()).map_err(|error| error.to_string())
+    Mysql::new(url, Duration::from_secs(1)).map(|_| ()).map_err(|error| error.to_string())
 }
 
 /// The hosts and the database that a URL leads to, without what is secret.
 #[must_use]
 pub fn shown_url(url: &str) -> String {
-    Connector::new(url, Duration::from_secs(1)).map_or_else(|_| "mysql".to_owned(), |known| known.shown())
+    Mysql::new(url, Duration::from_secs(1)).map_or_else(|_| "mysql".to_owned(), |known| known.shown())
 }
 
 pub(super) async fn rehearse(
     session: &mut Session,
     handler: &SqlHandler,
-) -> Result<Vec<Misfit>, super::EngineError> {
+) -> Result<Vec<Misfit>, EngineError> {
     let mut misfits = Vec::new();
     for (place, statement) in handler.statements().iter().enumerate() {
         let reason = match user_sql::rehearse(session, statement.text()).await {

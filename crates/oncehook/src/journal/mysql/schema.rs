@@ -8,8 +8,9 @@
 use std::time::Duration;
 
 use super::OpenError;
-use super::connection::{ANSWER_WAIT, Session};
+use super::connection::Session;
 use super::row::{maybe_number, maybe_text, number, small, text};
+use crate::journal::server::pool::ANSWER_WAIT;
 
 struct Migration {
     name: &'static str,
@@ -79,7 +80,7 @@ async fn apply(session: &mut Session, migration: &Migration) -> Result<bool, Ope
             for statement in statements(migration.sql) {
                 match session.run(&statement).await {
                     // Done before this was stopped half-way. If it is not as it should be, the check says so.
-                    Err(error) if error.is_there_already() => {}
+                    Err(error) if ["1060", "1061"].iter().any(|code| error.has_code(code)) => {}
                     other => other?,
                 }
             }

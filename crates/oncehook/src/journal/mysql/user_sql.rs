@@ -21,7 +21,7 @@ use mysql_async::{Column, Row, Statement, Value as Raw};
 use serde_json::{Map, Value};
 
 use super::connection::Session;
-use super::engine_error::EngineError;
+use super::engine_error::{EngineError, logged};
 use super::many_rows::ManyRows;
 use super::row::text;
 use crate::delivery::{Cause, Failure, HandedEvent};
@@ -122,7 +122,7 @@ pub(super) async fn run(
 ) -> Result<Vec<Ran>, Trouble> {
     let told_of = |mut error: EngineError| {
         if let Some((handler, event)) = about {
-            error.told = handler.without_values(&error.told, event);
+            error.message = handler.without_values(&error.message, event);
         }
         trouble(error)
     };
@@ -168,11 +168,11 @@ pub(super) fn trouble(error: EngineError) -> Trouble {
     if error.is_collision() {
         Trouble::Collision
     } else if error.is_too_slow() {
-        let message = format!("the statement took too long: {}", error.told);
+        let message = format!("the statement took too long: {}", error.message);
         Trouble::Failed(Failure::retry(Cause::Handler, message).in_log("the statement took too long"))
     } else if error.blames_the_statement() {
-        let logged = error.logged();
-        Trouble::Failed(Failure::retry(Cause::Handler, error.told).in_log(logged))
+        let logged = logged(&error);
+        Trouble::Failed(Failure::retry(Cause::Handler, error.message).in_log(logged))
     } else {
         Trouble::Engine(error)
     }

@@ -9,10 +9,10 @@ use std::time::Duration;
 
 use tokio::sync::watch;
 
-use super::Shared;
 use super::connection::Pool;
 use super::engine_error::EngineError;
 use super::row::{maybe_bytes, maybe_number};
+use crate::journal::server::shared::Shared;
 use crate::retry::{Chance, Reconnect};
 
 /// How long to wait before looking again: at least, after a change, and at most, when nothing happens.
@@ -42,7 +42,7 @@ pub(super) async fn look(shared: Arc<Shared>, pool: Arc<Pool>, mut end: watch::R
             wait = (wait * 3 / 2).min(LATE);
         } else {
             // Also at the first look: nobody knows what came before it.
-            shared.changed();
+            shared.woken();
             wait = SOON;
             seen = Some(now);
         }

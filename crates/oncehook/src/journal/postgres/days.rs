@@ -158,7 +158,7 @@ pub(super) async fn make(session: &Session, given: Option<i64>, when: When) -> R
 /// Somebody is in the way, or the rest has rows of that day, or this role may not make tables.
 fn is_hindered(error: &EngineError) -> bool {
     let codes = [SqlState::CHECK_VIOLATION, SqlState::INSUFFICIENT_PRIVILEGE];
-    error.is_too_slow() || error.is_collision() || error.code().is_some_and(|code| codes.contains(code))
+    error.is_too_slow() || error.is_collision() || codes.iter().any(|code| error.has_code(code.code()))
 }
 
 /// Makes a day, in one transaction. The server takes no lock that accepts wait for, except where they go to the rest.

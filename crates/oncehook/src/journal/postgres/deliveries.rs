@@ -14,47 +14,17 @@ use super::lines::Peek;
 use super::orders::{self, Refused};
 use super::queue::{self, Choice};
 use super::settle::{self, Ended, Held};
-use super::{PostgresJournal, aliases, apply, forget, lines, turn};
+use super::{PostgresJournal, apply, forget, lines, turn};
 use crate::delivery::{Claim, DeliveryId, Fence, RouteName, Settled, Settlement, Verdict};
 use crate::handler::{Handler, SqlHandler};
+use crate::journal::server::engine::Session as _;
+use crate::journal::server::work::{unavailable, work};
 use crate::journal::{
-    Alias, Backlog, BoxFuture, Deliveries, Forgotten, Order, OrderError, Ordered, Pausable, Pause, Paused,
-    Progress, Retention, Who, WorkError,
+    Backlog, BoxFuture, Deliveries, Forgotten, Order, OrderError, Ordered, Pausable, Pause, Paused, Progress,
+    Retention, Who, WorkError,
 };
 use crate::ordering::{Company, PEEK};
 use crate::route::Route;
-
-/// Does an atomic thing on a connection, again if another transaction stood in its way.
-macro_rules! work {
-    ($journal:expr, |$session:ident| $work:expr) => {{
-        let mut tries = Tries::default();
-        loop {
-            let worked = match $journal.workers.take().await {
-                Ok($session) => match $work.await {
-                    Ok(done) => {
-                        $session.keep();
-                        Ok(done)
-                    }
-                    // The connection is not kept: whatever it was in is undone.
-                    Err(error) => Err(error),
-                },
-                Err(error) => Err(error),
-            };
-            match worked {
-                Ok(done) => break Ok(done),
-                Err(error) => {
-                    if let Err(error) = tries.again(error) {
-                        break Err(unavailable(error));
-                    }
-                }
-            }
-        }
-    }};
-}
-
-fn unavailable(error: EngineError) -> WorkError {
-    WorkError::Unavailable(error.told)
-}
 
 /// How long two connections work off a backlog before somebody looks up.
 const TURN: Duration = Duration::from_millis(50);
@@ -94,10 +64,6 @@ async fn lease_in_turn(
 }
 
 impl PostgresJournal {
-    pub(super) async fn keep(&self, kept: Vec<Alias>) -> Result<(), WorkError> {
-        work!(self, |session| aliases::keep(&session, &kept))
-    }
-
     /// Batch after batch for a moment, so that two connections which do this need not wait for each other after each of them.
     async fn apply_batches(
         &self,
@@ -130,7 +96,7 @@ impl PostgresJournal {
         work!(self, |session| apply::sql(
             &session,
             given,
-            &self.fronts,
+            &self.workers.engine.fronts,
             route,
             handler,
             limit,
@@ -191,9 +157,23 @@ impl Deliveries for PostgresJournal {
             let lease = micros(lease);
             let leased = if route.ordering.is_serial() {
                 self.lines.note(&route);
-                work!(self, |session| lease_in_turn(&session, given, &self.fronts, &route, limit, lease))?
+                work!(self, |session| lease_in_turn(
+                    &session,
+                    given,
+                    &self.workers.engine.fronts,
+                    &route,
+                    limit,
+                    lease
+                ))?
             } else {
-                work!(self, |session| queue::lease_due(&session, given, &self.fronts, &route, limit, lease))?
+                work!(self, |session| queue::lease_due(
+                    &session,
+                    given,
+                    &self.workers.engine.fronts,
+                    &route,
+                    limit,
+                    lease
+                ))?
             };
             let claim = |leased: queue::Leased| Claim {
                 fence: leased.fence,
@@ -329,7 +309,7 @@ impl Deliveries for PostgresJournal {
 
     fn backlog(&self) -> BoxFuture<'_, Result<Vec<Backlog>, WorkError>> {
         Box::pin(async {
-            let backlog = self.readers.backlog().await;
+            let backlog = self.readers().backlog().await;
             backlog.map_err(|error| WorkError::Unavailable(error.to_string()))
         })
     }
@@ -380,10 +360,10 @@ impl Deliveries for PostgresJournal {
     fn forget(&self, retention: Retention) -> BoxFuture<'_, Result<Forgotten, WorkError>> {
         Box::pin(async move {
             let (given, wall) = (self.shared.given_time(), self.shared.clock.now().0);
-            let round = self.round.lock().unwrap_or_else(PoisonError::into_inner).clone();
+            let round = self.workers.engine.round.lock().unwrap_or_else(PoisonError::into_inner).clone();
             let (forgotten, next) =
                 work!(self, |session| forget::batch(&session, given, wall, &round, &retention))?;
-            *self.round.lock().unwrap_or_else(PoisonError::into_inner) = next;
+            *self.workers.engine.round.lock().unwrap_or_else(PoisonError::into_inner) = next;
             Ok(forgotten)
         })
     }

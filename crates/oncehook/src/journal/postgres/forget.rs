@@ -186,7 +186,7 @@ async fn settle(
             Ok(None)
         }
         // Made by another role. Its rows can be deleted all the same.
-        Err(error) if error.code() == Some(&SqlState::INSUFFICIENT_PRIVILEGE) => {
+        Err(error) if error.has_code(SqlState::INSUFFICIENT_PRIVILEGE.code()) => {
             session.run("ROLLBACK; BEGIN").await?;
             Ok(Some(Dropped::Crowded))
         }

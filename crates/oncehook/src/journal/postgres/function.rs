@@ -218,7 +218,7 @@ impl Open<'_> {
 
     /// Notes what went wrong, and says it to the function.
     fn broke(&self, error: EngineError) -> Failure {
-        let told = error.told.clone();
+        let told = error.message.clone();
         match user_sql::trouble(error) {
             Trouble::Failed(failure) => {
                 self.note(Trouble::Failed(failure.clone()));

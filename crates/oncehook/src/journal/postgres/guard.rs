@@ -19,7 +19,8 @@ use std::time::{Duration, Instant};
 use uuid::Uuid;
 
 use super::OpenError;
-use super::connection::{Connector, EngineError, Pool, Purpose, Session};
+use super::Postgres;
+use super::connection::{EngineError, Pool, Purpose, Session};
 use super::queries::{event_id, uuid};
 use super::queue::{int, number, route_name};
 use super::standing;
@@ -29,6 +30,7 @@ use crate::handler::SqlHandler;
 use crate::handler::elsewhere::{Answer, Applied, Guarded, Round, Task, Voided};
 use crate::handler::entities::{self, Turn};
 use crate::handler::sql::ended_transaction;
+use crate::journal::server::engine::Engine;
 
 /// Connections to one such database, for all routes.
 const CONNECTIONS: usize = 8;
@@ -170,7 +172,7 @@ impl PostgresElsewhere {
     /// Reads the URL. Nothing is connected before the first use, so a database that is down stops nobody from starting.
     pub fn new(url: &str) -> Result<Self, OpenError> {
         // A statement of the user's may take as long as one in the journal's own database.
-        let connector = Arc::new(Connector::new(url, super::HANDLER_TIME)?);
+        let connector = Arc::new(Postgres::new(url, super::HANDLER_TIME)?);
         let shown = connector.shown();
         let pool = Pool::new(connector, Purpose::Work, CONNECTIONS);
         Ok(Self { pool, shown, sound: AtomicBool::new(false), seen: AtomicBool::new(false) })
@@ -225,7 +227,7 @@ impl PostgresElsewhere {
     /// The guards are looked at anew before they are used again.
     fn doubt(&self, error: &EngineError) -> String {
         self.sound.store(false, Ordering::Release);
-        format!("{}: {}", self.shown, error.told)
+        format!("{}: {}", self.shown, error.message)
     }
 
     async fn apply_all(

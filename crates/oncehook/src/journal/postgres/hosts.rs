@@ -99,7 +99,8 @@ fn sum_up(mut refusals: Vec<(&String, EngineError)>) -> EngineError {
     {
         return only;
     }
-    let told: Vec<String> = refusals.iter().map(|(name, error)| format!("{name}: {}", error.told)).collect();
+    let told: Vec<String> =
+        refusals.iter().map(|(name, error)| format!("{name}: {}", error.message)).collect();
     let told = told.join("; ");
     let away = refusals.iter().any(|(_, error)| error.is_away());
     if away { EngineError::away(told) } else { EngineError::other(told) }

@@ -9,27 +9,14 @@
 //!
 //! So every restart of the server is another life, although nothing is lost by most of them. The caches are warmed again.
 //!
-//! A connection of its own is asked every second, and is looked at more often: when it is gone or silent, it is in doubt
-//! which life it is, and nothing is believed until another connection has told. What that leaves: a server that is replaced
-//! by another one is noticed when the connection breaks, within a few seconds if it just falls silent; and a machine that
-//! is put back together with its memory looks the same unless the log's position went back before our eyes.
+//! What that leaves: a machine that is put back together with its memory looks the same unless the log's position went back
+//! before our eyes.
 
-use std::sync::Arc;
-use std::time::Duration;
+use std::sync::PoisonError;
 
-use tokio::sync::watch;
-use tokio::time::timeout;
-
-use super::Shared;
-use super::connection::{Connector, EngineError, Purpose, Session};
-use crate::retry::{Chance, Reconnect};
-
-/// How often the connection is looked at, and how often the database is asked.
-const LOOK_EVERY: Duration = Duration::from_millis(100);
-const ASK_EVERY: u32 = 10;
-
-/// The longest that the answer may take.
-const ANSWER: Duration = Duration::from_secs(2);
+use super::Postgres;
+use super::connection::{EngineError, Session};
+use crate::journal::server::shared::random;
 
 /// What tells one life from another, and how far its log has come.
 const SIGNS: &str = "SELECT (SELECT system_identifier FROM pg_control_system())::text
@@ -40,21 +27,21 @@ const SIGNS: &str = "SELECT (SELECT system_identifier FROM pg_control_system()):
        pg_wal_lsn_diff(pg_current_wal_lsn(), '0/0')::bigint";
 
 /// The name of the present life.
-pub(super) async fn name(session: &Session) -> Result<String, EngineError> {
-    signs(session).await.map(|(name, _)| name)
-}
-
-async fn signs(session: &Session) -> Result<(String, i64), EngineError> {
-    let asked = timeout(ANSWER, session.row(SIGNS, &[])).await;
-    let row = asked.map_err(|_| EngineError::other("no answer about the database's identity in time"))??;
+pub(super) async fn name(engine: &Postgres, session: &Session) -> Result<String, EngineError> {
+    let row = session.row(SIGNS, &[]).await?;
     let row = row.ok_or_else(|| EngineError::other("the database does not tell its identity"))?;
     let signs: String = row.get(0);
     let digest = oncehook_verify::digest(signs.as_bytes());
-    Ok((hex::encode(digest.get(..16).unwrap_or(&digest)), row.get(1)))
+    let name = hex::encode(digest.get(..16).unwrap_or(&digest));
+    let mut seen = engine.seen.lock().unwrap_or_else(PoisonError::into_inner);
+    let now = Seen::judge(seen.take(), name, row.get(1));
+    let name = format!("{}{}", now.name, now.suffix);
+    *seen = Some(now);
+    Ok(name)
 }
 
 /// What the last look showed.
-struct Seen {
+pub(super) struct Seen {
     name: String,
     position: i64,
     /// Tells lives apart that have the same name.
@@ -68,52 +55,10 @@ impl Seen {
             // The log never goes back while a server lives.
             Some(before) if before.name == name && position < before.position => {
                 tracing::error!("the database's log went back: it was put back to an earlier time");
-                Self { name, position, suffix: format!("-{:016x}", super::random()) }
+                Self { name, position, suffix: format!("-{:016x}", random()) }
             }
             Some(before) if before.name == name => Self { position, ..before },
             _ => Self { name, position, suffix: String::new() },
-        }
-    }
-}
-
-/// Keeps asking until the journal is closed or gone.
-pub(super) async fn watch(shared: Arc<Shared>, connector: Arc<Connector>, mut end: watch::Receiver<bool>) {
-    let mut session: Option<Session> = None;
-    let mut seen: Option<Seen> = None;
-    let mut looks = 0_u32;
-    let mut reconnect = Reconnect::new(Chance::random());
-    loop {
-        let mut wait = LOOK_EVERY;
-        let lost = session.as_ref().is_none_or(|session| session.is_closed());
-        if lost || looks.is_multiple_of(ASK_EVERY) {
-            if lost && session.take().is_some() {
-                shared.incarnation.doubt();
-            }
-            let told = match &session {
-                Some(session) => signs(session).await,
-                None => match connector.open(Purpose::Read).await {
-                    Ok(anew) => signs(session.insert(anew)).await,
-                    Err(error) => Err(error),
-                },
-            };
-            match told {
-                Ok((name, position)) => {
-                    let now = Seen::judge(seen.take(), name, position);
-                    shared.incarnation.confirm(&format!("{}{}", now.name, now.suffix));
-                    seen = Some(now);
-                    reconnect.is_back();
-                }
-                Err(_) => {
-                    session = None;
-                    shared.incarnation.doubt();
-                    wait = reconnect.wait().max(LOOK_EVERY);
-                }
-            }
-        }
-        looks = looks.wrapping_add(1);
-        tokio::select! {
-            () = tokio::time::sleep(wait) => {}
-            _ = end.changed() => return,
         }
     }
 }

@@ -6,8 +6,9 @@
 //!
 //! Does not: mind a pooler that lends a session for as long as the connection lasts (`pool_mode = session`).
 
-use super::OpenError;
-use super::connection::{Connector, EngineError, Purpose, Session};
+use super::connection::{EngineError, Purpose, Session, first_text};
+use super::{OpenError, Postgres};
+use crate::journal::server::engine::Engine;
 
 const TOLD: &str = "two connections were given the same server session: there is a pooler in transaction mode in between \
                     (PgBouncer?). oncehook needs sessions of its own: let journal.url lead to PostgreSQL itself (a node uses \
@@ -17,8 +18,8 @@ const TOLD: &str = "two connections were given the same server session: there is
 const ROUNDS: usize = 5;
 
 /// Refuses a pooler that shares sessions: two open connections to a server are two of its processes.
-pub(super) async fn refuse(connector: &Connector, one: &Session) -> Result<(), OpenError> {
-    let other = connector.open(Purpose::Listen).await?;
+pub(super) async fn refuse(engine: &Postgres, one: &Session) -> Result<(), OpenError> {
+    let other = engine.open(Purpose::Listen).await?;
     for _ in 0..ROUNDS {
         if process(one).await? == process(&other).await? {
             return Err(OpenError::Pooler(TOLD));
@@ -30,9 +31,7 @@ pub(super) async fn refuse(connector: &Connector, one: &Session) -> Result<(), O
 /// The server process behind a connection. Not prepared: that is one of the things that would not work.
 async fn process(session: &Session) -> Result<String, EngineError> {
     let answer = super::connection::in_time(session.simple_query("SELECT pg_backend_pid()")).await?;
-    let process = answer.iter().find_map(|message| match message {
-        tokio_postgres::SimpleQueryMessage::Row(row) => row.get(0).map(str::to_owned),
-        _ => None,
-    });
-    process.ok_or_else(|| EngineError::other("the server did not say which process it is"))
+    first_text(&answer)
+        .map(str::to_owned)
+        .ok_or_else(|| EngineError::other("the server did not say which process it is"))
 }

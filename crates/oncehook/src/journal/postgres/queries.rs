@@ -12,8 +12,10 @@ use uuid::Uuid;
 
 use super::connection::{EngineError, Session};
 use crate::event::{EventId, NewEvent};
+use crate::journal::server::engine::{AppendContext, Candidate, Fate, Known, Refusal, Stored};
+use crate::journal::spans::LATE_MICROS;
 use crate::journal::tally::{Pending, Tally};
-use crate::journal::{CONFLICTS_KEPT, DuplicateSeen};
+use crate::journal::{CONFLICTS_KEPT, DuplicateSeen, PROBE_SOURCE};
 
 pub(super) fn uuid(id: EventId) -> Uuid {
     Uuid::from_bytes(*id.as_bytes())
@@ -23,11 +25,93 @@ pub(super) fn event_id(uuid: Uuid) -> EventId {
     EventId::from_bytes(*uuid.as_bytes())
 }
 
-/// An event with the id that it gets if it is new.
-pub(super) struct Candidate<'e> {
-    pub(super) id: EventId,
-    pub(super) event: &'e NewEvent,
+/// How many batches are stored one key at a time, because known keys are to be expected among them.
+#[derive(Debug, Default)]
+pub(in crate::journal) struct Wary(u32);
+
+impl Wary {
+    /// Every batch.
+    pub(super) fn always() -> Self {
+        Self(u32::MAX)
+    }
 }
+
+/// After a batch that was taken to be new and was not: a guess that fails costs its work, and a line in the server's log.
+const WARY_FOR: u32 = 256;
+
+/// Stores the candidates whose keys are new, and says of each who holds its key. One transaction for what is new; who holds the
+/// other keys is asked afterwards, because the row of a concurrent winner is not visible to the statement that lost to it.
+pub(super) async fn store(
+    session: &Session,
+    wary: &mut Wary,
+    context: AppendContext,
+    candidates: &[Candidate<'_>],
+) -> Result<Stored, EngineError> {
+    let AppendContext { given, about_now, shard } = context;
+    let shard = i16::try_from(shard).unwrap_or(0);
+    let late_before = (about_now - LATE_MICROS) / 1_000;
+    let late = candidates.iter().any(|candidate| candidate.id.sequence() >> 15 < late_before);
+    let mut sorted = candidates.to_vec();
+    let guessed = wary.0 == 0 && !late && are_plain(candidates);
+    wary.0 = wary.0.saturating_sub(1);
+    let won = if guessed && append_new(session, given, shard, &mut sorted).await? {
+        candidates.iter().map(|candidate| candidate.id).collect()
+    } else {
+        if guessed {
+            wary.0 = WARY_FOR;
+        }
+        append(session, given, shard, late, &mut sorted).await?
+    };
+    session.check_replicated()?;
+    let fate = |candidate: &Candidate<'_>| match won.contains(&candidate.id) {
+        true => Fate::Stored(candidate.known()),
+        false => Fate::Unknown,
+    };
+    let mut fates: Vec<Fate> = candidates.iter().map(fate).collect();
+    let lost: Vec<(&mut Fate, &NewEvent)> = fates
+        .iter_mut()
+        .zip(candidates)
+        .filter(|(fate, _)| **fate == Fate::Unknown)
+        .map(|(fate, candidate)| (fate, candidate.event))
+        .collect();
+    let mut trouble = None;
+    if !lost.is_empty() {
+        let keys: Vec<(&str, &[u8])> =
+            lost.iter().map(|(_, event)| (event.source.as_str(), event.key.as_bytes())).collect();
+        let known = first_ids(session, &keys).await;
+        match known.and_then(|known| session.check_replicated().map(|()| known)) {
+            Ok(known) => {
+                for (place, (fate, _)) in lost.into_iter().enumerate() {
+                    if let Some(known) = known.get(&place) {
+                        *fate = Fate::Held(*known);
+                    }
+                }
+            }
+            Err(error) => trouble = Some(error),
+        }
+    }
+    Ok(Stored { fates, trouble })
+}
+
+/// A plain insert of a known key must fail, and must name the constraint.
+pub(super) async fn refuses_by_name(
+    session: &Session,
+    key: &oncehook_verify::EventKey,
+) -> Result<Refusal, EngineError> {
+    let sql = "INSERT INTO oncehook.keys (source, key, event, digest, first_seen, expires_at)
+               VALUES ($1, $2, gen_random_uuid(), decode(repeat('00', 32), 'hex'), 1, 1)";
+    match session.change(sql, &[&PROBE_SOURCE, &key.as_bytes()]).await {
+        Ok(_) => Ok(Refusal::Stored),
+        Err(error) if error.is_collision() => Err(error),
+        Err(error) if error.has_code("23505") && error.constraint.as_deref() == Some(UNIQUE_KEY) => {
+            Ok(Refusal::ByKey)
+        }
+        Err(error) => Ok(Refusal::Otherwise(error.message)),
+    }
+}
+
+/// The constraint that makes a key unique.
+const UNIQUE_KEY: &str = "keys_once";
 
 /// A batch as the columns of its statement.
 struct Batch<'e> {
@@ -211,7 +295,7 @@ pub(super) async fn append_new(
         .await;
     match stored {
         Ok(first) => Ok(!first.is_empty()),
-        Err(error) if error.constraint.as_deref() == Some("keys_once") => Ok(false),
+        Err(error) if error.constraint.as_deref() == Some(UNIQUE_KEY) => Ok(false),
         Err(error) => Err(error),
     }
 }
@@ -317,14 +401,6 @@ const APPEND_LATE: &str = ", late AS (
 
 const APPENDED: &str = " SELECT event FROM won";
 
-/// What the ledger knows of a key.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Known {
-    pub(super) event: EventId,
-    pub(super) digest: [u8; 32],
-    pub(super) expires_at: UnixMicros,
-}
-
 /// Which events hold these keys, by place. A key that is not there was forgotten a moment ago.
 ///
 /// With synchronous replicas, a row can be seen here that no replica has yet: its own commit was interrupted while it waited
@@ -367,17 +443,14 @@ pub(super) fn digest(bytes: &[u8]) -> Result<[u8; 32], EngineError> {
     bytes.try_into().map_err(|_| EngineError::other("a digest in the journal is damaged"))
 }
 
-/// Keeps other bodies under known keys, in one transaction: one row per digest, at most [`CONFLICTS_KEPT`] of them per
-/// event, the rest counted in a row with an empty digest. The counts hold even if the event is forgotten already.
+/// See [`Engine::keep_conflicts`](crate::journal::server::engine::Engine::keep_conflicts).
 pub(super) async fn keep_conflicts(
     session: &Session,
-    shard: i16,
-    conflicts: &mut [(EventId, &NewEvent)],
+    shard: i64,
+    conflicts: &[(EventId, &NewEvent)],
 ) -> Result<(), EngineError> {
     let kept_at_most = i64::try_from(CONFLICTS_KEPT).unwrap_or(i64::MAX);
-    // Sorted, so that two nodes wait for each other in the same order; those of one event stay in the order they came in.
-    conflicts.sort_by_key(|(event, _)| *event);
-    session.run("BEGIN").await?;
+    let shard = i16::try_from(shard).unwrap_or(0);
     for (first, event) in conflicts.iter() {
         session
             .change(
@@ -417,7 +490,7 @@ pub(super) async fn keep_conflicts(
             &[&shard, &sources],
         )
         .await?;
-    session.run("COMMIT").await
+    Ok(())
 }
 
 /// One remembered duplicate as it stands in `duplicates.latest`: `[time, "peer"]`.
@@ -431,10 +504,10 @@ pub(super) fn parse_latest(text: &str) -> Vec<DuplicateSeen> {
     rows.into_iter().map(seen).collect()
 }
 
-/// Adds counted duplicates to what is stored, in one transaction. Other nodes may do the same with the same events.
+/// Adds counted duplicates to what is stored.
 pub(super) async fn store_duplicates(
     session: &Session,
-    shard: i16,
+    shard: i64,
     tally: &Tally,
 ) -> Result<(), EngineError> {
     let mut pending: Vec<_> = tally.iter().collect();
@@ -454,7 +527,7 @@ pub(super) async fn store_duplicates(
     });
     let latest: Vec<String> = latest.collect();
     let sources: Vec<&str> = pending.iter().map(|(_, pending)| pending.source.as_str()).collect();
-    session.run("BEGIN").await?;
+    let shard = i16::try_from(shard).unwrap_or(0);
     session
         .change(
             "INSERT INTO oncehook.duplicates AS d (event, journal, memory, redis, first_at, last_at, latest)
@@ -485,7 +558,7 @@ pub(super) async fn store_duplicates(
             &[&shard, &sources, &counts],
         )
         .await?;
-    session.run("COMMIT").await
+    Ok(())
 }
 
 /// The highest id that is stored, so that new ids stay above it. (If there are no events left, nothing is in the order

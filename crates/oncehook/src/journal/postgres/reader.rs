@@ -6,40 +6,43 @@
 //! Does not: choose the way to the events of a list; that is `search`.
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::Arc;
 
 use bytes::Bytes;
 use oncehook_verify::{EventKey, UnixMicros};
 use tokio_postgres::Row;
 use uuid::Uuid;
 
-use super::Shared;
+use super::PostgresJournal;
 use super::connection::{EngineError, Pool, Session};
 use super::queries::{digest, event_id, parse_latest, uuid};
 use super::queue::number;
 use super::search::{self, BESIDE, SUMMARY, summary};
 use crate::delivery::{DeliveryId, DeliveryState};
 use crate::event::EventId;
+use crate::journal::server::aliases;
+use crate::journal::server::shared::Shared;
 use crate::journal::tally::remember;
 use crate::journal::{
-    ATTEMPTS_SHOWN, Attempt, AuditEntry, Backlog, Conflict, Delivery, EventDetail, EventPage, EventQuery,
-    EventSummary, ORDERS_SHOWN, ReadError, RecentKey, SourceCounts, Standing, Stats, StoredBody,
+    ATTEMPTS_SHOWN, Attempt, AuditEntry, Backlog, BoxFuture, Conflict, Delivery, EventDetail, EventPage,
+    EventQuery, EventSummary, JournalReader, ORDERS_SHOWN, ReadError, RecentKey, SourceCounts, Standing,
+    Stats, StoredBody,
 };
 use crate::ordering::NO_TIME;
 
 /// One snapshot for all queries of an answer.
 const BEGIN: &str = "BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY";
 
-pub(super) struct Readers {
-    pool: Pool,
-    shared: Arc<Shared>,
+pub(super) struct Readers<'r> {
+    pool: &'r Pool,
+    shared: &'r Shared,
 }
 
 /// Reads in one snapshot, while nothing moves from memory into the tables.
 macro_rules! read {
     ($readers:expr, |$session:ident| $read:expr) => {{
         let _still = $readers.shared.moving.read().await;
-        let $session = $readers.pool.take().await.map_err(read_error)?;
+        #[allow(unused_mut)]
+        let mut $session = $readers.pool.take().await.map_err(read_error)?;
         $session.run(BEGIN).await.map_err(read_error)?;
         let answer = $read.await.map_err(read_error)?;
         $session.run("COMMIT").await.map_err(read_error)?;
@@ -50,14 +53,16 @@ macro_rules! read {
 }
 
 fn read_error(error: EngineError) -> ReadError {
-    if error.is_too_slow() { ReadError::TooSlow } else { ReadError::Engine(error.told) }
+    if error.is_too_slow() { ReadError::TooSlow } else { ReadError::Engine(error.message) }
 }
 
-impl Readers {
-    pub(super) fn new(pool: Pool, shared: Arc<Shared>) -> Self {
-        Self { pool, shared }
+impl PostgresJournal {
+    pub(super) fn readers(&self) -> Readers<'_> {
+        Readers { pool: &self.readers, shared: &self.shared }
     }
+}
 
+impl Readers<'_> {
     pub(super) async fn list(&self, query: &EventQuery) -> Result<EventPage, ReadError> {
         // No text of ours has a zero character, and the database takes none.
         let names = [&query.source, &query.kind, &query.entity];
@@ -111,7 +116,7 @@ impl Readers {
     }
 
     pub(super) async fn resolve(&self, alias: EventId) -> Result<Option<EventId>, ReadError> {
-        read!(self, |session| super::aliases::resolve(&session, alias))
+        read!(self, |session| aliases::resolve::<super::Postgres>(&mut session, alias))
     }
 
     pub(super) async fn body(&self, id: EventId) -> Result<Option<StoredBody>, ReadError> {
@@ -344,4 +349,37 @@ async fn backlog(session: &Session) -> Result<Vec<Backlog>, EngineError> {
         }
     }
     Ok(routes.into_values().collect())
+}
+
+impl JournalReader for PostgresJournal {
+    fn list(&self, query: EventQuery) -> BoxFuture<'_, Result<EventPage, ReadError>> {
+        Box::pin(async move { self.readers().list(&query).await })
+    }
+
+    fn show(&self, id: EventId) -> BoxFuture<'_, Result<Option<EventDetail>, ReadError>> {
+        Box::pin(async move { self.readers().show(id).await })
+    }
+
+    fn body(&self, id: EventId) -> BoxFuture<'_, Result<Option<StoredBody>, ReadError>> {
+        Box::pin(async move { self.readers().body(id).await })
+    }
+
+    fn resolve(&self, alias: EventId) -> BoxFuture<'_, Result<Option<EventId>, ReadError>> {
+        Box::pin(async move { self.readers().resolve(alias).await })
+    }
+
+    fn stats(&self) -> BoxFuture<'_, Result<Stats, ReadError>> {
+        Box::pin(async move { self.readers().stats().await })
+    }
+
+    fn standings(
+        &self,
+        deliveries: Vec<DeliveryId>,
+    ) -> BoxFuture<'_, Result<Vec<Option<Standing>>, ReadError>> {
+        Box::pin(async move { self.readers().standings(&deliveries).await })
+    }
+
+    fn recent_keys(&self, limit: usize) -> BoxFuture<'_, Result<Vec<RecentKey>, ReadError>> {
+        Box::pin(async move { self.readers().recent_keys(limit).await })
+    }
 }

@@ -6,10 +6,11 @@
 
 use std::time::Duration;
 
-use super::connection::{Connector, Purpose, Session};
-use super::{OpenError, PostgresJournal, user_sql};
+use super::connection::{EngineError, Purpose, Session};
+use super::{OpenError, Postgres, PostgresJournal, user_sql};
 use crate::handler::SqlHandler;
 use crate::journal::WorkError;
+use crate::journal::server::engine::Engine;
 
 /// A statement that would fail as the tables are now.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -23,7 +24,7 @@ pub struct Misfit {
 impl PostgresJournal {
     /// The statements of a handler that would fail as the tables are now.
     pub async fn rehearse(&self, handler: &SqlHandler) -> Result<Vec<Misfit>, WorkError> {
-        let unavailable = |error: super::EngineError| WorkError::Unavailable(error.told);
+        let unavailable = |error: EngineError| WorkError::Unavailable(error.message);
         let session = self.workers.take().await.map_err(unavailable)?;
         let misfits = rehearse(&session, handler).await.map_err(unavailable)?;
         session.keep();
@@ -32,7 +33,7 @@ impl PostgresJournal {
 
     /// The same on a database that nobody needs to serve.
     pub async fn rehearse_in(url: &str, handler: &SqlHandler) -> Result<Vec<Misfit>, OpenError> {
-        let session = Connector::new(url, Duration::from_secs(10))?.open(Purpose::Work).await?;
+        let session = Postgres::new(url, Duration::from_secs(10))?.open(Purpose::Work).await?;
         Ok(rehearse(&session, handler).await?)
     }
 }
@@ -45,26 +46,23 @@ pub fn forbidden(handler: &SqlHandler) -> Option<String> {
 
 /// Whether a text can be used as the URL of a database. The error does not repeat it.
 pub fn check_url(url: &str) -> Result<(), String> {
-    Connector::new(url, Duration::from_secs(1)).map(|_| ()).map_err(|error| error.to_string())
+    Postgres::new(url, Duration::from_secs(1)).map(|_| ()).map_err(|error| error.to_string())
 }
 
 /// The hosts and the database that a URL leads to, without what is secret.
 #[must_use]
 pub fn shown_url(url: &str) -> String {
-    Connector::new(url, Duration::from_secs(1)).map_or_else(|_| "postgres".to_owned(), |known| known.shown())
+    Postgres::new(url, Duration::from_secs(1)).map_or_else(|_| "postgres".to_owned(), |known| known.shown())
 }
 
-pub(super) async fn rehearse(
-    session: &Session,
-    handler: &SqlHandler,
-) -> Result<Vec<Misfit>, super::EngineError> {
+pub(super) async fn rehearse(session: &Session, handler: &SqlHandler) -> Result<Vec<Misfit>, EngineError> {
     let mut misfits = Vec::new();
     for (place, statement) in handler.statements().iter().enumerate() {
         let reason = match user_sql::refusal(statement.text()) {
             Some(refused) => Some(refused),
             None => match session.prepared(statement.text()).await {
                 Ok(_) => None,
-                Err(error) if error.blames_the_statement() => Some(error.told),
+                Err(error) if error.blames_the_statement() => Some(error.message),
                 Err(error) => return Err(error),
             },
         };

@@ -26,7 +26,7 @@ use tokio_postgres::types::private::BytesMut;
 use tokio_postgres::types::{Format, FromSql, IsNull, ToSql, Type, to_sql_checked};
 use tokio_postgres::{Row, Statement};
 
-use super::connection::{EngineError, Session, in_time};
+use super::connection::{EngineError, Session, in_time, logged};
 use super::wrapped::{self, Wrapped};
 use crate::delivery::{Cause, Failure, HandedEvent, Remedy};
 use crate::handler::sql::postgres::{self, Piece};
@@ -346,11 +346,11 @@ pub(super) fn trouble(error: EngineError) -> Trouble {
     if error.is_collision() {
         Trouble::Collision
     } else if error.is_too_slow() {
-        let message = format!("the statement took too long: {}", error.told);
+        let message = format!("the statement took too long: {}", error.message);
         Trouble::Failed(Failure::retry(Cause::Handler, message).in_log("the statement took too long"))
     } else if error.blames_the_statement() {
-        let logged = error.logged();
-        Trouble::Failed(Failure::retry(Cause::Handler, error.told).in_log(logged))
+        let logged = logged(&error);
+        Trouble::Failed(Failure::retry(Cause::Handler, error.message).in_log(logged))
     } else {
         Trouble::Engine(error)
     }

@@ -11,8 +11,9 @@ use std::time::Duration;
 
 use tokio::sync::watch;
 
-use super::Shared;
-use super::connection::{Connector, EngineError, Pool, Purpose, Session};
+use super::Postgres;
+use super::connection::{EngineError, Pool, Purpose, Session};
+use crate::journal::server::shared::Shared;
 use crate::retry::{Chance, Reconnect};
 
 /// At most one notification in this time.
@@ -38,7 +39,7 @@ pub(super) async fn announce(shared: Arc<Shared>, pool: Arc<Pool>, mut end: watc
 }
 
 /// Opens a connection that hears of other nodes' changes.
-pub(super) async fn hear(shared: &Arc<Shared>, connector: &Connector) -> Result<Session, EngineError> {
+async fn hear(shared: &Arc<Shared>, engine: &Postgres) -> Result<Session, EngineError> {
     let hearer = Arc::clone(shared);
     let heard = move |payload: &str| {
         // What this node did, its workers know already.
@@ -46,32 +47,31 @@ pub(super) async fn hear(shared: &Arc<Shared>, connector: &Connector) -> Result<
             hearer.woken();
         }
     };
-    let session = connector.open_hearing(Purpose::Listen, heard).await?;
+    let session = engine.open_hearing(Purpose::Listen, heard).await?;
     session.run("LISTEN oncehook").await?;
     Ok(session)
 }
 
 /// Keeps such a connection until the journal is closed or gone.
-pub(super) async fn listen(
-    shared: Arc<Shared>,
-    connector: Arc<Connector>,
-    mut session: Session,
-    mut end: watch::Receiver<bool>,
-) {
+pub(super) async fn listen(shared: Arc<Shared>, engine: Arc<Postgres>, mut end: watch::Receiver<bool>) {
     let mut reconnect = Reconnect::new(Chance::random());
+    let mut session: Option<Session> = None;
     loop {
-        let wait = if session.is_closed() { reconnect.wait() } else { LOOK_EVERY };
+        let mut wait = LOOK_EVERY;
+        if session.as_ref().is_none_or(|session| session.is_closed()) {
+            match hear(&shared, &engine).await {
+                Ok(anew) => {
+                    session = Some(anew);
+                    reconnect.is_back();
+                    // Something may have happened while nothing listened.
+                    shared.woken();
+                }
+                Err(_) => wait = reconnect.wait(),
+            }
+        }
         tokio::select! {
             () = tokio::time::sleep(wait) => {}
             _ = end.changed() => return,
-        }
-        if session.is_closed()
-            && let Ok(anew) = hear(&shared, &connector).await
-        {
-            session = anew;
-            reconnect.is_back();
-            // Something may have happened while nobody listened.
-            shared.woken();
         }
     }
 }

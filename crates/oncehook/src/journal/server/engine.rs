@@ -1,0 +1,260 @@
+//! What the server journal asks of a database engine: connections, schema, and the steps that only the engine can say.
+//!
+//! An engine holds statements and row mapping. It decides nothing: what a duplicate is, which delivery may run, when a batch is
+//! redone, what an order changes is decided by the code that calls it. One method is one step of the work for a whole batch;
+//! an engine may take several statements for a step.
+//!
+//! Unless a method says otherwise it runs in a transaction that its caller has begun and will end.
+
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+
+use oncehook_verify::{EventKey, UnixMicros};
+use tokio::sync::watch;
+
+use super::OpenError;
+use super::error::EngineError;
+use super::pool::Pool;
+use super::shared::Shared;
+use super::sql::Sql;
+use super::value::{Param, Row};
+use crate::event::{EventId, NewEvent};
+use crate::journal::tally::Tally;
+
+/// What a connection is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::journal) enum Purpose {
+    /// Appends: short transactions over big batches.
+    Append,
+    /// Deliveries, orders, forgetting; the user's statements run here.
+    Work,
+    /// What people ask. Cannot write.
+    Read,
+    /// Waits for notifications, where the engine has them.
+    Listen,
+}
+
+/// A database engine, and how to reach one database of it.
+pub(in crate::journal) trait Engine: Sized + Send + Sync + 'static {
+    type Session: Session;
+    /// What a lane remembers from one batch to the next.
+    type LaneMemory: Default + Send + Sync + 'static;
+
+    /// The word for it in [`JournalState`](crate::journal::JournalState).
+    const KIND: &'static str;
+    /// How often the database is asked for its identity. An engine that notices a lost connection by itself need not ask often.
+    const IDENTITY_EVERY: Duration;
+    /// Whether [`append`](Self::append) is a transaction of its own, which is committed when it returns.
+    const APPEND_COMMITS: bool;
+
+    /// Reads a URL. Errors do not repeat it: it holds a password.
+    fn new(url: &str, handler_time: Duration) -> Result<Self, OpenError>;
+    /// Where the URL leads, without what is secret.
+    fn shown(&self) -> String;
+    /// Opens a connection and checks that what it commits is durable.
+    fn open(&self, purpose: Purpose) -> impl Future<Output = Result<Self::Session, EngineError>> + Send;
+    /// The texts of plain statements.
+    const SQL: Sql;
+    /// The largest body that the server reached last can store.
+    fn largest_body(&self) -> usize {
+        usize::MAX
+    }
+
+    /// Makes the schema if there is none. Safe to repeat, and safe to be killed at any moment. Returns what was applied.
+    fn migrate(
+        &self,
+        session: &mut Self::Session,
+    ) -> impl Future<Output = Result<Vec<String>, OpenError>> + Send;
+    /// Compares the schema with the one that this program expects.
+    fn check_schema(session: &mut Self::Session) -> impl Future<Output = Result<(), OpenError>> + Send;
+    /// What the catalogue says about the schema.
+    fn shape(session: &mut Self::Session) -> impl Future<Output = Result<Vec<String>, OpenError>> + Send;
+    /// Whatever else must be there before the first append. Its own transactions.
+    fn make_ready(
+        session: &mut Self::Session,
+        given: Option<i64>,
+    ) -> impl Future<Output = Result<(), EngineError>> + Send;
+    /// The highest id that is stored, so that new ids stay above it. Its own transaction.
+    fn last_id(
+        session: &mut Self::Session,
+    ) -> impl Future<Output = Result<Option<EventId>, EngineError>> + Send;
+    /// A name that changes whenever committed rows may be gone. Its own transaction.
+    fn identity(
+        &self,
+        session: &mut Self::Session,
+    ) -> impl Future<Output = Result<String, EngineError>> + Send;
+    /// Wakes this node's workers when another node did something, and the other way round, until `end` changes.
+    fn share_changes(
+        shared: Arc<Shared>,
+        pool: Arc<Pool<Self>>,
+        end: watch::Receiver<bool>,
+    ) -> impl Future<Output = ()> + Send;
+
+    /// Adds a part of the latest events to the search index. Returns whether there is more to do at once. Its own transactions.
+    fn index(
+        session: &mut Self::Session,
+        given: Option<i64>,
+    ) -> impl Future<Output = Result<bool, EngineError>> + Send;
+
+    /// Stores the candidates whose keys are new, with all that belongs to them; the unique key decides. Candidates have
+    /// different keys. Returns, in their order, who holds each key now. Before the first error nothing is stored, or the
+    /// outcome is unknown.
+    fn append(
+        &self,
+        session: &mut Self::Session,
+        memory: &mut Self::LaneMemory,
+        append: AppendContext,
+        candidates: &[Candidate<'_>],
+    ) -> impl Future<Output = Result<Stored, EngineError>> + Send;
+    /// Keeps other bodies under known keys: one row per digest, at most [`CONFLICTS_KEPT`](crate::journal::CONFLICTS_KEPT) of
+    /// them per event, the rest counted in a row with an empty digest. The counts hold even if the event is forgotten already.
+    /// In the order of their events, so that two nodes wait for each other in the same order.
+    fn keep_conflicts(
+        session: &mut Self::Session,
+        shard: i64,
+        conflicts: &[(EventId, &NewEvent)],
+    ) -> impl Future<Output = Result<(), EngineError>> + Send;
+    /// Adds counted duplicates to what is stored. Other nodes may do the same with the same events.
+    fn store_duplicates(
+        session: &mut Self::Session,
+        shard: i64,
+        tally: &Tally,
+    ) -> impl Future<Output = Result<(), EngineError>> + Send;
+    /// The memory of a lane that takes the careful way, which the self-test must try.
+    fn careful() -> Self::LaneMemory;
+    /// Inserts a known key plainly, which must be refused by the ledger's unique key and by nothing else.
+    fn refuses_by_name(
+        session: &mut Self::Session,
+        key: &EventKey,
+    ) -> impl Future<Output = Result<Refusal, EngineError>> + Send;
+}
+
+/// What became of a plain insert of a known key.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(in crate::journal) enum Refusal {
+    /// The ledger's unique key refused it.
+    ByKey,
+    /// It was stored.
+    Stored,
+    /// It was refused, but for another reason.
+    Otherwise(String),
+}
+
+/// One connection.
+pub(in crate::journal) trait Session: Send + Sync + Sized + 'static {
+    type Row: Row;
+
+    /// Runs a statement without parameters.
+    fn run(&mut self, sql: &str) -> impl Future<Output = Result<(), EngineError>> + Send;
+    /// Runs one statement and returns its rows.
+    fn rows(
+        &mut self,
+        sql: &str,
+        params: &[Param<'_>],
+    ) -> impl Future<Output = Result<Vec<Self::Row>, EngineError>> + Send;
+    /// Runs one statement and returns how many rows it changed.
+    fn change(
+        &mut self,
+        sql: &str,
+        params: &[Param<'_>],
+    ) -> impl Future<Output = Result<u64, EngineError>> + Send;
+    /// Runs one statement and returns its first row.
+    fn row(
+        &mut self,
+        sql: &str,
+        params: &[Param<'_>],
+    ) -> impl Future<Output = Result<Option<Self::Row>, EngineError>> + Send {
+        async move { Ok(self.rows(sql, params).await?.into_iter().next()) }
+    }
+
+    /// Begins a transaction and returns its time: `given`, or else the database's. One round trip.
+    fn begin(&mut self, given: Option<i64>) -> impl Future<Output = Result<i64, EngineError>> + Send;
+    /// Begins one that only reads, in one snapshot.
+    fn begin_read(&mut self) -> impl Future<Output = Result<(), EngineError>> + Send;
+    fn commit(&mut self) -> impl Future<Output = Result<(), EngineError>> + Send;
+    /// Undoes what was begun. Nothing, if nothing was.
+    fn rollback(&mut self) -> impl Future<Output = Result<(), EngineError>> + Send;
+    /// Prepares for a transaction of one statement. Returns the time that the statement is given; `None`: it reads the
+    /// database's clock itself. No round trip where the engine can do without.
+    fn begin_single(
+        &mut self,
+        given: Option<i64>,
+    ) -> impl Future<Output = Result<Option<i64>, EngineError>> + Send;
+    /// Ends it.
+    fn commit_single(&mut self) -> impl Future<Output = Result<(), EngineError>> + Send;
+    /// The database's time. Its own transaction.
+    fn database_time(&mut self) -> impl Future<Output = Result<i64, EngineError>> + Send;
+    /// An error if what was read or committed on this connection may be lost with the primary although it was answered.
+    fn check_replicated(&self) -> Result<(), EngineError> {
+        Ok(())
+    }
+
+    /// Whether a connection that was idle for this long can be lent again.
+    fn survived(&mut self, idle: Duration) -> impl Future<Output = bool> + Send;
+    /// Whether the connection is known to be lost, without asking the server.
+    fn is_closed(&self) -> bool;
+    /// Asks the server, where the connection does not tell by itself.
+    fn is_alive(&mut self) -> impl Future<Output = bool> + Send;
+    /// It must not be lent again: something of its last use would show in the next.
+    fn is_retired(&self) -> bool {
+        false
+    }
+    /// How many bytes of events a batch may have at most.
+    fn batch_bytes(&self) -> usize {
+        usize::MAX
+    }
+}
+
+/// What an append needs to know beside the events.
+#[derive(Debug, Clone, Copy)]
+pub(in crate::journal) struct AppendContext {
+    /// The time that stands in for the database's in a test.
+    pub(in crate::journal) given: Option<i64>,
+    /// About the database's time.
+    pub(in crate::journal) about_now: i64,
+    /// Which rows of the totals this lane adds to, so that lanes do not wait for each other.
+    pub(in crate::journal) shard: i64,
+}
+
+/// An event with the id that it gets if it is new.
+#[derive(Debug, Clone, Copy)]
+pub(in crate::journal) struct Candidate<'e> {
+    pub(in crate::journal) id: EventId,
+    pub(in crate::journal) event: &'e NewEvent,
+}
+
+impl Candidate<'_> {
+    /// What the ledger knows of its key if it is new.
+    pub(in crate::journal) fn known(&self) -> Known {
+        let expires_at = self.event.remembered_until(self.id);
+        Known { event: self.id, digest: self.event.digest, expires_at }
+    }
+}
+
+/// What the ledger knows of a key.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::journal) struct Known {
+    pub(in crate::journal) event: EventId,
+    pub(in crate::journal) digest: [u8; 32],
+    pub(in crate::journal) expires_at: UnixMicros,
+}
+
+/// Who holds the key of a candidate.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::journal) enum Fate {
+    /// The candidate: it was stored just now.
+    Stored(Known),
+    /// Another event, or the same one since an earlier append whose answer got lost.
+    Held(Known),
+    /// It could not be read.
+    Unknown,
+}
+
+/// What an append came to.
+pub(in crate::journal) struct Stored {
+    /// One for each candidate, in their order.
+    pub(in crate::journal) fates: Vec<Fate>,
+    /// What went wrong after the events were stored.
+    pub(in crate::journal) trouble: Option<EngineError>,
+}

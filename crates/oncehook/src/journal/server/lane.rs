@@ -1,0 +1,445 @@
+//! The lanes: a few tasks that append, each with a connection of its own.
+//!
+//! A request goes to the lane of its key, so that copies that arrive together meet in one batch. Group commit without a timer:
+//! while one batch is stored, the next gathers in the queue. If a row spoils a batch, its requests are stored one by one, so
+//! that a bad request costs only itself.
+//!
+//! A lane that lost its connection refuses at once, and tries again by itself until the database is there, is the primary and
+//! passes the self-test. The outcome of an append whose commit was not answered is unknown: its sender is asked to try again,
+//! and the retry finds the key if it was stored.
+
+use std::collections::HashMap;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use oncehook_verify::UnixMicros;
+use tokio::sync::{mpsc, oneshot};
+
+use super::engine::{AppendContext, Candidate, Engine, Fate, Purpose, Session, Stored};
+use super::error::{EngineError, Tries};
+use super::self_test;
+use super::shared::Shared;
+use crate::event::{EventId, NewEvent, NewEvents, SourceName};
+use crate::journal::{AppendError, Appended, Layer, Receipt, Verdict};
+use crate::retry::{Chance, Reconnect};
+
+/// What a lane is asked to do.
+#[expect(clippy::large_enum_variant, reason = "nearly every command is an append, and it is moved once")]
+pub(super) enum Command {
+    Append(Request),
+    Close(oneshot::Sender<()>),
+}
+
+/// The events of one request, and where to send the outcome.
+pub(super) struct Request {
+    pub(super) events: NewEvents,
+    pub(super) answer: oneshot::Sender<Result<Receipt, AppendError>>,
+}
+
+impl Request {
+    /// What the events weigh in memory, roughly.
+    pub(super) fn bytes(&self) -> usize {
+        self.events.iter().map(|event| event.body.len() + event.headers.len()).sum()
+    }
+}
+
+/// A batch ends at this many events or bytes, whichever comes first.
+const BATCH_EVENTS: usize = 512;
+const BATCH_BYTES: usize = 8 << 20;
+
+/// How often an idle lane looks whether its connection is still there, and how often it asks the server for that.
+const TICK: Duration = Duration::from_millis(100);
+const ASK_EVERY: Duration = Duration::from_millis(250);
+
+pub(super) struct Lane<E: Engine> {
+    pub(super) number: usize,
+    pub(super) shard: i64,
+    pub(super) engine: Arc<E>,
+    pub(super) shared: Arc<Shared>,
+    /// `None` while the lane is failing.
+    pub(super) session: Option<E::Session>,
+    pub(super) memory: E::LaneMemory,
+    /// When the server was last asked whether the connection is there.
+    pub(super) asked: Instant,
+}
+
+impl<E: Engine> Lane<E> {
+    /// Runs until it is closed, or until the journal is gone.
+    pub(super) async fn run(mut self, mut commands: mpsc::Receiver<Command>) {
+        let mut batch = Vec::new();
+        loop {
+            if self.session.as_ref().is_some_and(Session::is_closed) {
+                self.fail("the connection to the database was lost");
+            }
+            if self.session.is_none() && self.wait_for_database(&mut commands).await {
+                return;
+            }
+            let close = match tokio::time::timeout(TICK, commands.recv()).await {
+                Err(_) => {
+                    self.look_after_connection().await;
+                    None
+                }
+                Ok(None) => return,
+                Ok(Some(Command::Close(done))) => Some(done),
+                Ok(Some(Command::Append(request))) => {
+                    let close = self.gather(request, &mut commands, &mut batch);
+                    self.store(&mut batch).await;
+                    close
+                }
+            };
+            if let Some(done) = close {
+                self.drain(&mut commands).await;
+                // The one who asked may be gone.
+                let _ = done.send(());
+                return;
+            }
+        }
+    }
+
+    /// Stores what is still queued. Nothing is queued behind a close.
+    async fn drain(&mut self, commands: &mut mpsc::Receiver<Command>) {
+        let mut batch = Vec::new();
+        while let Ok(Command::Append(request)) = commands.try_recv() {
+            self.gather(request, commands, &mut batch);
+            self.store(&mut batch).await;
+        }
+    }
+
+    async fn look_after_connection(&mut self) {
+        if self.asked.elapsed() < ASK_EVERY {
+            return;
+        }
+        self.asked = Instant::now();
+        let _asked = self.shared.silence.ask(self.number);
+        if let Some(session) = &mut self.session
+            && !session.is_alive().await
+        {
+            self.fail("the connection to the database was lost");
+        }
+    }
+
+    /// Fills the batch from the queue. Returns who asked to close, if a close was queued.
+    fn gather(
+        &self,
+        first: Request,
+        commands: &mut mpsc::Receiver<Command>,
+        batch: &mut Vec<Request>,
+    ) -> Option<oneshot::Sender<()>> {
+        let most =
+            self.session.as_ref().map_or(BATCH_BYTES, |session| session.batch_bytes().min(BATCH_BYTES));
+        let (mut events, mut bytes) = (first.events.len(), first.bytes());
+        batch.push(first);
+        let mut close = None;
+        while events < BATCH_EVENTS && bytes < most && close.is_none() {
+            match commands.try_recv() {
+                Ok(Command::Append(request)) => {
+                    events += request.events.len();
+                    bytes += request.bytes();
+                    batch.push(request);
+                }
+                Ok(Command::Close(done)) => close = Some(done),
+                Err(_) => break,
+            }
+        }
+        self.shared.queued_bytes.fetch_sub(bytes, Ordering::Relaxed);
+        close
+    }
+
+    /// Stores a batch and answers it. All branching about what can go wrong is here.
+    async fn store(&mut self, batch: &mut Vec<Request>) {
+        let asked = self.shared.silence.ask(self.number);
+        let mut tries = Tries::default();
+        let stored = loop {
+            match self.append(batch).await {
+                Ok(outcome) => break Ok(outcome),
+                // Nothing was stored.
+                Err(error) => {
+                    let undone = match &mut self.session {
+                        Some(session) => session.rollback().await,
+                        None => Ok(()),
+                    };
+                    if let Err(error) = tries.again(error).and(undone) {
+                        break Err(error);
+                    }
+                }
+            }
+        };
+        drop(asked);
+        match stored {
+            Ok(outcome) => {
+                let trouble = outcome.trouble.clone();
+                self.answer(batch, outcome);
+                if let Some(error) = trouble {
+                    self.fail(&error.message);
+                }
+            }
+            Err(error) if error.blames_a_row() && batch.len() > 1 => {
+                for request in std::mem::take(batch) {
+                    Box::pin(self.store(&mut vec![request])).await;
+                }
+            }
+            Err(error) if error.blames_a_row() => {
+                tracing::error!(%error, "an event could not be stored");
+                refuse(batch, "the event could not be stored");
+            }
+            // Another transaction held a lock. This one is undone, and the connection is sound.
+            Err(error) if error.is_too_slow() || error.is_collision() => {
+                tracing::warn!(%error, "a batch could not be stored in time");
+                refuse(batch, "the database is too slow");
+            }
+            Err(error) => {
+                refuse(batch, "the database could not be written");
+                self.fail(&error.message);
+            }
+        }
+    }
+
+    /// Stores a batch and commits it. After an error nothing was stored, or the outcome is unknown, and the transaction has to
+    /// be undone.
+    async fn append(&mut self, batch: &[Request]) -> Result<Outcome, EngineError> {
+        let Some(session) = &mut self.session else {
+            return Err(EngineError::away("the database is not there"));
+        };
+        crate::crash::point("before_insert");
+        // Copies inside the batch are folded first: the ledger is asked once for each key.
+        let mut groups: HashMap<(&SourceName, &[u8]), usize> = HashMap::new();
+        let mut candidates = Vec::new();
+        for event in batch.iter().flat_map(|request| &request.events) {
+            groups.entry((&event.source, event.key.as_bytes())).or_insert_with(|| {
+                candidates.push(Candidate { id: self.shared.id_for(event), event });
+                candidates.len() - 1
+            });
+        }
+        let context = AppendContext {
+            given: self.shared.given_time(),
+            about_now: self.shared.database_time(),
+            shard: self.shard,
+        };
+        let Stored { fates, mut trouble } =
+            self.engine.append(session, &mut self.memory, context, &candidates).await?;
+        let mut outcome = decide(batch, &groups, &fates);
+        if !outcome.conflicts.is_empty() {
+            // Sorted, so that two nodes wait for each other in the same order; those of one event stay in their order.
+            outcome.conflicts.sort_by_key(|conflict| conflict.first);
+            let conflicts: Vec<(EventId, &NewEvent)> =
+                outcome.conflicts.iter().map(|conflict| (conflict.first, conflict.event)).collect();
+            let kept = keep_conflicts::<E>(session, context, &conflicts).await;
+            match kept {
+                Ok(()) => {}
+                Err(error) if !E::APPEND_COMMITS => return Err(error),
+                // The other events of the batch are stored and can be answered.
+                Err(error) => {
+                    for conflict in &outcome.conflicts {
+                        if let Some(receipt) = outcome.receipts.get_mut(conflict.request) {
+                            *receipt = None;
+                        }
+                    }
+                    trouble = Some(error);
+                }
+            }
+        }
+        if !E::APPEND_COMMITS {
+            session.commit().await?;
+        }
+        crate::crash::point("after_commit");
+        let Decided { receipts, routed, duplicates, .. } = outcome;
+        Ok(Outcome { receipts, routed, duplicates, trouble })
+    }
+
+    fn answer(&self, batch: &mut Vec<Request>, outcome: Outcome) {
+        if outcome.routed {
+            self.shared.changed();
+        }
+        if !outcome.duplicates.is_empty() {
+            let mut tally = self.shared.tally();
+            for duplicate in outcome.duplicates {
+                tally.add(duplicate.event, &duplicate.source, duplicate.at, duplicate.peer, Layer::Journal);
+            }
+        }
+        for (request, receipt) in batch.drain(..).zip(outcome.receipts) {
+            let unknown = || AppendError::Unavailable("the outcome is unknown".to_owned());
+            // The sender may have hung up. The event is stored all the same.
+            let _ = request.answer.send(receipt.ok_or_else(unknown));
+        }
+    }
+
+    fn fail(&mut self, reason: &str) {
+        tracing::error!(lane = self.number, reason, "the journal cannot store; refusing events until it can");
+        self.shared.set_failing(self.number, Some(reason.to_owned()));
+        (self.session, self.memory) = (None, E::LaneMemory::default());
+    }
+
+    /// Refuses what comes until there is a sound connection. Returns whether the journal was closed meanwhile.
+    async fn wait_for_database(&mut self, commands: &mut mpsc::Receiver<Command>) -> bool {
+        let mut reconnect = Reconnect::new(Chance::random());
+        loop {
+            let engine = Arc::clone(&self.engine);
+            let opening = async move {
+                let mut session = engine.open(Purpose::Append).await?;
+                let tested = self_test::run(engine.as_ref(), &mut session).await;
+                tested.map_err(|error| EngineError::other(error.to_string()))?;
+                Ok::<_, EngineError>(session)
+            };
+            let Some(opened) = self.refuse_until(opening, commands).await else { return true };
+            match opened {
+                Ok(session) => {
+                    self.session = Some(session);
+                    self.shared.set_failing(self.number, None);
+                    tracing::info!(lane = self.number, "the journal stores again");
+                    return false;
+                }
+                Err(error) => self.shared.set_failing(self.number, Some(error.message)),
+            }
+            if self.refuse_until(tokio::time::sleep(reconnect.wait()), commands).await.is_none() {
+                return true;
+            }
+        }
+    }
+
+    /// Waits for something and refuses what is sent meanwhile. `None`: the journal was closed.
+    async fn refuse_until<T>(
+        &self,
+        wanted: impl Future<Output = T>,
+        commands: &mut mpsc::Receiver<Command>,
+    ) -> Option<T> {
+        tokio::pin!(wanted);
+        loop {
+            let command = tokio::select! {
+                done = &mut wanted => return Some(done),
+                command = commands.recv() => command,
+            };
+            match command {
+                Some(Command::Append(request)) => {
+                    self.shared.queued_bytes.fetch_sub(request.bytes(), Ordering::Relaxed);
+                    refuse(&mut vec![request], "the database is not there");
+                }
+                Some(Command::Close(done)) => {
+                    let _ = done.send(());
+                    return None;
+                }
+                None => return None,
+            }
+        }
+    }
+}
+
+/// Keeps conflicts in the transaction of the append, or in one of their own if that is committed already.
+async fn keep_conflicts<E: Engine>(
+    session: &mut E::Session,
+    context: AppendContext,
+    conflicts: &[(EventId, &NewEvent)],
+) -> Result<(), EngineError> {
+    if !E::APPEND_COMMITS {
+        return E::keep_conflicts(session, context.shard, conflicts).await;
+    }
+    let mut tries = Tries::default();
+    loop {
+        let kept = async {
+            session.begin(context.given).await?;
+            E::keep_conflicts(session, context.shard, conflicts).await?;
+            session.commit().await
+        };
+        match kept.await {
+            Ok(()) => return Ok(()),
+            Err(error) => {
+                let undone = session.rollback().await;
+                tries.again(error).and(undone)?;
+            }
+        }
+    }
+}
+
+fn refuse(batch: &mut Vec<Request>, reason: &str) {
+    for request in batch.drain(..) {
+        // The sender may have hung up.
+        let _ = request.answer.send(Err(AppendError::Unavailable(reason.to_owned())));
+    }
+}
+
+/// What a batch came to.
+struct Outcome {
+    /// `None`: some of the request's events are stored, but not all that belongs to them is known or written.
+    receipts: Vec<Option<Receipt>>,
+    /// Whether there are new deliveries.
+    routed: bool,
+    duplicates: Vec<DuplicateOf>,
+    /// What went wrong after the events were stored.
+    trouble: Option<EngineError>,
+}
+
+struct DuplicateOf {
+    event: EventId,
+    source: SourceName,
+    at: UnixMicros,
+    peer: IpAddr,
+}
+
+/// What was decided about a batch.
+struct Decided<'b> {
+    receipts: Vec<Option<Receipt>>,
+    routed: bool,
+    duplicates: Vec<DuplicateOf>,
+    conflicts: Vec<ConflictOf<'b>>,
+}
+
+struct ConflictOf<'b> {
+    /// Which request of the batch.
+    request: usize,
+    first: EventId,
+    event: &'b NewEvent,
+}
+
+/// Says of every event what it is, given who holds the keys.
+fn decide<'b>(
+    batch: &'b [Request],
+    groups: &HashMap<(&SourceName, &[u8]), usize>,
+    fates: &[Fate],
+) -> Decided<'b> {
+    let mut decided = Decided {
+        receipts: Vec::with_capacity(batch.len()),
+        routed: false,
+        duplicates: Vec::new(),
+        conflicts: Vec::new(),
+    };
+    let mut announced = vec![false; fates.len()];
+    for (request, work) in batch.iter().enumerate() {
+        let mut receipt = Some(Receipt::with_capacity(work.events.len()));
+        for event in &work.events {
+            let place = groups.get(&(&event.source, event.key.as_bytes())).copied().unwrap_or(usize::MAX);
+            let first_here = announced.get_mut(place).is_some_and(|known| !std::mem::replace(known, true));
+            let own = if event.quarantine.is_some() { Verdict::Quarantined } else { Verdict::New };
+            let (known, verdict) = match fates.get(place) {
+                Some(Fate::Stored(known)) if first_here => {
+                    decided.routed |= event.quarantine.is_none() && !event.routes.is_empty();
+                    (known, own)
+                }
+                // This very event was stored before, and the one who brought it did not learn of it.
+                Some(Fate::Held(known)) if event.id == Some(known.event) => (known, own),
+                Some(Fate::Stored(known) | Fate::Held(known)) if known.digest == event.digest => {
+                    decided.duplicates.push(DuplicateOf {
+                        event: known.event,
+                        source: event.source.clone(),
+                        at: event.received_at,
+                        peer: event.peer,
+                    });
+                    (known, Verdict::Duplicate)
+                }
+                Some(Fate::Stored(known) | Fate::Held(known)) => {
+                    decided.conflicts.push(ConflictOf { request, first: known.event, event });
+                    (known, Verdict::Conflict)
+                }
+                Some(Fate::Unknown) | None => {
+                    receipt = None;
+                    continue;
+                }
+            };
+            if let Some(receipt) = &mut receipt {
+                receipt.push(Appended { id: known.event, verdict, expires_at: known.expires_at });
+            }
+        }
+        decided.receipts.push(receipt);
+    }
+    decided
+}

@@ -1,0 +1,104 @@
+//! Does the ledger still refuse a known key? Asked at start-up, whenever a connection was lost, and every minute (R44).
+//!
+//! A renamed column, a lost, invalid or folding unique key: each once made a receiver's dedup fail silently. Here it is tried
+//! in a transaction that is rolled back, with the very statements that accept events, and the catalogue is compared with what
+//! this program makes. Probe rows never become visible.
+
+use bytes::Bytes;
+use oncehook_verify::{EventKey, Integrity, UnixMicros};
+
+use super::engine::{AppendContext, Candidate, Engine, Fate, Refusal, Session};
+use super::error::{EngineError, Tries};
+use super::shared::random;
+use crate::event::{EventIds, NewEvent, SourceName};
+use crate::journal::{SelfTestError, probe_keys};
+
+/// Ids of probes: above every real one for the next few thousand years.
+const PROBES_ABOVE: i64 = i64::MAX - (1 << 20);
+
+/// A shard that no lane uses: a probe must not wait for those who count.
+const PROBE_SHARD: i64 = 32_767;
+
+/// Why a probe failed.
+enum Fault {
+    /// The ledger does not do what it must.
+    Broken(String),
+    /// The database failed, or nodes that probe at once got in each other's way.
+    Engine(EngineError),
+}
+
+impl From<EngineError> for Fault {
+    fn from(error: EngineError) -> Self {
+        Self::Engine(error)
+    }
+}
+
+pub(super) async fn run<E: Engine>(engine: &E, session: &mut E::Session) -> Result<(), SelfTestError> {
+    E::check_schema(session).await.map_err(|error| SelfTestError(error.to_string()))?;
+    let mut tries = Tries::default();
+    loop {
+        let probed = match session.begin(Some(1)).await {
+            Ok(_) => probe(engine, session).await,
+            Err(error) => Err(error.into()),
+        };
+        session.rollback().await.map_err(|error| SelfTestError(error.message))?;
+        match probed {
+            Ok(()) => return Ok(()),
+            Err(Fault::Broken(what)) => return Err(SelfTestError(what)),
+            Err(Fault::Engine(error)) => tries.again(error).map_err(|error| SelfTestError(error.message))?,
+        }
+    }
+}
+
+async fn probe<E: Engine>(engine: &E, session: &mut E::Session) -> Result<(), Fault> {
+    // Without randomness two nodes that probe at once wait for each other for a moment, which is all.
+    let nonce = random();
+    let (key, capitals) = probe_keys(nonce);
+    let mut ids = EventIds::above(PROBES_ABOVE, nonce);
+    let mut candidate = |event| Candidate { id: ids.next(UnixMicros(1)), event };
+    let (first, again, other) = (event(&key, 1), event(&key, 2), event(&capitals, 1));
+    let (first, again, other) = (candidate(&first), candidate(&again), candidate(&other));
+    let fail = |what: &str| Err(Fault::Broken(what.to_owned()));
+    let context = AppendContext { given: Some(1), about_now: i64::MAX >> 1, shard: PROBE_SHARD };
+    let mut memory = E::careful();
+
+    let stored = engine.append(session, &mut memory, context, &[first]).await?;
+    if stored.fates != [Fate::Stored(first.known())] {
+        return fail("a new key was not stored");
+    }
+    let stored = engine.append(session, &mut memory, context, &[again, other]).await?;
+    match stored.fates.as_slice() {
+        [Fate::Stored(_), _] => return fail("a known key was stored a second time"),
+        [_, Fate::Held(_)] => return fail("a key in capitals was taken for the same key"),
+        [Fate::Held(known), Fate::Stored(_)] if *known == first.known() => {}
+        _ => return fail("a known key led to another event"),
+    }
+    match E::refuses_by_name(session, &key).await? {
+        Refusal::ByKey => Ok(()),
+        Refusal::Stored => fail("a known key was stored a second time"),
+        Refusal::Otherwise(reason) => fail(&format!("a known key was refused for another reason: {reason}")),
+    }
+}
+
+fn event(key: &EventKey, digest: u8) -> NewEvent {
+    NewEvent {
+        id: None,
+        source: SourceName::probe(),
+        key: key.clone(),
+        key_signed: true,
+        kind: None,
+        entity: None,
+        occurred_at: None,
+        version: None,
+        received_at: UnixMicros(1),
+        expires_at: UnixMicros(1),
+        integrity: Integrity::None,
+        headers: Bytes::new(),
+        body: Bytes::new(),
+        digest: [digest; 32],
+        quarantine: None,
+        routes: Default::default(),
+        by_entity: false,
+        peer: std::net::Ipv4Addr::UNSPECIFIED.into(),
+    }
+}
