@@ -103,7 +103,7 @@ async fn prepare(
 ) -> Result<Result<Prepared, Failure>, EngineError> {
     match user_sql::prepare(session, handler).await {
         Ok(prepared) => Ok(Ok(prepared)),
-        Err(Trouble::Failed(failure)) => Ok(Err(failure)),
+        Err(Trouble::Failed(failure) | Trouble::Deferred(failure)) => Ok(Err(failure)),
         Err(Trouble::Collision | Trouble::Ended(_)) => {
             Err(EngineError::other("a statement could not be prepared now"))
         }
@@ -181,7 +181,7 @@ impl<D: FnMut() -> f64 + Send> Batch<'_, D> {
                 self.have_ended().await?;
                 return Ok(Together::Spoilt);
             }
-            Err(Trouble::Failed(_) | Trouble::Collision) => {
+            Err(Trouble::Failed(_) | Trouble::Deferred(_) | Trouble::Collision) => {
                 self.session.run("ROLLBACK").await?;
                 return Ok(Together::Spoilt);
             }
@@ -248,7 +248,7 @@ impl<D: FnMut() -> f64 + Send> Batch<'_, D> {
         };
         let outcome = match self.effect(delivery).await {
             Ok(outcome) => outcome,
-            Err(Trouble::Failed(failure)) => Err(failure),
+            Err(Trouble::Failed(failure) | Trouble::Deferred(failure)) => Err(failure),
             Err(Trouble::Collision) => {
                 self.session.run("ROLLBACK").await?;
                 return Ok(false);
@@ -278,7 +278,7 @@ impl<D: FnMut() -> f64 + Send> Batch<'_, D> {
                 crate::crash::point("after_effect");
                 Ok(outcomes.into_iter().next().unwrap_or(Ok(None)))
             }
-            Err(Trouble::Failed(failure)) => {
+            Err(Trouble::Failed(failure) | Trouble::Deferred(failure)) => {
                 // If the server has ended the transaction by itself, this fails, and nothing more is written.
                 self.session.run("ROLLBACK TO SAVEPOINT oncehook_effect").await.map_err(Trouble::Engine)?;
                 Err(Trouble::Failed(failure))

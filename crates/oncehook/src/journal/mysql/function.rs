@@ -58,7 +58,7 @@ impl Caller<'_> {
         let failure = loop {
             match self.attempt(claim).await {
                 Ok(settled) => return Ok(settled),
-                Err(Trouble::Failed(failure)) => break failure,
+                Err(Trouble::Failed(failure) | Trouble::Deferred(failure)) => break failure,
                 Err(Trouble::Ended(_)) => break ended_transaction(),
                 Err(Trouble::Engine(error)) => return Err(error),
                 // Another transaction was in the way, and all of it is undone.
@@ -86,7 +86,7 @@ impl Caller<'_> {
         let came = self.transaction(&mut session, claim).await;
         let sound = match &came {
             Ok(_) => true,
-            Err(Trouble::Failed(_) | Trouble::Collision) => {
+            Err(Trouble::Failed(_) | Trouble::Deferred(_) | Trouble::Collision) => {
                 !session.is_retired() && session.run("ROLLBACK").await.is_ok()
             }
             Err(Trouble::Engine(_) | Trouble::Ended(_)) => false,
@@ -235,7 +235,7 @@ impl Open<'_> {
             Ok(answer) => (Condition::Sound, Ok(answer)),
             Err(trouble) => {
                 let told = match &trouble {
-                    Trouble::Failed(failure) => failure.clone(),
+                    Trouble::Failed(failure) | Trouble::Deferred(failure) => failure.clone(),
                     Trouble::Ended(_) => ended_transaction(),
                     Trouble::Collision => Failure::retry(Cause::Ours, "another transaction was in the way"),
                     Trouble::Engine(error) => Failure::retry(Cause::Ours, error.message.clone()),

@@ -167,7 +167,7 @@ impl MysqlElsewhere {
         // The guards are asked even if the statements cannot be prepared.
         let prepared = match user_sql::prepare(&mut session, task.statements).await {
             Ok(prepared) => Ok(prepared),
-            Err(Trouble::Failed(failure)) => Err(failure),
+            Err(Trouble::Failed(failure) | Trouble::Deferred(failure)) => Err(failure),
             Err(Trouble::Collision | Trouble::Ended(_)) => {
                 return Err(EngineError::other("a statement could not be prepared now"));
             }
@@ -334,7 +334,7 @@ impl Batch<'_> {
                 }
                 Ok(Together::Done)
             }
-            Err(Trouble::Failed(_) | Trouble::Collision) => {
+            Err(Trouble::Failed(_) | Trouble::Deferred(_) | Trouble::Collision) => {
                 self.session.run("ROLLBACK").await?;
                 Ok(Together::Spoilt)
             }
@@ -349,7 +349,7 @@ impl Batch<'_> {
                 Ok(found) => return Ok(found.into_iter().next().unwrap_or(Applied::Collided)),
                 Err(Trouble::Engine(error)) => return Err(error),
                 Err(Trouble::Ended(_)) => return Ok(have_ended()),
-                Err(Trouble::Failed(failure)) => {
+                Err(Trouble::Failed(failure) | Trouble::Deferred(failure)) => {
                     self.session.run("ROLLBACK").await?;
                     return Ok(Applied::Failed(failure.answered()));
                 }

@@ -71,7 +71,7 @@ pub(super) async fn rehearse(
     for (place, statement) in handler.statements().iter().enumerate() {
         let reason = match user_sql::rehearse(session, statement.text()).await {
             Ok(()) => None,
-            Err(Trouble::Failed(failure)) => Some(failure.message),
+            Err(Trouble::Failed(failure) | Trouble::Deferred(failure)) => Some(failure.message),
             Err(Trouble::Collision | Trouble::Ended(_)) => None,
             Err(Trouble::Engine(error)) => return Err(error),
         };

@@ -20,6 +20,7 @@ use mysql_async::consts::{ColumnFlags, ColumnType};
 use mysql_async::{Column, Row, Statement, Value as Raw};
 use serde_json::{Map, Value};
 
+use super::Mysql;
 use super::connection::Session;
 use super::engine_error::{EngineError, logged};
 use super::many_rows::ManyRows;
@@ -27,23 +28,11 @@ use super::row::text;
 use crate::delivery::{Cause, Failure, HandedEvent};
 use crate::handler::sql::{RESULT_BYTES, RESULT_ROWS, too_large};
 use crate::handler::{Found, SqlHandler};
-
-/// Why the statements of a delivery did not come to an end.
-#[derive(Debug)]
-pub(super) enum Trouble {
-    /// They failed: an attempt of the delivery.
-    Failed(Failure),
-    /// They ended the transaction. What they did may be committed, up to those of the delivery with this number, from 1;
-    /// those of the others did not run.
-    Ended(usize),
-    /// Two transactions stood in each other's way: no attempt, and worth another try.
-    Collision,
-    /// The database failed: no attempt, nobody's fault but ours.
-    Engine(EngineError),
-}
+pub(super) use crate::journal::server::user_sql::{Ran, Trouble};
+use crate::journal::server::user_sql::{Surroundings, UserSql};
 
 /// The statements of a handler, checked and prepared.
-pub(super) struct Prepared {
+pub(in crate::journal) struct Prepared {
     statements: Vec<Statement>,
     /// One of them asks for the id that was made last.
     asks_for_id: bool,
@@ -95,7 +84,7 @@ pub(super) async fn rehearse(session: &mut Session, statement: &str) -> Result<(
 }
 
 /// What a handler's statements are given, a list for each.
-pub(super) struct Bound(Vec<Vec<Raw>>);
+pub(in crate::journal) struct Bound(Vec<Vec<Raw>>);
 
 /// The values of an event for each statement.
 pub(super) fn bind(handler: &SqlHandler, values: &[Found<'_>]) -> Bound {
@@ -105,9 +94,6 @@ pub(super) fn bind(handler: &SqlHandler, values: &[Found<'_>]) -> Bound {
     });
     Bound(bound.collect())
 }
-
-/// What the statements of a delivery came to: a result, or that what it requires is not there yet. Then nothing was done.
-pub(super) type Ran = Result<Option<String>, Failure>;
 
 /// Whose errors are told: those of a handler about an event, without the event's values.
 pub(super) type About<'a> = Option<(&'a SqlHandler, &'a HandedEvent)>;
@@ -165,16 +151,69 @@ pub(super) fn still_open(session: &Session, begun: bool, ran: usize) -> Result<(
 
 /// Whose fault an error is.
 pub(super) fn trouble(error: EngineError) -> Trouble {
-    if error.is_collision() {
-        Trouble::Collision
-    } else if error.is_too_slow() {
-        let message = format!("the statement took too long: {}", error.message);
-        Trouble::Failed(Failure::retry(Cause::Handler, message).in_log("the statement took too long"))
-    } else if error.blames_the_statement() {
-        let logged = logged(&error);
-        Trouble::Failed(Failure::retry(Cause::Handler, error.message).in_log(logged))
-    } else {
-        Trouble::Engine(error)
+    Trouble::of(error, logged)
+}
+
+impl UserSql for Mysql {
+    type Prepared = Prepared;
+    type Bound = Bound;
+
+    async fn prepare(
+        session: &mut Session,
+        handler: &SqlHandler,
+        _surroundings: Surroundings,
+    ) -> Result<Prepared, Trouble> {
+        prepare(session, handler).await
+    }
+
+    fn bind(handler: &SqlHandler, _prepared: &Prepared, values: &[Found<'_>]) -> Result<Bound, Failure> {
+        Ok(bind(handler, values))
+    }
+
+    async fn run(
+        session: &mut Session,
+        handler: &SqlHandler,
+        prepared: &Prepared,
+        deliveries: Vec<Bound>,
+        surroundings: Surroundings,
+        about: Option<&HandedEvent>,
+    ) -> Result<Vec<Ran>, Trouble> {
+        let goes_on = surroundings == Surroundings::Batch && about.is_some();
+        if goes_on {
+            session.run("SAVEPOINT oncehook_effect").await.map_err(Trouble::Engine)?;
+        }
+        let ran = run(session, prepared, deliveries, about.map(|event| (handler, event))).await;
+        if goes_on && matches!(ran, Err(Trouble::Failed(_))) {
+            // If the server has ended the transaction by itself, this fails, and nothing more is written.
+            session.run("ROLLBACK TO SAVEPOINT oncehook_effect").await.map_err(Trouble::Engine)?;
+        }
+        ran
+    }
+
+    async fn renewed(
+        _session: &mut Session,
+        _handler: &SqlHandler,
+        _prepared: &Prepared,
+        _failure: &Failure,
+    ) -> Option<Prepared> {
+        // The server prepares a statement anew by itself when its tables have changed.
+        None
+    }
+
+    fn is_outdated(_failure: &Failure) -> bool {
+        false
+    }
+
+    fn trouble(error: EngineError) -> Trouble {
+        trouble(error)
+    }
+
+    fn refusal(statement: &str) -> Option<String> {
+        refusal(statement)
+    }
+
+    async fn rehearse(session: &mut Session, statement: &str) -> Result<(), Trouble> {
+        rehearse(session, statement).await
     }
 }
 

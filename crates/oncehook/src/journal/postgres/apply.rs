@@ -19,27 +19,18 @@ use super::lines::{self, Came, Peeked};
 use super::queue::{self, Due, Locked, Settling, Wanted};
 use super::settle::{self, Ended, Held};
 use super::turn::{self, One, Turns};
-use super::user_sql::{self, Prepared, Settings, Trouble};
+use super::user_sql::{self, OUR_PLANS, Prepared, Trouble};
 use crate::delivery::{Failure, Fence, Verdict};
 use crate::event::EventId;
 use crate::handler::SqlHandler;
 use crate::handler::sql::ended_transaction;
 use crate::journal::Progress;
+use crate::journal::server::user_sql::Surroundings;
 use crate::ordering::{Company, Mark, Place};
 use crate::route::{Route, Tried};
 
 /// Deliveries that run alone end after this time, so that the worker looks up now and then.
 const ALONE_TIME: Duration = Duration::from_secs(2);
-
-/// Our own statements are planned once for a connection: all they look up stands in an index, row by row. Plans that read a
-/// whole table (to scan, sort, hash or merge it) are not to be chosen, however small it was when they were made. The user's
-/// statements are planned as the server likes.
-const OUR_PLANS: &str = "SET LOCAL plan_cache_mode = force_generic_plan; SET LOCAL enable_seqscan = off;
-    SET LOCAL enable_bitmapscan = off; SET LOCAL enable_hashjoin = off; SET LOCAL enable_mergejoin = off";
-const USER_PLANS: &str = "SET LOCAL plan_cache_mode TO DEFAULT; SET LOCAL enable_seqscan TO DEFAULT;
-    SET LOCAL enable_bitmapscan TO DEFAULT; SET LOCAL enable_hashjoin TO DEFAULT; SET LOCAL enable_mergejoin TO DEFAULT";
-
-const SETTINGS: Settings = Settings { theirs: USER_PLANS, ours: OUR_PLANS };
 
 /// Runs due deliveries of a `sql` route.
 pub(super) async fn sql(
@@ -54,7 +45,7 @@ pub(super) async fn sql(
     let prepared = match user_sql::prepare(session, handler).await {
         Ok(prepared) => Ok(prepared),
         Err(Trouble::Failed(failure) | Trouble::Deferred(failure)) => Err(failure),
-        Err(Trouble::Collision | Trouble::Ended) => {
+        Err(Trouble::Collision | Trouble::Ended(_)) => {
             return Err(EngineError::other("a statement could not be prepared now"));
         }
         Err(Trouble::Engine(error)) => return Err(error),
@@ -236,10 +227,19 @@ impl<D: FnMut() -> f64 + Send> Batch<'_, D> {
             }
         }
         self.crash_point();
-        let ran = match user_sql::run(self.session, self.handler, prepared, &bound, SETTINGS, None).await {
+        let ran = match user_sql::run(
+            self.session,
+            self.handler,
+            prepared,
+            &bound,
+            user_sql::settings(Surroundings::Batch),
+            None,
+        )
+        .await
+        {
             Ok(ran) => ran,
             Err(Trouble::Engine(error)) => return Err(error),
-            Err(Trouble::Ended) => {
+            Err(Trouble::Ended(_)) => {
                 self.have_ended().await?;
                 return Ok(Together::Spoilt);
             }
@@ -311,7 +311,7 @@ impl<D: FnMut() -> f64 + Send> Batch<'_, D> {
                 self.session.run("ROLLBACK").await?;
                 return Ok(false);
             }
-            Err(Trouble::Ended) => {
+            Err(Trouble::Ended(_)) => {
                 self.have_ended().await?;
                 return Box::pin(self.one(delivery.one())).await;
             }
@@ -345,7 +345,15 @@ impl<D: FnMut() -> f64 + Send> Batch<'_, D> {
     async fn statements(&self, prepared: &Prepared, delivery: &Due) -> Result<Outcome, Trouble> {
         let bound = [self.bind(prepared, delivery).map_err(Trouble::Failed)?];
         let about = Some(&delivery.event);
-        let ran = user_sql::run(self.session, self.handler, prepared, &bound, SETTINGS, about).await?;
+        let ran = user_sql::run(
+            self.session,
+            self.handler,
+            prepared,
+            &bound,
+            user_sql::settings(Surroundings::Batch),
+            about,
+        )
+        .await?;
         crate::crash::point("after_effect");
         Ok(ran.into_iter().next().unwrap_or(Ok(None)))
     }

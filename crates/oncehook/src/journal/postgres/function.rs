@@ -62,7 +62,7 @@ impl Caller<'_> {
                     anew = true;
                 }
                 Err(Trouble::Failed(failure) | Trouble::Deferred(failure)) => break failure,
-                Err(Trouble::Ended) => break ended_transaction(),
+                Err(Trouble::Ended(_)) => break ended_transaction(),
                 Err(Trouble::Engine(error)) => return Err(error),
                 // Another transaction was in the way, and all of it is undone.
                 Err(Trouble::Collision) if tries < TRIES => tries += 1,

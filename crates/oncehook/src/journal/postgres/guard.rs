@@ -40,7 +40,7 @@ const PATIENCE: Duration = Duration::from_secs(2);
 
 /// A guard that another transaction is writing is not waited for for long: that transaction decides, and it is asked again.
 const GUARD_SETTINGS: &str = "SET LOCAL lock_timeout = 2000; SET LOCAL plan_cache_mode = force_custom_plan";
-const SETTINGS: Settings = Settings {
+pub(super) const SETTINGS: Settings = Settings {
     theirs: "SET LOCAL lock_timeout TO DEFAULT; SET LOCAL plan_cache_mode = auto",
     ours: "SET LOCAL plan_cache_mode = force_custom_plan",
 };
@@ -242,7 +242,7 @@ impl PostgresElsewhere {
         let prepared = match user_sql::prepare(&session, task.statements).await {
             Ok(prepared) => Ok(prepared),
             Err(Trouble::Failed(failure) | Trouble::Deferred(failure)) => Err(failure),
-            Err(Trouble::Collision | Trouble::Ended) => {
+            Err(Trouble::Collision | Trouble::Ended(_)) => {
                 return Err(EngineError::other("a statement could not be prepared now"));
             }
             Err(Trouble::Engine(error)) => return Err(error),
@@ -388,7 +388,7 @@ impl Batch<'_> {
                 Ok(Together::Done)
             }
             Err(Trouble::Engine(error)) => Err(error),
-            Err(Trouble::Ended) => {
+            Err(Trouble::Ended(_)) => {
                 let ended = self.have_ended().await?;
                 for place in places {
                     if let Some(outcome) = outcomes.get_mut(*place) {
@@ -426,7 +426,7 @@ impl Batch<'_> {
             match tried {
                 Ok(found) => return Ok(found.into_iter().next().unwrap_or(Applied::Collided)),
                 Err(Trouble::Engine(error)) => return Err(error),
-                Err(Trouble::Ended) => return self.have_ended().await,
+                Err(Trouble::Ended(_)) => return self.have_ended().await,
                 Err(Trouble::Failed(failure)) => {
                     let renewed = match &self.prepared {
                         Ok(prepared) if !anew => {

@@ -26,30 +26,18 @@ use tokio_postgres::types::private::BytesMut;
 use tokio_postgres::types::{Format, FromSql, IsNull, ToSql, Type, to_sql_checked};
 use tokio_postgres::{Row, Statement};
 
+use super::Postgres;
 use super::connection::{EngineError, Session, in_time, logged};
 use super::wrapped::{self, Wrapped};
 use crate::delivery::{Cause, Failure, HandedEvent, Remedy};
 use crate::handler::sql::postgres::{self, Piece};
 use crate::handler::sql::{RESULT_BYTES, RESULT_ROWS, too_large};
 use crate::handler::{Found, SqlHandler};
-
-/// Why the statements of a delivery did not come to an end.
-#[derive(Debug)]
-pub(super) enum Trouble {
-    /// They failed: an attempt of the delivery.
-    Failed(Failure),
-    /// What they require is not there yet. Nothing was done.
-    Deferred(Failure),
-    /// They ended the transaction. What they did may be committed.
-    Ended,
-    /// Two transactions stood in each other's way: no attempt, and worth another try.
-    Collision,
-    /// The database failed: no attempt, nobody's fault but ours.
-    Engine(EngineError),
-}
+pub(super) use crate::journal::server::user_sql::{Ran, Trouble};
+use crate::journal::server::user_sql::{Surroundings, UserSql};
 
 /// The statements of a handler, ready to run.
-pub(super) struct Prepared {
+pub(in crate::journal) struct Prepared {
     statements: Vec<Statement>,
     /// All of them for many deliveries at once.
     at_once: Option<Arc<Wrapped>>,
@@ -86,7 +74,7 @@ pub(super) async fn prepare_for_one(session: &Session, handler: &SqlHandler) -> 
 }
 
 /// What a handler's statements are given: a text for each parameter, or null.
-pub(super) struct Bound(Vec<Vec<Parameter>>);
+pub(in crate::journal) struct Bound(Vec<Vec<Parameter>>);
 
 /// The values of an event for each statement, as the types of its parameters ask.
 pub(super) fn bind(
@@ -104,14 +92,90 @@ pub(super) fn bind(
     Ok(Bound(bound))
 }
 
-/// What the statements of a delivery came to: a result, or that what it requires is not there yet. Then nothing was done.
-pub(super) type Ran = Result<Option<String>, Failure>;
-
 /// What is set while the user's statements run, and what afterwards.
 #[derive(Clone, Copy)]
 pub(super) struct Settings {
     pub(super) theirs: &'static str,
     pub(super) ours: &'static str,
+}
+
+/// Our own statements are planned once for a connection: all they look up stands in an index, row by row. Plans that read a
+/// whole table (to scan, sort, hash or merge it) are not to be chosen, however small it was when they were made. The user's
+/// statements are planned as the server likes.
+pub(super) const OUR_PLANS: &str =
+    "SET LOCAL plan_cache_mode = force_generic_plan; SET LOCAL enable_seqscan = off;
+    SET LOCAL enable_bitmapscan = off; SET LOCAL enable_hashjoin = off; SET LOCAL enable_mergejoin = off";
+const USER_PLANS: &str = "SET LOCAL plan_cache_mode TO DEFAULT; SET LOCAL enable_seqscan TO DEFAULT;
+    SET LOCAL enable_bitmapscan TO DEFAULT; SET LOCAL enable_hashjoin TO DEFAULT; SET LOCAL enable_mergejoin TO DEFAULT";
+
+pub(super) fn settings(surroundings: Surroundings) -> Settings {
+    match surroundings {
+        Surroundings::Batch => Settings { theirs: USER_PLANS, ours: OUR_PLANS },
+        Surroundings::Leased => Settings {
+            theirs: "SET LOCAL plan_cache_mode = auto",
+            ours: "SET LOCAL plan_cache_mode = force_custom_plan",
+        },
+        Surroundings::External => super::guard::SETTINGS,
+    }
+}
+
+impl UserSql for Postgres {
+    type Prepared = Prepared;
+    type Bound = Bound;
+
+    async fn prepare(
+        session: &mut Session,
+        handler: &SqlHandler,
+        surroundings: Surroundings,
+    ) -> Result<Prepared, Trouble> {
+        match surroundings {
+            Surroundings::Batch | Surroundings::External => prepare(session, handler).await,
+            Surroundings::Leased => prepare_for_one(session, handler).await,
+        }
+    }
+
+    fn bind(handler: &SqlHandler, prepared: &Prepared, values: &[Found<'_>]) -> Result<Bound, Failure> {
+        bind(handler, prepared, values)
+    }
+
+    async fn run(
+        session: &mut Session,
+        handler: &SqlHandler,
+        prepared: &Prepared,
+        deliveries: Vec<Bound>,
+        surroundings: Surroundings,
+        about: Option<&HandedEvent>,
+    ) -> Result<Vec<Ran>, Trouble> {
+        run(session, handler, prepared, &deliveries, settings(surroundings), about).await
+    }
+
+    async fn renewed(
+        session: &mut Session,
+        handler: &SqlHandler,
+        prepared: &Prepared,
+        failure: &Failure,
+    ) -> Option<Prepared> {
+        renewed(session, handler, prepared, failure).await
+    }
+
+    fn is_outdated(failure: &Failure) -> bool {
+        is_outdated(failure)
+    }
+
+    fn trouble(error: EngineError) -> Trouble {
+        trouble(error)
+    }
+
+    fn refusal(statement: &str) -> Option<String> {
+        refusal(statement)
+    }
+
+    async fn rehearse(session: &mut Session, statement: &str) -> Result<(), Trouble> {
+        match refusal(statement) {
+            Some(refused) => Err(Trouble::Failed(Failure::retry(Cause::Handler, refused))),
+            None => session.prepared(statement).await.map(|_| ()).map_err(trouble),
+        }
+    }
 }
 
 /// Stands where the user's statements begin.
@@ -121,7 +185,7 @@ pub(super) const UNDO: &str = "ROLLBACK TO SAVEPOINT oncehook_effect";
 
 /// What it means that the savepoint could not be used.
 pub(super) fn at_savepoint(error: EngineError) -> Trouble {
-    if error.is_lost_savepoint() { Trouble::Ended } else { Trouble::Engine(error) }
+    if error.is_lost_savepoint() { Trouble::Ended(usize::MAX) } else { Trouble::Engine(error) }
 }
 
 /// Runs the statements of several deliveries, one after the other but without waiting in between: all are on their way
@@ -147,14 +211,14 @@ pub(super) async fn run(
     begun.map_err(Trouble::Engine)?;
     if released.as_ref().is_some_and(|released| released.as_ref().is_err_and(EngineError::is_lost_savepoint))
     {
-        return Err(Trouble::Ended);
+        return Err(Trouble::Ended(usize::MAX));
     }
     let mut outcomes = Vec::with_capacity(ran.len());
     for outcome in ran {
         outcomes.push(match outcome {
             Ok(result) => Ok(result),
             Err(Trouble::Deferred(failure)) => Err(failure),
-            Err(trouble @ (Trouble::Engine(_) | Trouble::Ended)) => return Err(trouble),
+            Err(trouble @ (Trouble::Engine(_) | Trouble::Ended(_))) => return Err(trouble),
             Err(trouble) => {
                 session.run(&format!("{UNDO}; {end}")).await.map_err(at_savepoint)?;
                 return Err(told_without_values(trouble, handler, about));
@@ -343,17 +407,7 @@ async fn in_order<T>(
 
 /// Whose fault an error is.
 pub(super) fn trouble(error: EngineError) -> Trouble {
-    if error.is_collision() {
-        Trouble::Collision
-    } else if error.is_too_slow() {
-        let message = format!("the statement took too long: {}", error.message);
-        Trouble::Failed(Failure::retry(Cause::Handler, message).in_log("the statement took too long"))
-    } else if error.blames_the_statement() {
-        let logged = logged(&error);
-        Trouble::Failed(Failure::retry(Cause::Handler, error.message).in_log(logged))
-    } else {
-        Trouble::Engine(error)
-    }
+    Trouble::of(error, logged)
 }
 
 /// Whether a plan does not fit its table any more (its columns are others), or is not there any more.

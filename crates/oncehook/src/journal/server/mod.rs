@@ -23,6 +23,7 @@ pub(in crate::journal) mod pool;
 mod self_test;
 pub(in crate::journal) mod shared;
 pub(in crate::journal) mod sql;
+pub(in crate::journal) mod user_sql;
 pub(in crate::journal) mod value;
 pub(in crate::journal) mod work;
 

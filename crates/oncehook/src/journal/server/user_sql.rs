@@ -1,0 +1,121 @@
+//! The user's own statements, as the shared journal runs them.
+//!
+//! Promises of an engine: values are bound, never written into the text; a statement reads or changes rows, names no table of
+//! ours and cannot end the transaction; if one ends it in spite of all checks, that is noticed ([`Trouble::Ended`]).
+//! Does not: settle anything. What an error means for the delivery is the caller's to say.
+
+use std::future::Future;
+
+use super::engine::Engine;
+use super::error::EngineError;
+use crate::delivery::{Cause, Failure, HandedEvent};
+use crate::handler::{Found, SqlHandler};
+
+/// Why the statements of a delivery did not come to an end.
+#[derive(Debug)]
+pub(in crate::journal) enum Trouble {
+    /// They failed: an attempt of the delivery.
+    Failed(Failure),
+    /// What they require is not there yet. Nothing was done.
+    Deferred(Failure),
+    /// They ended the transaction. What they did may be committed, up to those of the delivery with this number, from 1;
+    /// those of later ones did not run.
+    Ended(usize),
+    /// Two transactions got in each other's way: no attempt, and worth another try.
+    Collision,
+    /// The database failed: no attempt of the delivery.
+    Engine(EngineError),
+}
+
+impl Trouble {
+    /// Whose fault an error is. `logged` is what the log says of it: the message may quote values.
+    pub(in crate::journal) fn of(error: EngineError, logged: impl FnOnce(&EngineError) -> String) -> Self {
+        if error.is_collision() {
+            Self::Collision
+        } else if error.is_too_slow() {
+            let message = format!("the statement took too long: {}", error.message);
+            Self::Failed(Failure::retry(Cause::Handler, message).in_log("the statement took too long"))
+        } else if error.blames_the_statement() {
+            let logged = logged(&error);
+            Self::Failed(Failure::retry(Cause::Handler, error.message).in_log(logged))
+        } else {
+            Self::Engine(error)
+        }
+    }
+
+    /// Whose fault an error of one of our own statements is.
+    pub(in crate::journal) fn ours(error: EngineError) -> Self {
+        if error.is_collision() { Self::Collision } else { Self::Engine(error) }
+    }
+}
+
+/// What the statements of a delivery came to: a result, or that what it requires is not there yet. Then nothing was done.
+pub(in crate::journal) type Ran = Result<Option<String>, Failure>;
+
+/// Where statements run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::journal) enum Surroundings {
+    /// In the transaction that locked the deliveries and settles them. If one delivery runs alone and fails, what it did is
+    /// undone and the transaction goes on.
+    Batch,
+    /// In the transaction that settles one leased delivery, and is undone as a whole.
+    Leased,
+    /// In a database of the user's, in the transaction of a guard, which is undone as a whole.
+    External,
+}
+
+/// How an engine runs them.
+pub(in crate::journal) trait UserSql: Engine {
+    /// The statements of a handler, checked and prepared on one connection.
+    type Prepared: Send + Sync;
+    /// The values of one delivery for them.
+    type Bound: Send + Sync;
+
+    /// Checks and prepares. Outside of a transaction where an error would end one.
+    fn prepare(
+        session: &mut Self::Session,
+        handler: &SqlHandler,
+        surroundings: Surroundings,
+    ) -> impl Future<Output = Result<Self::Prepared, Trouble>> + Send;
+
+    fn bind(
+        handler: &SqlHandler,
+        prepared: &Self::Prepared,
+        values: &[Found<'_>],
+    ) -> Result<Self::Bound, Failure>;
+
+    /// Runs the statements of several deliveries in order, and returns what each came to, or what stopped them: then the
+    /// transaction is spoilt, except as [`Surroundings::Batch`] says. `about` is the event of the only delivery: errors are
+    /// repeated without its values. Those of several deliveries are not kept.
+    fn run(
+        session: &mut Self::Session,
+        handler: &SqlHandler,
+        prepared: &Self::Prepared,
+        deliveries: Vec<Self::Bound>,
+        surroundings: Surroundings,
+        about: Option<&HandedEvent>,
+    ) -> impl Future<Output = Result<Vec<Ran>, Trouble>> + Send;
+
+    /// The statements prepared anew after a failure, if that makes a difference: their tables have changed since.
+    fn renewed(
+        session: &mut Self::Session,
+        handler: &SqlHandler,
+        prepared: &Self::Prepared,
+        failure: &Failure,
+    ) -> impl Future<Output = Option<Self::Prepared>> + Send;
+
+    /// Whether a failure says that what was prepared does not fit its tables any more.
+    fn is_outdated(failure: &Failure) -> bool;
+
+    /// Whose fault an error of a user's statement is.
+    fn trouble(error: EngineError) -> Trouble;
+
+    /// Why a statement may never run, whatever the tables are.
+    fn refusal(statement: &str) -> Option<String>;
+
+    /// Prepares one statement, without running it.
+    fn rehearse(
+        session: &mut Self::Session,
+        statement: &str,
+    ) -> impl Future<Output = Result<(), Trouble>> + Send;
+}
