@@ -1,22 +1,16 @@
-//! The journal on MariaDB and MySQL for workers and operators: every call takes a connection, does one atomic thing, and gives it
-//! back. A call that is dropped half-way closes its connection, and the server undoes what was begun.
+//! The journal for workers and operators.
 
-use std::collections::HashSet;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use oncehook_verify::UnixMicros;
 use tokio::sync::watch;
 
-use super::engine_error::Tries;
-use super::function::{Caller, Effect};
 use super::orders::{self, Refused};
-use super::queue;
-use super::settle::{self, Ended};
-use super::{MysqlJournal, apply, forget, lines};
-use crate::delivery::{Claim, DeliveryId, Fence, RouteName, Settled, Settlement, Verdict};
-use crate::handler::{Handler, SqlHandler};
+use super::{MysqlJournal, forget};
+use crate::delivery::{Claim, DeliveryId, Fence, RouteName, Settled, Settlement};
 use crate::journal::server::engine::Session as _;
+use crate::journal::server::error::Tries;
 use crate::journal::server::work::{unavailable, work};
 use crate::journal::{
     Backlog, BoxFuture, Deliveries, Forgotten, Order, OrderError, Ordered, Pausable, Pause, Paused, Progress,
@@ -24,70 +18,13 @@ use crate::journal::{
 };
 use crate::route::Route;
 
-/// What two batches came to.
-fn sum(mut one: Progress, other: Progress) -> Progress {
-    one.add(other);
-    one
-}
-
-impl MysqlJournal {
-    async fn apply_batch(
-        &self,
-        route: &Route,
-        handler: &SqlHandler,
-        limit: usize,
-    ) -> Result<Progress, WorkError> {
-        let given = self.shared.given_time();
-        work!(self, |session| apply::sql(
-            &mut session,
-            given,
-            route,
-            handler,
-            limit,
-            queue::drawing(&self.chance)
-        ))
-    }
-}
-
-fn micros(time: Duration) -> i64 {
-    // A lease of a century is long enough, and leaves room for the time itself.
-    i64::try_from(time.as_micros()).unwrap_or(i64::MAX).min(100 * 365 * 86_400_000_000)
-}
-
 impl Deliveries for MysqlJournal {
     fn changes(&self) -> watch::Receiver<u64> {
         self.shared.changes.subscribe()
     }
 
     fn apply(&self, route: Arc<Route>, limit: usize) -> BoxFuture<'_, Result<Progress, WorkError>> {
-        Box::pin(async move {
-            let Handler::Sql(handler) = &route.handler else {
-                return Err(WorkError::Unsupported(format!("route `{}` has no statements", route.name)));
-            };
-            // A backlog is worked off by two connections at once: what one has locked the other passes over.
-            let busy = self.busy.lock().unwrap_or_else(PoisonError::into_inner).remove(&route.name);
-            let progress = if busy && limit > 1 {
-                let (one, other) = tokio::join!(
-                    self.apply_batch(&route, handler, limit.div_ceil(2)),
-                    self.apply_batch(&route, handler, limit / 2)
-                );
-                match (one, other) {
-                    (Ok(one), Ok(other)) => sum(one, other),
-                    // What one of them did stays done; the other's trouble shows again soon enough.
-                    (Ok(one), Err(_)) | (Err(_), Ok(one)) => one,
-                    (Err(error), Err(_)) => return Err(error),
-                }
-            } else {
-                self.apply_batch(&route, handler, limit).await?
-            };
-            if progress.more {
-                self.busy.lock().unwrap_or_else(PoisonError::into_inner).insert(route.name.clone());
-            }
-            if progress.woken || (progress.succeeded > 0 && !route.followups.is_empty()) {
-                self.shared.changed();
-            }
-            Ok(progress)
-        })
+        Box::pin(async move { self.apply_due(&route, limit).await })
     }
 
     fn claim(
@@ -96,127 +33,31 @@ impl Deliveries for MysqlJournal {
         limit: usize,
         lease: Duration,
     ) -> BoxFuture<'_, Result<Vec<Claim>, WorkError>> {
-        Box::pin(async move {
-            let given = self.shared.given_time();
-            if route.ordering.is_serial() {
-                self.lines.note(&route);
-            }
-            let leased =
-                work!(self, |session| queue::lease(&mut session, given, &route, limit, micros(lease)))?;
-            let claim = |leased: queue::Leased| Claim {
-                fence: leased.fence,
-                attempt_limit: leased.attempt_limit,
-                parked_at: leased.parked_at,
-                event: leased.event,
-            };
-            Ok(leased.into_iter().map(claim).collect())
-        })
+        Box::pin(async move { self.claim_due(&route, limit, lease).await })
     }
 
     fn call(&self, route: Arc<Route>, claims: Vec<Claim>) -> BoxFuture<'_, Result<Vec<Settled>, WorkError>> {
-        Box::pin(async move {
-            let effect = match &route.handler {
-                Handler::Function(function) => Effect::Function(function.as_ref()),
-                Handler::Sql(handler) => Effect::Statements(handler),
-                Handler::Http(_) | Handler::Elsewhere(_) => {
-                    let told = format!("route `{}` runs nothing inside the journal", route.name);
-                    return Err(WorkError::Unsupported(told));
-                }
-            };
-            let caller = Caller {
-                pool: &self.workers,
-                given: self.shared.given_time(),
-                from: self.shared.clock.steady(),
-                route: &route,
-                lines: &self.lines,
-                effect,
-                time: self.function_time,
-            };
-            let mut settled = Vec::with_capacity(claims.len());
-            let mut woken = false;
-            for claim in &claims {
-                let chance = queue::drawing(&self.chance)();
-                let (came, also) = caller.call(claim, chance).await.map_err(unavailable)?;
-                settled.push(came);
-                woken |= also;
-            }
-            if woken || route.ordering.is_serial() || !route.followups.is_empty() {
-                self.shared.changed();
-            }
-            Ok(settled)
-        })
+        Box::pin(async move { self.call_all(&route, &claims).await })
     }
 
     fn settle(&self, settlements: Vec<Settlement>) -> BoxFuture<'_, Result<Vec<Settled>, WorkError>> {
-        Box::pin(async move {
-            // Only the first settlement of an attempt can count; of the others nothing is written.
-            let mut first: Vec<&Settlement> = Vec::with_capacity(settlements.len());
-            let mut seen = HashSet::new();
-            first.extend(settlements.iter().filter(|settlement| seen.insert(&settlement.fence)));
-            let ended: Vec<Ended<'_>> = first
-                .iter()
-                .map(|Settlement { fence, verdict, followups }| Ended { fence, verdict, followups })
-                .collect();
-            let (given, from) = (self.shared.given_time(), self.shared.clock.steady());
-            let in_line = first.iter().any(|one| self.lines.get(&one.fence.delivery.route).is_some());
-            let lines = &self.lines;
-            let (mut done, woken) =
-                work!(self, |session| settle::settle_leased(&mut session, given, from, &ended, lines))?;
-            // A lane knows by itself when its own deliveries are due again.
-            let followed =
-                |one: &Settlement| matches!(one.verdict, Verdict::Succeeded(_)) && !one.followups.is_empty();
-            if woken || in_line || settlements.iter().any(followed) {
-                self.shared.changed();
-            }
-            let settled = settlements.iter().map(|settlement| match done.remove(&settlement.fence) {
-                true => Settled::Done,
-                false => Settled::Lost,
-            });
-            Ok(settled.collect())
-        })
+        Box::pin(async move { self.settle_all(&settlements).await })
     }
 
     fn renew(&self, fences: Vec<Fence>, lease: Duration) -> BoxFuture<'_, Result<(), WorkError>> {
-        Box::pin(async move {
-            let given = self.shared.given_time();
-            work!(self, |session| queue::renew(&mut session, given, &fences, micros(lease)))
-        })
+        Box::pin(async move { self.renew_leases(&fences, lease).await })
     }
 
     fn give_back(&self, fences: Vec<Fence>) -> BoxFuture<'_, Result<(), WorkError>> {
-        Box::pin(async move {
-            let given = self.shared.given_time();
-            work!(self, |session| queue::give_back(&mut session, given, &fences))?;
-            self.shared.changed();
-            Ok(())
-        })
+        Box::pin(async move { self.give_leases_back(&fences).await })
     }
 
     fn reclaim(&self, route: Arc<Route>) -> BoxFuture<'_, Result<usize, WorkError>> {
-        Box::pin(async move {
-            let given = self.shared.given_time();
-            let woken = work!(self, |session| lines::look_again(&mut session, given, &route))?;
-            let reclaimed = work!(self, |session| queue::reclaim(
-                &mut session,
-                given,
-                &route,
-                queue::drawing(&self.chance)
-            ))?;
-            if woken || !reclaimed.is_empty() {
-                self.shared.changed();
-            }
-            route.report(&reclaimed);
-            Ok(reclaimed.len())
-        })
+        Box::pin(async move { self.reclaim_leases(&route).await })
     }
 
     fn next_due(&self, route: RouteName) -> BoxFuture<'_, Result<Option<UnixMicros>, WorkError>> {
-        Box::pin(async move {
-            let given = self.shared.given_time();
-            let wait = work!(self, |session| queue::next_due(&mut session, given, &route))?;
-            // Told in the caller's time: its clock and the database's may differ.
-            Ok(wait.map(|wait| UnixMicros(self.shared.clock.steady().0.saturating_add(wait))))
-        })
+        Box::pin(async move { self.next_due_of(&route).await })
     }
 
     fn backlog(&self) -> BoxFuture<'_, Result<Vec<Backlog>, WorkError>> {
@@ -288,10 +129,10 @@ impl Deliveries for MysqlJournal {
     }
 
     fn mark(&self) -> BoxFuture<'_, Result<i64, WorkError>> {
-        Box::pin(async move { work!(self, |session| queue::mark(&mut session)) })
+        Box::pin(self.created_at())
     }
 
     fn unsettled(&self, deliveries: Vec<DeliveryId>) -> BoxFuture<'_, Result<Vec<DeliveryId>, WorkError>> {
-        Box::pin(async move { work!(self, |session| queue::unsettled(&mut session, &deliveries)) })
+        Box::pin(async move { self.unsettled_of(&deliveries).await })
     }
 }

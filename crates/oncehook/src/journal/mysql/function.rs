@@ -1,172 +1,33 @@
-//! Functions: Rust code of the user's that is given the open transaction, each call in one of its own with its settlement. The
-//! statements of a route that fetched something first run here too: their deliveries are leased as well.
+//! The transaction that a function of the user's is given.
 //!
-//! Promises: what a function does through its transaction commits together with the record that it happened, or not at all;
-//! an attempt that is not the latest commits nothing. A panic, an error, a statement that failed and a function that does
-//! not come to its end are failures of the attempt; what another transaction or the server prevented is not. To the server a
-//! statement that failed is over and the transaction goes on, or (after a deadlock) a new one begins in silence: so after the
-//! first trouble nothing more is sent, and a statement that was given up before its answer came ends the connection.
-//!
-//! Does not: look into the function. What it does elsewhere (files, requests) may happen again.
+//! To the server a statement that failed is over and the transaction goes on, or (after a deadlock) a new one begins in silence:
+//! so after the first trouble nothing more is sent, and a statement that was given up before its answer came ends the
+//! connection.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use mysql_async::{Row, Value};
-use oncehook_verify::UnixMicros;
 
-use super::connection::{Pool, Session};
-use super::engine_error::{EngineError, Tries};
-use super::settle::{self, Ended};
+use super::connection::Session;
 use super::user_sql::{self, Trouble};
-use crate::delivery::{Cause, Claim, FailedAttempt, Failure, Settled, Verdict};
+use crate::delivery::{Cause, Failure, HandedEvent};
+use crate::handler::Function;
 use crate::handler::elsewhere::Answer;
 use crate::handler::function::{MysqlTransaction, caught};
 use crate::handler::sql::ended_transaction;
-use crate::handler::{Function, SqlHandler};
-use crate::journal::server::engine::Session as _;
-use crate::route::{KnownLines, Route, Tried};
-
-/// How often a call is repeated after a collision, and how long: whoever waited for a lock has waited long already.
-const TRIES: usize = 5;
-const PATIENCE: Duration = Duration::from_secs(2);
-
-/// What every call needs.
-pub(super) struct Caller<'c> {
-    pub(super) pool: &'c Pool,
-    pub(super) given: Option<i64>,
-    /// From which the due times of verdicts are counted.
-    pub(super) from: UnixMicros,
-    pub(super) route: &'c Route,
-    /// The rules of routes that look at entities.
-    pub(super) lines: &'c KnownLines,
-    pub(super) effect: Effect<'c>,
-    /// How long a function may take, all in all.
-    pub(super) time: Duration,
-}
-
-/// What is run.
-pub(super) enum Effect<'e> {
-    Function(&'e dyn Function),
-    Statements(&'e SqlHandler),
-}
-
-impl Caller<'_> {
-    /// Runs the effect for one leased delivery and settles it. Returns also whether something that was parked is due now.
-    pub(super) async fn call(&self, claim: &Claim, chance: f64) -> Result<(Settled, bool), EngineError> {
-        let (started, mut tries) = (Instant::now(), 0);
-        let failure = loop {
-            match self.attempt(claim).await {
-                Ok(settled) => return Ok(settled),
-                Err(Trouble::Failed(failure) | Trouble::Deferred(failure)) => break failure,
-                Err(Trouble::Ended(_)) => break ended_transaction(),
-                Err(Trouble::Engine(error)) => return Err(error),
-                // Another transaction was in the way, and all of it is undone.
-                Err(Trouble::Collision) if tries < TRIES && started.elapsed() < PATIENCE => tries += 1,
-                Err(Trouble::Collision) => {
-                    return Err(EngineError::other("other transactions were in the way"));
-                }
-            }
-        };
-        let (attempt, limit) = (claim.fence.attempt, claim.attempt_limit);
-        let tried = Tried { attempt, limit, parked_at: claim.parked_at };
-        let verdict = self.route.after_failure(failure, tried, self.from, chance);
-        let (settled, woken) = self.record(claim, &verdict).await?;
-        if settled == Settled::Done {
-            let failed = FailedAttempt::of(claim.event.id, attempt, limit, &verdict, self.from);
-            self.route.report(failed.as_slice());
-        }
-        Ok((settled, woken))
-    }
-
-    /// One transaction: the effect, then the settlement. What did not commit is undone in so many words, or else with the
-    /// connection.
-    async fn attempt(&self, claim: &Claim) -> Result<(Settled, bool), Trouble> {
-        let mut session = self.pool.take().await.map_err(Trouble::Engine)?;
-        let came = self.transaction(&mut session, claim).await;
-        let sound = match &came {
-            Ok(_) => true,
-            Err(Trouble::Failed(_) | Trouble::Deferred(_) | Trouble::Collision) => {
-                !session.is_retired() && session.run("ROLLBACK").await.is_ok()
-            }
-            Err(Trouble::Engine(_) | Trouble::Ended(_)) => false,
-        };
-        if sound {
-            session.keep();
-        }
-        came
-    }
-
-    async fn transaction(&self, session: &mut Session, claim: &Claim) -> Result<(Settled, bool), Trouble> {
-        crate::crash::point(if self.route.after.is_some() { "in_follow_up" } else { "in_handler" });
-        let result = match self.effect {
-            Effect::Function(function) => returned(function, session, claim, self.time).await?,
-            Effect::Statements(handler) => ran(session, handler, claim).await?,
-        };
-        crate::crash::point("after_effect");
-        let verdict = Verdict::Succeeded(result);
-        let ended = [Ended { fence: &claim.fence, verdict: &verdict, followups: &self.route.followups }];
-        let settled = settle::settle_along_the_line(session, self.given, self.from, &ended, self.lines).await;
-        // The line is locked behind what the handler has locked, so others may be in the way here, too.
-        let (done, woken) = settled.map_err(ours)?;
-        // An attempt that is not the latest leaves nothing behind.
-        let (end, came) = match done.is_empty() {
-            true => ("ROLLBACK", (Settled::Lost, false)),
-            false => ("COMMIT", (Settled::Done, woken)),
-        };
-        session.run(end).await.map_err(ours)?;
-        Ok(came)
-    }
-
-    /// Writes down that an attempt failed, in a transaction without its effect.
-    async fn record(&self, claim: &Claim, verdict: &Verdict) -> Result<(Settled, bool), EngineError> {
-        let ended = [Ended { fence: &claim.fence, verdict, followups: &self.route.followups }];
-        let mut tries = Tries::default();
-        loop {
-            let mut session = self.pool.take().await?;
-            let settled =
-                settle::settle_leased(&mut session, self.given, self.from, &ended, self.lines).await;
-            match settled {
-                Ok((done, woken)) => {
-                    session.keep();
-                    return Ok((if done.is_empty() { Settled::Lost } else { Settled::Done }, woken));
-                }
-                Err(error) => {
-                    if error.is_collision() && session.run("ROLLBACK").await.is_ok() {
-                        session.keep();
-                    }
-                    tries.again(error)?;
-                }
-            }
-        }
-    }
-}
-
-/// What an error of our own statements means: never that the attempt failed.
-fn ours(error: EngineError) -> Trouble {
-    if error.is_collision() { Trouble::Collision } else { Trouble::Engine(error) }
-}
-
-/// Runs the user's statements in the transaction that is open.
-async fn ran(session: &mut Session, handler: &SqlHandler, claim: &Claim) -> Result<Option<String>, Trouble> {
-    let prepared = user_sql::prepare(session, handler).await?;
-    let values = handler.values(&claim.event).map_err(Trouble::Failed)?;
-    let bound = vec![user_sql::bind(handler, &values)];
-    let ran = user_sql::run(session, &prepared, bound, Some((handler, &claim.event))).await?;
-    ran.into_iter().next().unwrap_or(Ok(None)).map_err(Trouble::Failed)
-}
 
 /// What the function returned in time, unless one of its statements broke.
-async fn returned(
-    function: &dyn Function,
+pub(super) async fn call(
     session: &mut Session,
-    claim: &Claim,
+    function: &dyn Function,
+    event: &HandedEvent,
     time: Duration,
 ) -> Result<Option<String>, Trouble> {
     // A function that asks for the id that it made is not told another delivery's.
-    session.run("SELECT LAST_INSERT_ID(0)").await.map_err(ours)?;
+    session.run("SELECT LAST_INSERT_ID(0)").await.map_err(Trouble::ours)?;
     let open = Open { session: tokio::sync::Mutex::new(session), condition: Mutex::new(Condition::Sound) };
-    let calling = caught(|| function.on_mysql(&open, &claim.event));
+    let calling = caught(|| function.on_mysql(&open, event));
     let returned = match tokio::time::timeout(time, calling).await {
         Ok(returned) => returned,
         Err(_) => {

@@ -8,11 +8,12 @@
 //! what is old, `wake` looks for what other nodes did. Where order matters, `turn` says whose turn it is and `lines` knows who
 //! stands where.
 
-mod apply;
 mod connection;
+mod deliver;
 mod deliveries;
 mod ends;
 mod engine_error;
+mod entity;
 mod forget;
 mod function;
 mod ground;
@@ -28,10 +29,8 @@ mod rehearse;
 mod row;
 mod schema;
 mod search;
-mod settle;
 mod standing;
 mod tls;
-mod turn;
 mod user_sql;
 mod value;
 mod wake;

@@ -171,6 +171,7 @@ impl Postgres {
             statements: Mutex::default(),
             wrapped: Mutex::default(),
             unreplicated,
+            retired: false,
         };
         session.prepare_ground(purpose).await?;
         Ok(session)
@@ -186,6 +187,8 @@ pub(in crate::journal) struct Session {
     /// What stands for statements of the user's, by their texts (`wrapped`). Nothing, where the server does not allow it.
     wrapped: Mutex<HashMap<String, Option<Arc<Wrapped>>>>,
     unreplicated: Arc<AtomicBool>,
+    /// It is not lent again.
+    retired: bool,
 }
 
 impl Deref for Session {
@@ -231,6 +234,23 @@ impl Session {
             true => Err(EngineError::away("a commit was not confirmed by the synchronous replicas")),
             false => Ok(()),
         }
+    }
+
+    /// Has the connection closed after this use: something of it is still running.
+    pub(super) fn retire(&mut self) {
+        self.retired = true;
+    }
+
+    /// Begins a transaction with these settings and returns its time, in one round trip.
+    pub(super) async fn begin_with(&self, settings: &str, given: Option<i64>) -> Result<i64, EngineError> {
+        if let Some(now) = given {
+            self.run(&format!("BEGIN; {settings}")).await?;
+            return Ok(now);
+        }
+        let sql = format!("BEGIN; SELECT oncehook.micros(); {settings}");
+        let answer = in_time(self.client.simple_query(&sql)).await?;
+        let now = first_text(&answer).and_then(|text| text.parse().ok());
+        now.ok_or_else(|| EngineError::other("the database did not say what time it is"))
     }
 
     /// Runs statements without parameters.
@@ -337,13 +357,7 @@ impl engine::Session for Session {
     }
 
     async fn begin(&mut self, given: Option<i64>) -> Result<i64, EngineError> {
-        if let Some(now) = given {
-            Session::run(self, "BEGIN").await?;
-            return Ok(now);
-        }
-        let answer = in_time(self.client.simple_query("BEGIN; SELECT oncehook.micros()")).await?;
-        let now = first_text(&answer).and_then(|text| text.parse().ok());
-        now.ok_or_else(|| EngineError::other("the database did not say what time it is"))
+        self.begin_with("", given).await
     }
 
     async fn begin_read(&mut self) -> Result<(), EngineError> {
@@ -385,6 +399,10 @@ impl engine::Session for Session {
 
     async fn is_alive(&mut self) -> bool {
         !self.client.is_closed()
+    }
+
+    fn is_retired(&self) -> bool {
+        self.retired
     }
 }
 

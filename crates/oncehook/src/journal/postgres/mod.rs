@@ -7,9 +7,9 @@
 //! user's statements (`user_sql`, `wrapped`) and `function` the user's Rust code in the transaction that settles them, `orders` does what operators ask, `forget` removes
 //! what is old, `wake` tells other nodes. `guard` is for routes whose effects are in another database than the journal.
 
-mod apply;
 mod connection;
 mod days;
+mod deliver;
 mod deliveries;
 mod forget;
 mod front;
@@ -26,11 +26,9 @@ mod reader;
 mod rehearse;
 mod schema;
 mod search;
-mod settle;
 mod standing;
 mod sweep;
 mod tls;
-mod turn;
 mod user_sql;
 mod value;
 mod wake;

@@ -13,6 +13,7 @@
 //! gathered while the last batch was stored, and stores it; `duplicates` adds up copies behind it. `reader` serves people.
 
 pub(in crate::journal) mod aliases;
+pub(in crate::journal) mod deliver;
 mod duplicates;
 pub(in crate::journal) mod engine;
 pub(in crate::journal) mod error;
