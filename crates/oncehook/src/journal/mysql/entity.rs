@@ -13,12 +13,14 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use mysql_async::{Row, Value};
 use serde_json::json;
 
-use super::connection::{Insert, Session};
+use super::Mysql;
+use super::connection::Session;
 use super::deliver::{FENCES, fence_list};
 use super::engine_error::EngineError;
 use super::row::{event, hex, is_true, list, maybe_number, number, small, text};
 use crate::delivery::{DeliveryState, Fence, RouteName};
 use crate::event::EventId;
+use crate::journal::server::deliver::entity::lock;
 use crate::journal::server::value::Row as _;
 use crate::ordering::{Line, NO_TIME, OnDead, Place};
 use crate::route::Route;
@@ -85,26 +87,9 @@ pub(super) async fn lock_free<'e>(
             fresh.remove(taken);
         }
     }
-    lock(session, route, &fresh).await?;
+    lock::<Mysql>(session, route, &fresh).await?;
     free.extend(fresh);
     Ok(free)
-}
-
-/// Locks entities of a route until the end of the transaction, and waits for others that hold one. A row that is there is locked
-/// by being found, one that is not by being made.
-pub(super) async fn lock(
-    session: &mut Session,
-    route: &RouteName,
-    entities: &BTreeSet<&str>,
-) -> Result<(), EngineError> {
-    let lock = Insert {
-        head: "INSERT INTO oncehook_entities (scope, entity)",
-        row: "(?, ?)",
-        tail: " ON DUPLICATE KEY UPDATE version = oncehook_entities.version",
-    };
-    let rows = entities.iter().map(|entity| vec![route.as_str().into(), (*entity).into()]);
-    session.insert(lock, rows.collect()).await?;
-    Ok(())
 }
 
 /// The front of each entity's queue. The entities are locked.

@@ -61,10 +61,11 @@ pub(super) async fn listen(shared: Arc<Shared>, engine: Arc<Postgres>, mut end: 
         if session.as_ref().is_none_or(|session| session.is_closed()) {
             match hear(&shared, &engine).await {
                 Ok(anew) => {
-                    session = Some(anew);
+                    // Something may have happened while nothing listened. At the start workers look by themselves.
+                    if session.replace(anew).is_some() {
+                        shared.woken();
+                    }
                     reconnect.is_back();
-                    // Something may have happened while nothing listened.
-                    shared.woken();
                 }
                 Err(_) => wait = reconnect.wait(),
             }

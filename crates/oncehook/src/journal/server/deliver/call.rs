@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 
 use oncehook_verify::UnixMicros;
 
-use super::entity;
-use super::steps::{Delivers, Ended};
+use super::steps::{Delivers, Ended, Held, SettleTime};
+use super::{entity, settle};
 use crate::delivery::{Claim, FailedAttempt, Settled, Verdict};
 use crate::handler::sql::ended_transaction;
 use crate::handler::{Function, SqlHandler};
@@ -40,6 +40,15 @@ pub(super) struct Caller<'c, E: Delivers> {
     pub(super) time: Duration,
 }
 
+/// What a call came to.
+pub(super) struct Called {
+    pub(super) settled: Settled,
+    /// Whether it took effect.
+    pub(super) succeeded: bool,
+    /// Whether a parked delivery is due now.
+    pub(super) woken: bool,
+}
+
 /// What is run.
 pub(super) enum Effect<'e> {
     Function(&'e dyn Function),
@@ -47,12 +56,14 @@ pub(super) enum Effect<'e> {
 }
 
 impl<E: Delivers> Caller<'_, E> {
-    /// Runs the effect for one leased delivery and settles it. Returns also whether a parked delivery is due now.
-    pub(super) async fn call(&self, claim: &Claim, chance: f64) -> Result<(Settled, bool), EngineError> {
+    /// Runs the effect for one leased delivery and settles it.
+    pub(super) async fn call(&self, claim: &Claim, chance: f64) -> Result<Called, EngineError> {
         let (started, mut tries, mut anew) = (Instant::now(), 0, false);
         let failure = loop {
             match self.attempt(claim).await {
-                Ok(settled) => return Ok(settled),
+                Ok((settled, woken)) => {
+                    return Ok(Called { settled, succeeded: settled == Settled::Done, woken });
+                }
                 // What was prepared before its tables changed is not used again, on any connection.
                 Err(Trouble::Failed(failure)) if !anew && E::is_outdated(&failure) => {
                     self.pool.forget_idle();
@@ -76,7 +87,7 @@ impl<E: Delivers> Caller<'_, E> {
             let failed = FailedAttempt::of(claim.event.id, attempt, limit, &verdict, self.from);
             self.route.report(failed.as_slice());
         }
-        Ok((settled, woken))
+        Ok(Called { settled, succeeded: false, woken })
     }
 
     /// One transaction: the effect, then the settlement. What did not commit is rolled back explicitly, or by dropping the
@@ -152,8 +163,12 @@ impl<E: Delivers> Caller<'_, E> {
         verdict: &Verdict,
     ) -> Result<(Settled, bool), EngineError> {
         let ended = [Ended { fence: &claim.fence, verdict, followups: &self.route.followups }];
-        let (done, woken) =
-            entity::settle_with_entities::<E>(session, now, self.from, &ended, self.known).await?;
+        let (done, woken) = if self.route.ordering.is_serial() || !E::SETTLES_ALONE {
+            entity::settle_with_entities::<E>(session, now, self.from, &ended, self.known).await?
+        } else {
+            let time = SettleTime { now: Some(now), from: self.from };
+            (settle::settle::<E>(session, time, Held::Lease, &ended).await?, false)
+        };
         Ok((if done.is_empty() { Settled::Lost } else { Settled::Done }, woken))
     }
 }

@@ -160,7 +160,7 @@ async fn adopt<E: Delivers>(session: &mut E::Session, route: &Route, due: &[Due]
 }
 
 /// Locks entities of a route until the end of the transaction; waits for others that hold one.
-pub(super) async fn lock<E: Delivers>(
+pub(in crate::journal) async fn lock<E: Delivers>(
     session: &mut E::Session,
     route: &RouteName,
     entities: &BTreeSet<&str>,

@@ -3,7 +3,7 @@
 
 mod batch;
 mod call;
-mod entity;
+pub(in crate::journal) mod entity;
 mod lease;
 pub(in crate::journal) mod row;
 mod settle;
@@ -153,12 +153,16 @@ impl<E: Delivers> ServerJournal<E> {
             time: self.function_time,
         };
         let mut settled = Vec::with_capacity(claims.len());
-        let mut woken = false;
+        let (mut woken, mut succeeded) = (false, Vec::new());
         for claim in claims {
             let chance = self.draw()();
-            let (one, also) = caller.call(claim, chance).await.map_err(unavailable)?;
-            settled.push(one);
-            woken |= also;
+            let called = caller.call(claim, chance).await.map_err(unavailable)?;
+            settled.push(called.settled);
+            woken |= called.woken;
+            succeeded.extend(called.succeeded.then_some(claim.fence.delivery.event));
+        }
+        if E::SETTLES_ALONE && !route.ordering.is_serial() {
+            woken |= self.wake_parked_behind(succeeded).await;
         }
         if woken || route.ordering.is_serial() || !route.followups.is_empty() {
             self.shared.changed();
@@ -186,7 +190,9 @@ impl<E: Delivers> ServerJournal<E> {
         } else {
             let time = SettleTime { now: given, from };
             let done = work!(self, |session| settle::settle::<E>(&mut session, time, Held::Lease, &ended))?;
-            (done, self.wake_parked_behind(&first).await)
+            let succeeded = first.iter().filter(|one| matches!(one.verdict, Verdict::Succeeded(_)));
+            let succeeded = succeeded.map(|one| one.fence.delivery.event).collect();
+            (done, self.wake_parked_behind(succeeded).await)
         };
         // A worker knows by itself when its own deliveries are due again.
         let followed =
@@ -201,10 +207,9 @@ impl<E: Delivers> ServerJournal<E> {
         Ok(settled.collect())
     }
 
-    /// Apart from the settlement: a parked delivery looks again by itself if this fails.
-    async fn wake_parked_behind(&self, settlements: &[&Settlement]) -> bool {
-        let succeeded = settlements.iter().filter(|one| matches!(one.verdict, Verdict::Succeeded(_)));
-        let events: Vec<EventId> = succeeded.map(|one| one.fence.delivery.event).collect();
+    /// Parked deliveries of the entities of events that took effect look again. Apart from the settlement: a parked delivery
+    /// looks again by itself if this fails.
+    async fn wake_parked_behind(&self, events: Vec<EventId>) -> bool {
         if events.is_empty() {
             return false;
         }
