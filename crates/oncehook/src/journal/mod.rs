@@ -11,6 +11,7 @@
 //! Three traits, three readers: [`Journal`] is what the front door uses, [`Deliveries`] is for workers and operators,
 //! [`JournalReader`] is for people (lists, one event's story, counts). None can do another's work.
 
+pub(crate) mod decide;
 mod deliveries;
 mod forgetting;
 mod incarnation;

@@ -18,8 +18,9 @@ use oncehook_verify::UnixMicros;
 use super::connection::Session;
 use super::engine_error::EngineError;
 use super::row::{IDS, bytes, event, id, ids, is_true, maybe_text, number, text};
-use super::{ends, orders, search};
+use super::{Mysql, ends, search};
 use crate::event::EventId;
+use crate::journal::server::operate::audit;
 use crate::journal::{ClockDoubt, ClockMemory, Forgotten, Retention, TRUST_CLOCK, Who, look};
 
 /// Where a round is.
@@ -114,7 +115,7 @@ pub(super) async fn trust_clock(
     let now = session.now(given).await?.min(wall);
     remember_clock(session, &ClockMemory::believing(UnixMicros(now))).await?;
     let (action, subject) = TRUST_CLOCK;
-    orders::write_down(session, now, who, action, subject, None).await?;
+    audit::<Mysql>(session, now, who, action, subject, None).await?;
     session.run("COMMIT").await
 }
 

@@ -4,7 +4,7 @@
 //! back, not assumed). Needs MariaDB 10.6 or MySQL 8.0.16; the tests run on MariaDB.
 //!
 //! On the way out, `deliveries` is what workers and operators call: `queue` takes and settles deliveries, `apply` runs the
-//! user's statements (`user_sql`) in the transaction that settles them and `function` the user's Rust functions, `orders` does what operators ask, `forget` removes
+//! user's statements (`user_sql`) in the transaction that settles them and `function` the user's Rust functions, `operate` has the texts of what operators ask, `forget` removes
 //! what is old, `wake` looks for what other nodes did. Where order matters, `turn` says whose turn it is and `lines` knows who
 //! stands where.
 
@@ -19,11 +19,9 @@ mod function;
 mod ground;
 mod guard;
 mod incarnation;
-mod lines;
 mod many_rows;
-mod orders;
+mod operate;
 mod queries;
-mod queue;
 mod reader;
 mod rehearse;
 mod row;

@@ -6,12 +6,11 @@ use std::time::Duration;
 use oncehook_verify::UnixMicros;
 use tokio::sync::watch;
 
-use super::orders::{self, Refused};
-use super::{PostgresJournal, forget};
+use super::{Postgres, PostgresJournal, forget};
 use crate::delivery::{Claim, DeliveryId, Fence, RouteName, Settled, Settlement};
 use crate::journal::server::engine::Session as _;
-use crate::journal::server::error::Tries;
-use crate::journal::server::work::{unavailable, work};
+use crate::journal::server::operate;
+use crate::journal::server::work::work;
 use crate::journal::{
     Backlog, BoxFuture, Deliveries, Forgotten, Order, OrderError, Ordered, Pausable, Pause, Paused, Progress,
     Retention, Who, WorkError,
@@ -68,46 +67,24 @@ impl Deliveries for PostgresJournal {
     }
 
     fn order(&self, order: Order) -> BoxFuture<'_, Result<Ordered, OrderError>> {
-        Box::pin(async move {
-            let given = self.shared.given_time();
-            let mut tries = Tries::default();
-            loop {
-                let mut session = self.workers.take().await.map_err(unavailable)?;
-                match orders::carry_out(&session, given, &order).await {
-                    Ok(ordered) => {
-                        session.keep();
-                        self.shared.changed();
-                        return Ok(ordered);
-                    }
-                    Err(Refused::Unfit(error)) => {
-                        // At once, not when the server notices that the connection is gone: until then the deliveries are
-                        // locked, and workers pass over them.
-                        if session.rollback().await.is_ok() {
-                            session.keep();
-                        }
-                        return Err(error);
-                    }
-                    Err(Refused::Engine(error)) => tries.again(error).map_err(unavailable)?,
-                }
-            }
-        })
+        Box::pin(async move { operate::order(self, &order).await })
     }
 
     fn set_paused(&self, pause: Pause, who: Who) -> BoxFuture<'_, Result<(), WorkError>> {
         Box::pin(async move {
             let given = self.shared.given_time();
-            work!(self, |session| orders::set_paused(&session, given, &pause, &who))?;
+            work!(self, |session| operate::set_paused::<Postgres>(&mut session, given, &pause, &who))?;
             self.shared.changed();
             Ok(())
         })
     }
 
     fn paused(&self) -> BoxFuture<'_, Result<Vec<Pausable>, WorkError>> {
-        Box::pin(async move { work!(self, |session| orders::paused(&session)) })
+        Box::pin(async move { work!(self, |session| operate::paused::<Postgres>(&mut session)) })
     }
 
     fn pauses(&self) -> BoxFuture<'_, Result<Vec<Paused>, WorkError>> {
-        Box::pin(async move { work!(self, |session| orders::pauses(&session)) })
+        Box::pin(async move { work!(self, |session| operate::pauses::<Postgres>(&mut session)) })
     }
 
     fn forget(&self, retention: Retention) -> BoxFuture<'_, Result<Forgotten, WorkError>> {
@@ -124,7 +101,7 @@ impl Deliveries for PostgresJournal {
     fn trust_clock(&self, who: Who) -> BoxFuture<'_, Result<(), WorkError>> {
         Box::pin(async move {
             let (given, wall) = (self.shared.given_time(), self.shared.clock.now().0);
-            work!(self, |session| forget::trust_clock(&session, given, wall, &who))
+            work!(self, |session| forget::trust_clock(&mut session, given, wall, &who))
         })
     }
 

@@ -22,7 +22,8 @@ use uuid::Uuid;
 
 use super::connection::{EngineError, Session};
 use super::days::{self, DAY_MICROS, Day, Dropped, When};
-use super::{orders, search, sweep};
+use super::{Postgres, search, sweep};
+use crate::journal::server::operate::audit;
 use crate::journal::{ClockDoubt, ClockMemory, Forgotten, Retention, TRUST_CLOCK, Who, look, spans};
 
 /// Where a round is.
@@ -160,7 +161,7 @@ async fn remember_clock(session: &Session, memory: &ClockMemory) -> Result<(), E
 
 /// An operator says that the time is right.
 pub(super) async fn trust_clock(
-    session: &Session,
+    session: &mut Session,
     given: Option<i64>,
     wall: i64,
     who: &Who,
@@ -169,7 +170,7 @@ pub(super) async fn trust_clock(
     session.run("BEGIN").await?;
     remember_clock(session, &ClockMemory::believing(UnixMicros(now))).await?;
     let (action, subject) = TRUST_CLOCK;
-    orders::write_down(session, Some(now), who, action, subject, None).await?;
+    audit::<Postgres>(session, now, who, action, subject, None).await?;
     session.run("COMMIT").await
 }
 

@@ -4,7 +4,7 @@
 //! read back, not assumed) and keeps its session (`pooler` refuses others). Needs PostgreSQL 14 or later.
 //!
 //! On the way out, `deliveries` is what workers and operators call: `queue` takes and settles deliveries (from its `front` on), `apply` runs the
-//! user's statements (`user_sql`, `wrapped`) and `function` the user's Rust code in the transaction that settles them, `orders` does what operators ask, `forget` removes
+//! user's statements (`user_sql`, `wrapped`) and `function` the user's Rust code in the transaction that settles them, `operate` has the texts of what operators ask, `forget` removes
 //! what is old, `wake` tells other nodes. `guard` is for routes whose effects are in another database than the journal.
 
 mod connection;
@@ -17,8 +17,7 @@ mod function;
 mod guard;
 mod hosts;
 mod incarnation;
-mod lines;
-mod orders;
+mod operate;
 mod pooler;
 mod queries;
 mod queue;

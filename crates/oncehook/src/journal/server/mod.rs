@@ -20,6 +20,7 @@ pub(in crate::journal) mod error;
 mod identity;
 mod index;
 mod lane;
+pub(in crate::journal) mod operate;
 pub(in crate::journal) mod pool;
 mod self_test;
 pub(in crate::journal) mod shared;
