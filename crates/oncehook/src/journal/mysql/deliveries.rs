@@ -1,15 +1,15 @@
 //! The journal for workers and operators.
 
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use oncehook_verify::UnixMicros;
 use tokio::sync::watch;
 
-use super::{Mysql, MysqlJournal, forget};
+use super::{Mysql, MysqlJournal};
 use crate::delivery::{Claim, DeliveryId, Fence, RouteName, Settled, Settlement};
 use crate::journal::server::engine::Session as _;
-use crate::journal::server::operate;
+use crate::journal::server::{forget, operate};
 use crate::journal::server::work::work;
 use crate::journal::{
     Backlog, BoxFuture, Deliveries, Forgotten, Order, OrderError, Ordered, Pausable, Pause, Paused, Progress,
@@ -88,20 +88,13 @@ impl Deliveries for MysqlJournal {
     }
 
     fn forget(&self, retention: Retention) -> BoxFuture<'_, Result<Forgotten, WorkError>> {
-        Box::pin(async move {
-            let (given, wall) = (self.shared.given_time(), self.shared.clock.now().0);
-            let round = self.workers.engine.round.lock().unwrap_or_else(PoisonError::into_inner).clone();
-            let (forgotten, next) =
-                work!(self, |session| forget::batch(&mut session, given, wall, &round, &retention))?;
-            *self.workers.engine.round.lock().unwrap_or_else(PoisonError::into_inner) = next;
-            Ok(forgotten)
-        })
+        Box::pin(async move { forget::forget(self, &retention).await })
     }
 
     fn trust_clock(&self, who: Who) -> BoxFuture<'_, Result<(), WorkError>> {
         Box::pin(async move {
             let (given, wall) = (self.shared.given_time(), self.shared.clock.now().0);
-            work!(self, |session| forget::trust_clock(&mut session, given, wall, &who))
+            work!(self, |session| forget::trust_clock::<Mysql>(&mut session, given, wall, &who))
         })
     }
 

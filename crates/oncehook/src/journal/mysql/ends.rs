@@ -8,7 +8,7 @@
 
 use super::connection::{Insert, Session};
 use super::engine_error::EngineError;
-use super::row::{IDS, id, ids};
+use super::row::id;
 use crate::delivery::DeliveryState;
 use crate::event::EventId;
 
@@ -39,18 +39,6 @@ pub(super) async fn revived(session: &mut Session, event: EventId) -> Result<(),
     if session.row(sql, vec![id(event)]).await?.is_none() {
         let sql = "DELETE FROM oncehook_ends WHERE state = 'dead' AND event = ?";
         session.change(sql, vec![id(event)]).await?;
-    }
-    Ok(())
-}
-
-/// Removes what is written down of events that are forgotten.
-pub(super) async fn forget(session: &mut Session, events: &[EventId]) -> Result<(), EngineError> {
-    // State by state: the key begins with it.
-    let sql = format!(
-        "DELETE o FROM {IDS} STRAIGHT_JOIN oncehook_ends o FORCE INDEX (PRIMARY) ON o.state = ? AND o.event = UNHEX(t.id)"
-    );
-    for state in STATES {
-        session.change(&sql, vec![ids(events.iter().copied()), state.as_str().into()]).await?;
     }
     Ok(())
 }

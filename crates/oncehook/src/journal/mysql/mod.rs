@@ -45,6 +45,7 @@ use super::tally::Tally;
 use crate::event::{EventId, NewEvent};
 use crate::journal::server::engine::{AppendContext, Candidate, Engine, Purpose, Refusal, Stored};
 use crate::journal::server::error::EngineError;
+use crate::journal::server::forget::Round;
 use crate::journal::server::pool::Pool;
 use crate::journal::server::shared::Shared;
 use crate::journal::server::sql::Sql;
@@ -78,7 +79,7 @@ pub struct Mysql {
     /// A key that some lane has stored, for lanes that have stored none yet.
     witness: Mutex<Option<queries::Witness>>,
     /// Where forgetting has come to.
-    round: Mutex<forget::Round>,
+    round: Mutex<Round<std::convert::Infallible>>,
 }
 
 impl Engine for Mysql {

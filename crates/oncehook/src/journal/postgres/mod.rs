@@ -43,6 +43,7 @@ use super::tally::Tally;
 use crate::event::{EventId, NewEvent};
 use crate::journal::server::engine::{AppendContext, Candidate, Engine, Purpose, Refusal, Stored};
 use crate::journal::server::error::EngineError;
+use crate::journal::server::forget::Round;
 use crate::journal::server::pool::Pool;
 use crate::journal::server::shared::Shared;
 use crate::journal::server::sql::Sql;
@@ -70,7 +71,7 @@ pub struct Postgres {
     /// Where the queues of routes begin.
     fronts: front::Fronts,
     /// Where forgetting has come to.
-    round: Mutex<forget::Round>,
+    round: Mutex<Round<forget::Place>>,
     /// What the last look at the database's identity showed.
     seen: Mutex<Option<incarnation::Seen>>,
 }

@@ -29,7 +29,7 @@ impl Operates for Postgres {
                  FROM unnest($3::text[], $4::integer[]) AS t(route, epoch)
                 WHERE d.event = $2 AND d.route = t.route AND d.epoch = t.epoch",
         enqueue: "INSERT INTO oncehook.deliveries (event, route, epoch, state, run_at, entity, version)
-                  SELECT $2, r.route, $3, 'ready', $1, l.entity, l.version
+                  SELECT $2, r.route, $3::integer, 'ready', $1::bigint, l.entity, l.version
                     FROM unnest($4::text[]) AS r(route)
                     LEFT JOIN (SELECT entity, version FROM oncehook.deliveries
                                 WHERE event = $2 AND entity IS NOT NULL LIMIT 1) l ON true

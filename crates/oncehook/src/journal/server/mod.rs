@@ -17,6 +17,7 @@ pub(in crate::journal) mod deliver;
 mod duplicates;
 pub(in crate::journal) mod engine;
 pub(in crate::journal) mod error;
+pub(in crate::journal) mod forget;
 mod identity;
 mod index;
 mod lane;
