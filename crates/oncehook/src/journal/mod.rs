@@ -58,6 +58,15 @@ pub use read::{
 /// A future that a trait object can return. Only calls off the hot path use it.
 pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
+/// A statement of a handler that would fail as the tables are now.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Misfit {
+    /// Which statement of the handler, from 1.
+    pub statement: usize,
+    /// What the engine says, such as `no such table: orders`.
+    pub reason: String,
+}
+
 /// What the append decided about one event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {

@@ -295,11 +295,6 @@ impl Session {
         sql.len().saturating_add(weight(parameters)) <= row_bytes(self.packet)
     }
 
-    /// The largest body that it can store.
-    pub(super) fn largest_body(&self) -> usize {
-        largest_body(self.packet)
-    }
-
     /// How long an answer may take from now on.
     pub(super) fn wait_for_answers(&mut self, patience: Duration) {
         self.patience = patience;

@@ -31,7 +31,7 @@ use crate::handler::SqlHandler;
 use crate::handler::elsewhere::{Answer, Applied, Guarded, Round, Task, Voided};
 use crate::handler::entities::{self, Turn};
 use crate::handler::sql::ended_transaction;
-use crate::journal::server::engine::Engine;
+use crate::journal::server::{self, engine::Engine};
 
 /// Connections to one such database, for all routes.
 const CONNECTIONS: usize = 8;
@@ -269,7 +269,7 @@ impl Guarded for MysqlElsewhere {
     ) -> Answer<'a, Result<Vec<(usize, String)>, String>> {
         Box::pin(async move {
             let mut session = self.pool.take().await.map_err(|error| self.doubt(&error))?;
-            let misfits = super::rehearse::rehearse(&mut session, statements).await;
+            let misfits = server::rehearse::rehearse::<Mysql>(&mut session, statements).await;
             let misfits = misfits.map_err(|error| self.doubt(&error))?;
             session.keep();
             Ok(misfits.into_iter().map(|misfit| (misfit.statement, misfit.reason)).collect())

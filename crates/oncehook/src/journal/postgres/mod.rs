@@ -22,7 +22,6 @@ mod pooler;
 mod queries;
 mod queue;
 mod reader;
-mod rehearse;
 mod schema;
 mod search;
 mod standing;
@@ -41,19 +40,37 @@ use tokio::sync::watch;
 
 use super::tally::Tally;
 use crate::event::{EventId, NewEvent};
+use crate::handler::SqlHandler;
 use crate::journal::server::engine::{AppendContext, Candidate, Engine, Purpose, Refusal, Stored};
 use crate::journal::server::error::EngineError;
 use crate::journal::server::forget::Round;
 use crate::journal::server::pool::Pool;
+use crate::journal::server::rehearse;
 use crate::journal::server::shared::Shared;
 use crate::journal::server::sql::Sql;
 use crate::journal::server::{OpenError as ServerOpenError, ServerJournal, ServerOptions};
 use connection::Session;
 pub use guard::PostgresElsewhere;
-pub use rehearse::{Misfit, check_url, forbidden, shown_url};
 
 /// The journal on PostgreSQL.
 pub type PostgresJournal = ServerJournal<Postgres>;
+
+/// Why a statement may never run on this journal, whatever the tables are.
+#[must_use]
+pub fn forbidden(handler: &SqlHandler) -> Option<String> {
+    rehearse::forbidden::<Postgres>(handler)
+}
+
+/// Whether a text can be used as the URL of a database. The error does not repeat it.
+pub fn check_url(url: &str) -> Result<(), String> {
+    rehearse::check_url::<Postgres>(url)
+}
+
+/// The hosts and the database that a URL leads to, without what is secret.
+#[must_use]
+pub fn shown_url(url: &str) -> String {
+    rehearse::shown_url::<Postgres>(url)
+}
 
 /// How the journal on PostgreSQL is set up.
 pub type PostgresOptions = ServerOptions;

@@ -23,6 +23,7 @@ mod index;
 mod lane;
 pub(in crate::journal) mod operate;
 pub(in crate::journal) mod pool;
+pub(in crate::journal) mod rehearse;
 mod self_test;
 pub(in crate::journal) mod shared;
 pub(in crate::journal) mod sql;

@@ -72,7 +72,6 @@ use answered::Found;
 use ledger::Recent;
 use place::LockFile;
 use reader::Readers;
-pub use rehearse::Misfit;
 use writer::{Command, Ground, Post, Work, Writer};
 
 /// How the embedded journal is set up.

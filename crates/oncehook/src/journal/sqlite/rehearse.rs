@@ -14,19 +14,10 @@ use rusqlite::{Connection, ErrorCode};
 
 use super::{SqliteJournal, connection, user_sql};
 use crate::handler::SqlHandler;
-use crate::journal::ReadError;
+use crate::journal::{Misfit, ReadError};
 
 /// Preparing takes no time to speak of.
 const PATIENCE: Duration = Duration::from_secs(1);
-
-/// A statement that would fail now.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Misfit {
-    /// Which statement of the route, from 1.
-    pub statement: usize,
-    /// What SQLite says, such as `no such table: orders`.
-    pub reason: String,
-}
 
 impl SqliteJournal {
     /// The statements of a handler that would fail as things are.
