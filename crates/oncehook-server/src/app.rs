@@ -12,7 +12,8 @@ use std::time::Duration;
 
 use oncehook::clock::Clock;
 use oncehook::intake::{Intake, Spool};
-use oncehook::journal::{Deliveries, Journal, JournalReader, Retention, SelfTestError};
+use oncehook::journal::open::Opened;
+use oncehook::journal::{Journal, Retention, SelfTestError};
 use oncehook::observe::Metrics;
 use oncehook::worker::{Worker, WorkerHandle};
 use tokio::net::TcpListener;
@@ -89,13 +90,9 @@ pub struct App {
 impl App {
     /// Puts a gateway in front of a journal. The journal has passed its self-test when it was opened.
     #[must_use]
-    pub fn new<J: Journal + JournalReader + Deliveries>(
-        config: Config,
-        journal: Arc<J>,
-        clock: Clock,
-    ) -> Self {
+    pub fn new(config: Config, journal: impl Into<Opened>, clock: Clock) -> Self {
+        let Opened { journal, deliveries, reader, .. } = journal.into();
         let metrics = Arc::new(Metrics::new());
-        let writer: Arc<dyn Journal> = journal.clone();
         let access = admin::Access::new(&config.server);
         let limits = config.server.limits.clone();
         let routes = config.routes.clone();
@@ -106,13 +103,13 @@ impl App {
             audit: config.retention_audit,
             batch: FORGET_BATCH,
         };
-        let gate = Arc::new(Gate::new(config, Arc::clone(&writer), clock.clone(), Arc::clone(&metrics)));
+        let gate = Arc::new(Gate::new(config, Arc::clone(&journal), clock.clone(), Arc::clone(&metrics)));
         let admin = Arc::new(Admin {
             spool_alarm,
             gate: Arc::clone(&gate),
-            journal: Arc::clone(&writer),
-            reader: Arc::clone(&journal) as Arc<dyn JournalReader>,
-            deliveries: journal,
+            journal: Arc::clone(&journal),
+            reader,
+            deliveries,
             worker: OnceLock::new(),
             routes,
             replays: Replays::default(),
@@ -122,7 +119,7 @@ impl App {
             limits,
             self_test: watch::Sender::new(Ok(())),
         });
-        Self { gate, admin, journal: writer, retention, roles: Roles::ALL, lease: None, clock }
+        Self { gate, admin, journal, retention, roles: Roles::ALL, lease: None, clock }
     }
 
     /// With a spool beside the journal.
@@ -348,9 +345,9 @@ mod tests {
     use oncehook::intake::SpoolOptions;
     use oncehook::journal::memory::MemoryJournal;
     use oncehook::journal::{
-        AppendError, Backlog, BoxFuture, EventDetail, EventPage, EventQuery, Forgotten, JournalState, Layer,
-        Order, OrderError, Ordered, Pausable, Pause, Paused, Progress, ReadError, Receipt, Stats, StoredBody,
-        Ticket, Who, WorkError,
+        AppendError, Backlog, BoxFuture, Deliveries, EventDetail, EventPage, EventQuery, Forgotten,
+        JournalReader, JournalState, Layer, Order, OrderError, Ordered, Pausable, Pause, Paused, Progress,
+        ReadError, Receipt, Stats, StoredBody, Ticket, Who, WorkError,
     };
     use oncehook::route::Route;
     use oncehook_verify::UnixMicros;

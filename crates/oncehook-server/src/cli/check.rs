@@ -11,7 +11,7 @@ use oncehook::route::Route;
 
 use super::rehearsal::{self, Finding};
 use super::{Shared, print_json, say, text};
-use crate::config::{Config, JournalConfig, Problems};
+use crate::config::{Config, Problems};
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Check {
@@ -34,7 +34,7 @@ impl Check {
 
 fn look_into_database(config: &Config) -> anyhow::Result<Vec<Finding>> {
     let place = config.journal.shown();
-    if let JournalConfig::Sqlite(path) = &config.journal
+    if let Some(path) = config.journal.path()
         && !path.exists()
     {
         bail!("{place} is not there yet; `oncehook migrate` makes it, and your own tables are yours to make");

@@ -5,15 +5,13 @@
 use std::sync::Arc;
 
 use oncehook::handler::{Elsewhere, Handler, SqlHandler};
-use oncehook::journal::Journal;
-use oncehook::journal::mysql::MysqlJournal;
-use oncehook::journal::postgres::PostgresJournal;
-use oncehook::journal::sqlite::SqliteJournal;
+use oncehook::journal::open::Opened;
+use oncehook::journal::{Journal, Misfit};
 use oncehook::route::{Route, Routes};
 use oncehook_verify::Preset;
 use serde::Serialize;
 
-use crate::config::{Config, JournalConfig};
+use crate::config::Config;
 
 /// A statement that would fail now.
 #[derive(Debug, Serialize)]
@@ -24,22 +22,12 @@ pub(super) struct Finding {
     pub(super) problem: String,
 }
 
-/// Writes what does not fit a SQLite file into the log.
-pub(super) async fn warn_on_sqlite(config: &Config, journal: &SqliteJournal) {
-    for (route, handler) in sql_routes(config) {
-        match journal.rehearse(Arc::clone(handler)).await {
-            Ok(misfits) => misfits.iter().for_each(|misfit| warn(route, misfit.statement, &misfit.reason)),
-            Err(error) => tracing::warn!(%error, "the statements of the routes could not be tried out"),
-        }
-    }
-}
-
-/// Writes what does not fit a PostgreSQL database into the log.
-pub(super) async fn warn_on_postgres(config: &Config, journal: &PostgresJournal) {
+/// Writes what does not fit the journal's own database into the log.
+pub(super) async fn warn(config: &Config, journal: &Opened) {
     for (route, handler) in sql_routes(config) {
         match journal.rehearse(handler).await {
-            Ok(misfits) => misfits.iter().for_each(|misfit| warn(route, misfit.statement, &misfit.reason)),
-            Err(error) => tracing::warn!(%error, "the statements of the routes could not be tried out"),
+            Ok(misfits) => misfits.iter().for_each(|misfit| log(route, misfit.statement, &misfit.reason)),
+            Err(error) => tracing::warn!(error, "the statements of the routes could not be tried out"),
         }
     }
 }
@@ -48,7 +36,7 @@ pub(super) async fn warn_on_postgres(config: &Config, journal: &PostgresJournal)
 pub(super) async fn warn_on_others(routes: Routes) {
     for (route, elsewhere) in routes_elsewhere(&routes) {
         match elsewhere.database.rehearse(&elsewhere.statements).await {
-            Ok(misfits) => misfits.iter().for_each(|(statement, reason)| warn(route, *statement, reason)),
+            Ok(misfits) => misfits.iter().for_each(|(statement, reason)| log(route, *statement, reason)),
             Err(reason) => {
                 tracing::warn!(
                     route = route.name.as_str(),
@@ -60,17 +48,7 @@ pub(super) async fn warn_on_others(routes: Routes) {
     }
 }
 
-/// Writes what does not fit a MariaDB or MySQL database into the log.
-pub(super) async fn warn_on_mysql(config: &Config, journal: &MysqlJournal) {
-    for (route, handler) in sql_routes(config) {
-        match journal.rehearse(handler).await {
-            Ok(misfits) => misfits.iter().for_each(|misfit| warn(route, misfit.statement, &misfit.reason)),
-            Err(error) => tracing::warn!(%error, "the statements of the routes could not be tried out"),
-        }
-    }
-}
-
-fn warn(route: &Route, statement: usize, reason: &str) {
+fn log(route: &Route, statement: usize, reason: &str) {
     tracing::warn!(
         route = route.name.as_str(),
         statement,
@@ -83,24 +61,8 @@ fn warn(route: &Route, statement: usize, reason: &str) {
 pub(super) fn findings(config: &Config) -> anyhow::Result<Vec<Finding>> {
     let mut findings = Vec::new();
     for (route, handler) in sql_routes(config) {
-        let misfits: Vec<(usize, String)> = match &config.journal {
-            JournalConfig::Sqlite(path) => SqliteJournal::rehearse_in(path, handler)?
-                .into_iter()
-                .map(|misfit| (misfit.statement, misfit.reason))
-                .collect(),
-            JournalConfig::Mysql(url) => super::wait(MysqlJournal::rehearse_in(url.reveal(), handler))??
-                .into_iter()
-                .map(|misfit| (misfit.statement, misfit.reason))
-                .collect(),
-            JournalConfig::Postgres(url) => {
-                super::wait(PostgresJournal::rehearse_in(url.reveal(), handler))??
-                    .into_iter()
-                    .map(|misfit| (misfit.statement, misfit.reason))
-                    .collect()
-            }
-        };
-        for (statement, problem) in misfits {
-            findings.push(Finding { route: route.name.to_string(), statement, problem });
+        for Misfit { statement, reason } in super::wait(config.journal.rehearse(handler))?? {
+            findings.push(Finding { route: route.name.to_string(), statement, problem: reason });
         }
     }
     for (route, elsewhere) in routes_elsewhere(&config.routes) {
@@ -114,10 +76,7 @@ pub(super) fn findings(config: &Config) -> anyhow::Result<Vec<Finding>> {
 
 /// The largest body that the journal's database stores, in a journal that nobody needs to run.
 pub(super) fn largest_body(config: &Config) -> anyhow::Result<usize> {
-    Ok(match &config.journal {
-        JournalConfig::Mysql(url) => super::wait(MysqlJournal::largest_body_in(url.reveal()))??,
-        JournalConfig::Sqlite(_) | JournalConfig::Postgres(_) => usize::MAX,
-    })
+    Ok(super::wait(config.journal.largest_body())??)
 }
 
 /// Sources that take less than their provider sends, in words. What they refuse is lost if the provider gives up on 413.

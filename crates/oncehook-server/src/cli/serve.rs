@@ -6,16 +6,13 @@
 use std::future::Future;
 use std::net::SocketAddr;
 use std::process::ExitCode;
-use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 use oncehook::clock::Clock;
 use oncehook::intake::{Spool, SpoolOptions};
-use oncehook::journal::mysql::{MysqlJournal, MysqlOptions, OpenError as MysqlError};
-use oncehook::journal::postgres::{OpenError, PostgresJournal, PostgresOptions};
-use oncehook::journal::sqlite::{SqliteJournal, SqliteOptions};
-use oncehook::journal::{Deliveries, Journal, JournalReader, JournalState};
+use oncehook::journal::JournalState;
+use oncehook::journal::open::{OpenError, OpenOptions, Opened};
 use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
 use tokio::signal::unix::{SignalKind, signal};
@@ -24,7 +21,7 @@ use tokio::time::Instant;
 
 use super::{Shared, check, failure, rehearsal, say};
 use crate::app::{App, Roles};
-use crate::config::{Config, JournalConfig, OnOutage, SpoolConfig};
+use crate::config::{Config, OnOutage, SpoolConfig};
 use crate::http::listener;
 use crate::{memory, telemetry};
 
@@ -114,45 +111,20 @@ impl Serve {
             tokio::spawn(rehearsal::warn_on_others(config.routes.clone()));
         }
         // The journal first: before it has proved itself there is no port to connect to.
-        match &config.journal {
-            JournalConfig::Sqlite(_) if !self.role.is_empty() => {
-                bail!("--role needs a journal on a server database: one process alone can use a SQLite file");
-            }
-            JournalConfig::Sqlite(path) => {
-                let mut options = SqliteOptions { clock: clock.clone(), ..SqliteOptions::new(path) };
-                options.accept_lost_log = self.accept_lost_log;
-                options.ledger_generation = self.ledger_generation.unwrap_or(options.ledger_generation);
-                let journal = SqliteJournal::open(&options).context("open the journal")?;
-                rehearsal::warn_on_sqlite(&config, &journal).await;
-                self.serve_on(config, journal, clock, crash, shared).await
-            }
-            JournalConfig::Postgres(url) => {
-                let options = PostgresOptions { clock: clock.clone(), ..PostgresOptions::new(url.reveal()) };
-                let opened =
-                    in_patience(self.database_wait, async || match PostgresJournal::open(&options).await {
-                        Err(OpenError::Away(reason)) => Opening::Away(OpenError::Away(reason)),
-                        opened => Opening::Done(opened),
-                    });
-                let journal = opened.await.context("open the journal")?;
-                if self.roles().worker {
-                    rehearsal::warn_on_postgres(&config, &journal).await;
-                }
-                self.serve_on(config, journal, clock, crash, shared).await
-            }
-            JournalConfig::Mysql(url) => {
-                let options = MysqlOptions { clock: clock.clone(), ..MysqlOptions::new(url.reveal()) };
-                let opened =
-                    in_patience(self.database_wait, async || match MysqlJournal::open(&options).await {
-                        Err(MysqlError::Away(reason)) => Opening::Away(MysqlError::Away(reason)),
-                        opened => Opening::Done(opened),
-                    });
-                let journal = opened.await.context("open the journal")?;
-                if self.roles().worker {
-                    rehearsal::warn_on_mysql(&config, &journal).await;
-                }
-                self.serve_on(config, journal, clock, crash, shared).await
-            }
+        if config.journal.path().is_some() && !self.role.is_empty() {
+            bail!("--role needs a journal on a server database: one process alone can use a SQLite file");
         }
+        let options = OpenOptions {
+            clock: clock.clone(),
+            accept_lost_log: self.accept_lost_log,
+            ledger_generation: self.ledger_generation,
+        };
+        let journal = in_patience(self.database_wait, async || config.journal.open(&options).await);
+        let journal = journal.await.context("open the journal")?;
+        if self.roles().worker {
+            rehearsal::warn(&config, &journal).await;
+        }
+        self.serve_on(config, journal, clock, crash, shared).await
     }
 
     fn roles(&self) -> Roles {
@@ -160,17 +132,17 @@ impl Serve {
         Roles { ingest: has(Role::Ingest), worker: has(Role::Worker), admin: has(Role::Admin) }
     }
 
-    async fn serve_on<J: Journal + JournalReader + Deliveries>(
+    async fn serve_on(
         self,
         config: Config,
-        journal: J,
+        journal: Opened,
         clock: Clock,
         crash: Option<String>,
         shared: &Shared,
     ) -> anyhow::Result<u64> {
         let roles = self.roles();
         if roles.ingest {
-            rehearsal::warn_of_small_sources(&config, &journal);
+            rehearsal::warn_of_small_sources(&config, journal.journal.as_ref());
         }
         let spool = match roles.ingest && config.needs_spool() {
             true => Some(open_spool(&config.spool)?),
@@ -187,16 +159,16 @@ impl Serve {
             ingress: ingress.as_ref().map(TcpListener::local_addr).transpose()?,
             admin: admin.local_addr()?,
         };
+        let state = journal.journal.state();
         match self.log_json {
-            true => log_welcome(&config, &journal.state(), &places),
-            false => welcome(&config, &journal.state(), &places, &self.role, crash, shared),
+            true => log_welcome(&config, &state, &places),
+            false => welcome(&config, &state, &places, &self.role, crash, shared),
         }
         let shutdown = async {
             // An error would mean that nobody listens for signals any more.
             let _ = told_to_stop.await;
         };
-        let app =
-            App::new(config, Arc::new(journal), clock).with_lease(self.lease.map(Duration::from_millis));
+        let app = App::new(config, journal, clock).with_lease(self.lease.map(Duration::from_millis));
         let mut app = app.with_roles(roles);
         if let Some(spool) = spool {
             app = app.with_spool(spool, after);
@@ -213,35 +185,25 @@ fn run_to_end<T>(runtime: Runtime, gateway: impl Future<Output = T>) -> T {
     ended
 }
 
-/// One try to open a journal.
-enum Opening<J, E> {
-    /// It is open, or will not open however long one waits.
-    Done(Result<J, E>),
-    /// Its server is not there. It may come.
-    Away(E),
-}
-
 /// Opens a journal on a server. One that is not there is waited for, so that the database and the gateway may be started in
 /// any order; meanwhile no port is open. What waiting does not mend ends it at once.
-async fn in_patience<J, E: std::fmt::Display>(
+async fn in_patience(
     seconds: u64,
-    open: impl AsyncFn() -> Opening<J, E>,
-) -> Result<J, E> {
+    open: impl AsyncFn() -> Result<Opened, OpenError>,
+) -> Result<Opened, OpenError> {
     let begun = Instant::now();
     let mut told = None;
     loop {
-        match open().await {
-            Opening::Done(opened) => return opened,
-            Opening::Away(error) if begun.elapsed() >= Duration::from_secs(seconds) => return Err(error),
-            Opening::Away(error) => {
-                let reason = error.to_string();
-                if told.as_ref() != Some(&reason) {
-                    tracing::warn!(reason, "waiting up to {seconds} s for the database; no port is open yet");
-                    told = Some(reason);
-                }
-                tokio::time::sleep(DATABASE_AGAIN).await;
-            }
+        let error = match open().await {
+            Err(error) if error.is_away() && begun.elapsed() < Duration::from_secs(seconds) => error,
+            opened => return opened,
+        };
+        let reason = error.to_string();
+        if told.as_ref() != Some(&reason) {
+            tracing::warn!(reason, "waiting up to {seconds} s for the database; no port is open yet");
+            told = Some(reason);
         }
+        tokio::time::sleep(DATABASE_AGAIN).await;
     }
 }
 

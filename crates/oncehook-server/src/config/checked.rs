@@ -13,8 +13,8 @@ use ipnet::IpNet;
 use oncehook::delivery::RouteName;
 use oncehook::event::SourceName;
 use oncehook::fastpath::RedisAddress;
-use oncehook::handler::{Dialect, Handler};
-use oncehook::journal::{mysql, postgres};
+use oncehook::handler::Handler;
+use oncehook::journal::open::Location;
 use oncehook::machine::Machine;
 use oncehook::route::Routes;
 use oncehook_verify::{
@@ -35,7 +35,7 @@ pub struct Config {
     /// `[server]`
     pub server: ServerConfig,
     /// `[journal]`
-    pub journal: JournalConfig,
+    pub journal: Location,
     /// `[spool]`
     pub spool: SpoolConfig,
     /// `dedup.window`: how long a key is remembered, from its first receipt.
@@ -94,48 +94,6 @@ pub struct Limits {
     pub in_flight_bytes: usize,
     /// Callers waiting for a result; 202 beyond.
     pub waiting: usize,
-}
-
-/// `[journal]`
-#[derive(Debug, Clone)]
-pub enum JournalConfig {
-    /// The SQLite file.
-    Sqlite(PathBuf),
-    /// The URL of a PostgreSQL database. It may hold a password.
-    Postgres(Secret),
-    /// The URL of a MariaDB or MySQL database. It may hold a password.
-    Mysql(Secret),
-}
-
-impl JournalConfig {
-    /// How its engine writes parameters.
-    #[must_use]
-    pub fn dialect(&self) -> Dialect {
-        match self {
-            Self::Sqlite(_) => Dialect::Sqlite,
-            Self::Postgres(_) => Dialect::Postgres,
-            Self::Mysql(_) => Dialect::Mysql,
-        }
-    }
-
-    /// The URL of its server. It may hold a password.
-    #[must_use]
-    pub fn url(&self) -> Option<&str> {
-        match self {
-            Self::Sqlite(_) => None,
-            Self::Postgres(url) | Self::Mysql(url) => Some(url.reveal()),
-        }
-    }
-
-    /// Where it is, for people: without what is secret.
-    #[must_use]
-    pub fn shown(&self) -> String {
-        match self {
-            Self::Sqlite(path) => path.display().to_string(),
-            Self::Postgres(url) => postgres::shown_url(url.reveal()),
-            Self::Mysql(url) => mysql::shown_url(url.reveal()),
-        }
-    }
 }
 
 /// `[spool]`: where events wait while the journal is away.
@@ -372,8 +330,8 @@ fn read(file: &File<'_>) -> Option<Config> {
     let ground = Ground {
         sources: &named.sources,
         sources_known: count > 0 && named.sources.len() == count && root.lacks_near("source"),
-        dialect: journal.as_ref().map(JournalConfig::dialect),
-        journal_url: journal.as_ref().and_then(JournalConfig::url),
+        dialect: journal.as_ref().map(Location::dialect),
+        journal_url: journal.as_ref().and_then(Location::url),
         keep: Duration::from_secs(window.max(payload)),
         databases: RefCell::default(),
         machines: &machines.list,
@@ -542,31 +500,32 @@ fn read_limits(mut table: Table<'_, '_>) -> (Limits, BodyLimits) {
 }
 
 /// Nothing if something is wrong with it, so that no statement is judged by another engine's rules.
-fn read_journal(mut table: Table<'_, '_>, before: usize) -> Option<JournalConfig> {
+fn read_journal(mut table: Table<'_, '_>, before: usize) -> Option<Location> {
     let url = table.take_parsed("url", |url| {
         // It may hold a password, so it may stand elsewhere as a whole.
         if url.starts_with("env:") || url.starts_with("file:") {
-            return secret_from_reference(url).and_then(|url| journal_from_url(url.reveal()));
+            return secret_from_reference(url).and_then(|url| Location::parse(url.reveal()));
         }
-        journal_from_url(url)
+        Location::parse(url)
     });
     let file = table.finish(&[]);
-    let usual = || JournalConfig::Sqlite(PathBuf::from("oncehook.db"));
+    let usual = || Location::file("oncehook.db");
     (file.problems() == before).then(|| url.map_or_else(usual, toml::Spanned::into_inner))
 }
 
-fn read_spool(mut table: Table<'_, '_>, journal: Option<&JournalConfig>) -> SpoolConfig {
+fn read_spool(mut table: Table<'_, '_>, journal: Option<&Location>) -> SpoolConfig {
+    let journal = journal.and_then(Location::path);
     let path = table.take_string("path");
     let usual = match journal {
         // Beside the journal's file: that directory is there, and is meant to last.
-        Some(JournalConfig::Sqlite(journal)) => {
+        Some(journal) => {
             let mut name = journal.file_stem().unwrap_or(journal.as_os_str()).to_os_string();
             name.push("-spool.db");
             journal.with_file_name(name)
         }
-        Some(_) | None => PathBuf::from("oncehook-spool.db"),
+        None => PathBuf::from("oncehook-spool.db"),
     };
-    if let (Some(path), Some(JournalConfig::Sqlite(journal))) = (&path, journal)
+    if let (Some(path), Some(journal)) = (&path, journal)
         && Path::new(path.get_ref()) == journal
     {
         table.problem(path.span(), "the spool needs a file of its own, not the journal's");
@@ -580,25 +539,6 @@ fn read_spool(mut table: Table<'_, '_>, journal: Option<&JournalConfig>) -> Spoo
     };
     table.finish(&[]);
     spool
-}
-
-/// The error does not repeat the URL of a server: it may hold a password.
-fn journal_from_url(url: &str) -> Result<JournalConfig, String> {
-    match url.split_once("://") {
-        Some(("sqlite", "")) => {
-            Err("what follows sqlite:// is the path of the file, such as sqlite://oncehook.db".to_owned())
-        }
-        Some(("sqlite", path)) => Ok(JournalConfig::Sqlite(PathBuf::from(path))),
-        Some(("postgres" | "postgresql", _)) => {
-            postgres::check_url(url)?;
-            Secret::new(url).map(JournalConfig::Postgres).map_err(|error| error.to_string())
-        }
-        Some(("mysql" | "mariadb", _)) => {
-            mysql::check_url(url)?;
-            Secret::new(url).map(JournalConfig::Mysql).map_err(|error| error.to_string())
-        }
-        _ => Err("this is not a journal; write sqlite://PATH, postgres://USER@HOST/DATABASE or mysql://USER@HOST/DATABASE".to_owned()),
-    }
 }
 
 fn read_networks(table: &mut Table<'_, '_>, key: &'static str) -> Vec<IpNet> {

@@ -15,8 +15,7 @@ mod reference;
 mod route;
 
 pub use checked::{
-    Config, JournalConfig, Limits, OnOutage, Rate, RateLimits, ServerConfig, SourceConfig, SpoolConfig,
-    WaitConfig,
+    Config, Limits, OnOutage, Rate, RateLimits, ServerConfig, SourceConfig, SpoolConfig, WaitConfig,
 };
 pub(crate) use duration::parse_duration;
 pub(crate) use near::did_you_mean;

@@ -20,8 +20,7 @@ use oncehook::handler::{
     Dialect, Elsewhere, Expression, Fetch, FetchOptions, Guarded, Handler, HeaderTemplate, HttpHandler,
     HttpOptions, OnClientError, SqlHandler, Template,
 };
-use oncehook::journal::mysql::MysqlElsewhere;
-use oncehook::journal::postgres::PostgresElsewhere;
+use oncehook::journal::open;
 use oncehook::machine::Machine;
 use oncehook::ordering::{Memory, OnDead, Ordering, Parking};
 use oncehook::retry::RetryPolicy;
@@ -512,34 +511,14 @@ fn read_database(written: &str, ground: &Ground<'_>) -> Result<Option<(Arc<dyn G
     if let Some((known, dialect)) = databases.get(&url) {
         return Ok(Some((Arc::clone(known), *dialect)));
     }
-    let told = |error: &dyn std::fmt::Display| error.to_string();
-    let (database, dialect): (Arc<dyn Guarded>, _) = match url.split_once("://") {
-        Some(("postgres" | "postgresql", _)) => {
-            (Arc::new(PostgresElsewhere::new(&url).map_err(|error| told(&error))?), Dialect::Postgres)
-        }
-        Some(("mysql" | "mariadb", _)) => {
-            (Arc::new(MysqlElsewhere::new(&url).map_err(|error| told(&error))?), Dialect::Mysql)
-        }
-        Some(("sqlite", _)) => {
-            return Err("another SQLite file cannot be guarded; leave `database` out and keep your tables in the journal's file".to_owned());
-        }
-        _ => {
-            return Err(
-                "a database is a URL such as postgres://user@host/name or mysql://user@host/name".to_owned()
-            );
-        }
-    };
+    let (database, dialect) = open::external(&url)?;
     databases.insert(url, (Arc::clone(&database), dialect));
     Ok(Some((database, dialect)))
 }
 
 /// What the engine would refuse at every attempt is said at once.
 fn allowed(handler: SqlHandler, dialect: Dialect) -> Result<SqlHandler, String> {
-    match dialect {
-        Dialect::Postgres => oncehook::journal::postgres::forbidden(&handler).map_or(Ok(handler), Err),
-        Dialect::Mysql => oncehook::journal::mysql::forbidden(&handler).map_or(Ok(handler), Err),
-        Dialect::Sqlite => Ok(handler),
-    }
+    open::forbidden(&handler, dialect).map_or(Ok(handler), Err)
 }
 
 /// `None` if one of them cannot be read.

@@ -18,6 +18,8 @@ mod incarnation;
 pub mod memory;
 #[cfg(feature = "mysql")]
 pub mod mysql;
+#[cfg(any(feature = "sqlite", feature = "postgres", feature = "mysql"))]
+pub mod open;
 #[cfg(feature = "postgres")]
 pub mod postgres;
 mod read;
