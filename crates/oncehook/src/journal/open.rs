@@ -68,14 +68,14 @@ trait Rehearses: Send + Sync {
 #[cfg(feature = "sqlite")]
 impl Rehearses for SqliteJournal {
     fn rehearse<'a>(&'a self, handler: &'a Arc<SqlHandler>) -> BoxFuture<'a, Result<Vec<Misfit>, String>> {
-        Box::pin(async { self.rehearse(Arc::clone(handler)).await.map_err(|error| error.to_string()) })
+        Box::pin(async move { self.rehearse(Arc::clone(handler)).await.map_err(|error| error.to_string()) })
     }
 }
 
 #[cfg(any(feature = "postgres", feature = "mysql"))]
 impl<E: server::user_sql::UserSql> Rehearses for server::ServerJournal<E> {
     fn rehearse<'a>(&'a self, handler: &'a Arc<SqlHandler>) -> BoxFuture<'a, Result<Vec<Misfit>, String>> {
-        Box::pin(async { self.rehearse(handler).await.map_err(|error| error.to_string()) })
+        Box::pin(async move { self.rehearse(handler).await.map_err(|error| error.to_string()) })
     }
 }
 

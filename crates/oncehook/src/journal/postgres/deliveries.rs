@@ -9,8 +9,8 @@ use tokio::sync::watch;
 use super::{Postgres, PostgresJournal};
 use crate::delivery::{Claim, DeliveryId, Fence, RouteName, Settled, Settlement};
 use crate::journal::server::engine::Session as _;
-use crate::journal::server::{forget, operate};
 use crate::journal::server::work::work;
+use crate::journal::server::{forget, operate};
 use crate::journal::{
     Backlog, BoxFuture, Deliveries, Forgotten, Order, OrderError, Ordered, Pausable, Pause, Paused, Progress,
     Retention, Who, WorkError,

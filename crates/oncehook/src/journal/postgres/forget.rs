@@ -10,7 +10,6 @@
 use std::sync::Mutex;
 
 use tokio_postgres::error::SqlState;
-use uuid::Uuid;
 
 use super::connection::{EngineError, Session};
 use super::days::{self, DAY_MICROS, Day, Dropped, When};

@@ -301,7 +301,8 @@ async fn remember_clock<E: Forgets>(
     session: &mut E::Session,
     memory: &ClockMemory,
 ) -> Result<(), EngineError> {
-    let row = [CLOCK.0.into(), CLOCK.1.into(), (&memory.text()).into()];
+    let text = memory.text();
+    let row = [Param::from(CLOCK.0), CLOCK.1.into(), (&text).into()];
     session.change(E::FORGET.remember_clock, &row).await.map(|_| ())
 }
 
@@ -329,7 +330,7 @@ async fn ahead<E: Forgets>(
     let (from, future) = (uuid(from).max(batch.beyond_usual()), batch.future());
     let marked = match from < future {
         true => {
-            let spans = [span_of(from).into(), span_of(future).into()];
+            let spans = [Param::from(span_of(from)), span_of(future).into()];
             session
                 .row(E::FORGET.span_ahead, &spans)
                 .await?
@@ -361,8 +362,14 @@ async fn walk<E: Forgets>(
         return Ok(None);
     }
     let (now, dead, most) = (batch.now, batch.dead(), batch.retention.batch);
-    let part = [event(from).into(), event(beyond).into(), batch.received().into(), most.into()];
-    let asked: Vec<Param<'_>> = [now.into(), dead.into()].into_iter().chain(part).collect();
+    let asked = [
+        Param::from(now),
+        dead.into(),
+        event(from).into(),
+        event(beyond).into(),
+        batch.received().into(),
+        most.into(),
+    ];
     let rows = session.rows(E::FORGET.look, &asked).await?;
     let mut chosen = Vec::new();
     for row in &rows {
@@ -374,7 +381,7 @@ async fn walk<E: Forgets>(
         E::before_delete(session).await?;
         let locked = events::<E>(session, E::FORGET.lock_events, &[Param::ids(chosen)]).await?;
         // Looked at again now that no operator can order anything for them.
-        let asked = [now.into(), dead.into(), Param::ids(locked)];
+        let asked = [Param::from(now), dead.into(), Param::ids(locked)];
         let gone = events::<E>(session, E::FORGET.look_again, &asked).await?;
         if !gone.is_empty() {
             let asked = [Param::ids(gone.iter().copied())];

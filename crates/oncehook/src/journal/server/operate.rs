@@ -218,7 +218,7 @@ async fn write<E: Operates>(
             Column::texts(skip.iter().map(|found| found.route.as_str())),
             Column::ints(skip.iter().map(|found| i64::from(found.epoch))),
         ]);
-        let given_up = [now.into(), event.into(), table];
+        let given_up = [Param::from(now), event.into(), table];
         session.change(E::OPERATE.lose_attempts, &given_up).await?;
         session.change(E::OPERATE.skip, &given_up).await?;
     }
@@ -250,8 +250,14 @@ pub(in crate::journal) async fn audit<E: Operates>(
     // PostgreSQL's texts have no zero characters.
     let text = |text: &String| text.replace('\0', "\u{fffd}");
     let (name, reason) = (text(&who.name), who.reason.as_ref().map(text));
-    let row =
-        [now.into(), (&name).into(), action.into(), subject.into(), reason.as_ref().into(), detail.into()];
+    let row = [
+        Param::from(now),
+        (&name).into(),
+        action.into(),
+        subject.into(),
+        reason.as_ref().into(),
+        detail.into(),
+    ];
     session.change(E::OPERATE.audit, &row).await.map(|_| ())
 }
 
