@@ -146,7 +146,8 @@ async fn keys_that_are_stored_while_the_clock_is_set_back_are_remembered_as_long
 /// Journals that stop at the first young event instead of passing over it. To be emptied.
 const STOP_AT_A_YOUNG_EVENT: [&str; 1] = ["sqlite"];
 
-/// Events stand in the order of their ids. Behind one that came while the clock was 40 days ahead, all others came earlier than it.
+/// Events stand in the order of their ids. Behind one that came while the clock was 40 days ahead, all others came
+/// earlier than it.
 async fn fault_18_an_event_of_a_clock_that_ran_ahead_keeps_nothing_behind_it<J: WholeJournal>(case: Case<J>) {
     let window = |key: &str, received| NewEvent {
         received_at: at(received),

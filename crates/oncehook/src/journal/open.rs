@@ -1,7 +1,8 @@
-//! The front of all journals that last: one URL says which engine it is, and everything behind it is reached through traits.
+//! The front of all journals that last: one URL says which engine it is, and everything behind it is reached through
+//! traits.
 //!
-//! Promises: a program that uses this front names no engine. Errors and [`Location::shown`] do not repeat a URL, which may hold
-//! a password.
+//! Promises: a program that uses this front names no engine. Errors and [`Location::shown`] do not repeat a URL, which
+//! may hold a password.
 //! Does not: wait for a server that is away ([`OpenError::is_away`]); how long to wait is the caller's to decide.
 
 use std::path::{Path, PathBuf};
@@ -135,7 +136,8 @@ impl OpenError {
 }
 
 impl Location {
-    /// Reads a URL: `sqlite://PATH`, `postgres://…`, `mysql://…`, `mariadb://…`. The error does not repeat the URL of a server.
+    /// Reads a URL: `sqlite://PATH`, `postgres://…`, `mysql://…`, `mariadb://…`. The error does not repeat the URL of a
+    /// server.
     pub fn parse(url: &str) -> Result<Self, String> {
         match url.split_once("://") {
             #[cfg(feature = "sqlite")]
@@ -217,8 +219,8 @@ impl Location {
         }
     }
 
-    /// Opens the journal, which has passed its self-test then. Must be called inside a tokio runtime. A file is opened by the
-    /// calling thread.
+    /// Opens the journal, which has passed its self-test then. Must be called inside a tokio runtime. A file is opened
+    /// by the calling thread.
     pub async fn open(&self, options: &OpenOptions) -> Result<Opened, OpenError> {
         let OpenOptions { clock, accept_lost_log, ledger_generation } = options.clone();
         Ok(match &self.0 {
@@ -276,8 +278,8 @@ impl Location {
     }
 }
 
-/// A database for the effects of routes that is not the journal's, and how it writes parameters. The error does not repeat
-/// the URL.
+/// A database for the effects of routes that is not the journal's, and how it writes parameters. The error does not
+/// repeat the URL.
 pub fn external(url: &str) -> Result<(Arc<dyn Guarded>, Dialect), String> {
     match url.split_once("://") {
         #[cfg(feature = "postgres")]

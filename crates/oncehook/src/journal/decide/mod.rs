@@ -1,7 +1,7 @@
 //! The decisions that every journal makes the same way.
 //!
-//! Promises: pure functions. A journal loads what they ask for, inside its transaction, and carries out what they answer. No SQL,
-//! no clock, no randomness and no IO is in here: times and chances are arguments.
+//! Promises: pure functions. A journal loads what they ask for, inside its transaction, and carries out what they
+//! answer. No SQL, no clock, no randomness and no IO is in here: times and chances are arguments.
 
 #[cfg(any(feature = "postgres", feature = "mysql"))]
 pub(crate) mod order;

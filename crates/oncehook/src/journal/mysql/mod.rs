@@ -10,7 +10,6 @@
 
 mod connection;
 mod deliver;
-mod deliveries;
 mod ends;
 mod engine_error;
 mod entity;

@@ -2,10 +2,11 @@
 
 use super::connection::Session;
 use super::engine_error::EngineError;
-use super::{Mysql, ends};
+use super::{Mysql, MysqlJournal, ends};
 use crate::delivery::DeliveryState;
 use crate::event::EventId;
 use crate::journal::server::operate::{OperateSql, Operates};
+use crate::journal::{Backlog, ReadError};
 
 impl Operates for Mysql {
     const OPERATE: OperateSql = OperateSql {
@@ -59,5 +60,9 @@ impl Operates for Mysql {
             ends::write(session, std::iter::once((DeliveryState::Skipped, event))).await?;
         }
         ends::revived(session, event).await
+    }
+
+    async fn backlog(journal: &MysqlJournal) -> Result<Vec<Backlog>, ReadError> {
+        journal.readers().backlog().await
     }
 }

@@ -1,9 +1,9 @@
 //! Forgetting on PostgreSQL: texts, and whole days.
 //!
-//! A day that is old as a whole is dropped (`days`), and what stood beside its events is swept behind it (`sweep`). Row by row
-//! go: what has no day; days with few events, which costs little and keeps to the minute; events whose ids run ahead; and
-//! all days if the retention is shorter than [`SHORT`]. Of other days nothing is forgotten before all of it may go, so their
-//! events stay up to a day longer than the retention.
+//! A day that is old as a whole is dropped (`days`), and what stood beside its events is swept behind it (`sweep`). Row
+//! by row go: what has no day; days with few events, which costs little and keeps to the minute; events whose ids run
+//! ahead; and all days if the retention is shorter than [`SHORT`]. Of other days nothing is forgotten before all of it
+//! may go, so their events stay up to a day longer than the retention.
 //!
 //! A round makes missing days first. Behind the events it goes over the days of attempts and the sweeps.
 
@@ -76,10 +76,15 @@ impl Forgets for Postgres {
             ") FROM oncehook.events e WHERE e.id >= $3 AND e.id < $4 ORDER BY e.id LIMIT $6"
         ),
         lock_events: "SELECT id FROM oncehook.events WHERE id = ANY($1) ORDER BY id FOR UPDATE SKIP LOCKED",
-        look_again: concat!("SELECT e.id FROM oncehook.events e WHERE e.id = ANY($3) AND NOT (", kept!(), ") ORDER BY e.id"),
+        look_again: concat!(
+            "SELECT e.id FROM oncehook.events e WHERE e.id = ANY($3) AND NOT (",
+            kept!(),
+            ") ORDER BY e.id"
+        ),
         delete: &[
             "DELETE FROM oncehook.bodies b USING oncehook.events e
-              WHERE e.id = ANY($1) AND NOT e.key_signed AND b.source = e.source AND b.digest = e.digest AND b.event = e.id",
+              WHERE e.id = ANY($1) AND NOT e.key_signed
+                AND b.source = e.source AND b.digest = e.digest AND b.event = e.id",
             "DELETE FROM oncehook.deliveries WHERE event = ANY($1)",
             "DELETE FROM oncehook.attempts   WHERE event = ANY($1)",
             "DELETE FROM oncehook.conflicts  WHERE event = ANY($1)",

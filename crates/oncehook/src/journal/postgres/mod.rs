@@ -10,7 +10,6 @@
 mod connection;
 mod days;
 mod deliver;
-mod deliveries;
 mod forget;
 mod front;
 mod function;

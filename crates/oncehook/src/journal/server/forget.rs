@@ -1,18 +1,18 @@
 //! Forgetting: old events, then the keys that outlive them, and the audit; a small batch at a time.
 //!
-//! Promises: what is pending is never forgotten, dead and quarantined events only when the operator said how long they are
-//! kept; a key only after its window and when nothing more can come of its event. Each event is judged by itself: one that has
-//! to stay keeps nothing behind it. Each batch is one short transaction, and of several nodes one forgets at a time.
-//! An event is locked before it is looked at for the last time, so an order that comes at that moment finds it whole or
-//! finds nothing.
+//! Promises: what is pending is never forgotten, dead and quarantined events only when the operator said how long they
+//! are kept; a key only after its window and when nothing more can come of its event. Each event is judged by itself:
+//! one that has to stay keeps nothing behind it. Each batch is one short transaction, and of several nodes one forgets
+//! at a time. An event is locked before it is looked at for the last time, so an order that comes at that moment finds
+//! it whole or finds nothing.
 //!
-//! Nothing goes while the clock is in doubt (`journal::forgetting`): each batch looks at it first. The time that counts is the
-//! earlier one of the database's and this node's, so one wrong clock alone forgets nothing too early.
+//! Nothing goes while the clock is in doubt (`journal::forgetting`): each batch looks at it first. The time that counts
+//! is the earlier one of the database's and this node's, so one wrong clock alone forgets nothing too early.
 //!
-//! A round goes over the events whose ids are old. Then over those whose ids run ahead of their receipt, because a clock had
-//! been set back: the search index marks the spans in which there are such events, and what it has not reached are ids in
-//! the future. Then over what only the engine has, then over the ledger. The position is kept in memory; a restart
-//! begins a new round, which costs reading and nothing else.
+//! A round goes over the events whose ids are old. Then over those whose ids run ahead of their receipt, because a
+//! clock had been set back: the search index marks the spans in which there are such events, and what it has not
+//! reached are ids in the future. Then over what only the engine has, then over the ledger. The position is kept in
+//! memory; a restart begins a new round, which costs reading and nothing else.
 
 use std::future::Future;
 use std::sync::{Mutex, PoisonError};
@@ -43,10 +43,11 @@ pub(in crate::journal) struct ForgetSql {
     pub(in crate::journal) lock: &'static str,
     /// Ends what `lock` began, if the transaction's end does not.
     pub(in crate::journal) unlock: Option<&'static str>,
-    /// `$1`, `$2`: the first and the last span. Returns the first span between them with an id that runs ahead, or null.
+    /// `$1`, `$2`: the first and the last span. Returns the first span between them with an id that runs ahead, or
+    /// null.
     pub(in crate::journal) span_ahead: &'static str,
-    /// `$1`: now; `$2`: how long the dead are kept, null for ever; `$3`, `$4`: the first event and the one behind the last;
-    /// `$5`: received then or earlier is old; `$6`: limit. Returns events in order, each with whether it may go.
+    /// `$1`: now; `$2`: how long the dead are kept, null for ever; `$3`, `$4`: the first event and the one behind the
+    /// last; `$5`: received then or earlier is old; `$6`: limit. Returns events in order, each with whether it may go.
     pub(in crate::journal) look: &'static str,
     /// `$1`: table of events. Locks those that are not locked yet, and returns them.
     pub(in crate::journal) lock_events: &'static str,
@@ -56,8 +57,8 @@ pub(in crate::journal) struct ForgetSql {
     pub(in crate::journal) delete: &'static [&'static str],
     /// `$1`, `$2`: source and key to begin behind; `$3`: limit. Returns source, key, and when it may go.
     pub(in crate::journal) keys: &'static str,
-    /// `$1`: now; `$2`: table of source, key. Removes those of whose events nothing more can come, short of a forced replay.
-    /// An event that is gone has neither deliveries nor flags.
+    /// `$1`: now; `$2`: table of source, key. Removes those of whose events nothing more can come, short of a forced
+    /// replay. An event that is gone has neither deliveries nor flags.
     pub(in crate::journal) delete_keys: &'static str,
     /// `$1`: written then or earlier is old; `$2`: limit.
     pub(in crate::journal) delete_audit: &'static str,
@@ -350,8 +351,8 @@ async fn ahead<E: Forgets>(
     Ok(walk::<E>(session, batch, part, forgotten).await?.map_or(then, Round::Ahead))
 }
 
-/// Looks at events one by one, between two ids (the second excluded), and forgets those that may go. Returns where it goes on,
-/// if it did not come to the end.
+/// Looks at events one by one, between two ids (the second excluded), and forgets those that may go. Returns where it
+/// goes on, if it did not come to the end.
 async fn walk<E: Forgets>(
     session: &mut E::Session,
     batch: &Batch<'_>,

@@ -14,6 +14,7 @@
 
 pub(in crate::journal) mod aliases;
 pub(in crate::journal) mod deliver;
+mod deliveries;
 mod duplicates;
 pub(in crate::journal) mod engine;
 pub(in crate::journal) mod error;

@@ -1,7 +1,8 @@
-//! What operators order for one event, and what they pause. Each order is one transaction with the audit row that records it.
+//! What operators order for one event, and what they pause. Each order is one transaction with the audit row that
+//! records it.
 //!
-//! Promises: the event's row and its deliveries are locked before they are looked at, so that two operators, a worker and
-//! the janitor come one after the other, and what an order looks at is what it changes.
+//! Promises: the event's row and its deliveries are locked before they are looked at, so that two operators, a worker
+//! and the janitor come one after the other, and what an order looks at is what it changes.
 //!
 //! Does not: decide what an order changes, or why it is refused. `decide::order` does.
 
@@ -16,7 +17,7 @@ use super::work::unavailable;
 use crate::delivery::DeliveryState;
 use crate::event::EventId;
 use crate::journal::decide::order::{Changes, Found, decide};
-use crate::journal::{Order, OrderError, Ordered, Pausable, Pause, Paused, Who};
+use crate::journal::{Backlog, Order, OrderError, Ordered, Pausable, Pause, Paused, ReadError, Who};
 
 /// The texts of these statements.
 pub(in crate::journal) struct OperateSql {
@@ -28,7 +29,8 @@ pub(in crate::journal) struct OperateSql {
     pub(in crate::journal) lock_event: &'static str,
     /// `$1`: event. Returns a row if it is held.
     pub(in crate::journal) is_held: &'static str,
-    /// `$1`: now; `$2`: event. Locks its deliveries, and returns route, epoch, state, attempt, and whether it is leased.
+    /// `$1`: now; `$2`: event. Locks its deliveries, and returns route, epoch, state, attempt, and whether it is
+    /// leased.
     pub(in crate::journal) lock_deliveries: &'static str,
     /// `$1`: now; `$2`: event; `$3`: table of route, epoch, state, attempt limit. Makes these deliveries due now.
     pub(in crate::journal) revive: &'static str,
@@ -36,8 +38,8 @@ pub(in crate::journal) struct OperateSql {
     pub(in crate::journal) lose_attempts: &'static str,
     /// `$1`: now; `$2`: event; `$3`: table of route, epoch. Gives these deliveries up.
     pub(in crate::journal) skip: &'static str,
-    /// `$1`: now; `$2`: event; `$3`: epoch; `$4`: table of routes. Makes deliveries that are due at once; those that exist
-    /// stay as they are. If others of the event are in the queue of its entity, these are too.
+    /// `$1`: now; `$2`: event; `$3`: epoch; `$4`: table of routes. Makes deliveries that are due at once; those that
+    /// exist stay as they are. If others of the event are in the queue of its entity, these are too.
     pub(in crate::journal) enqueue: &'static str,
     /// `$1`: event. It is held no more.
     pub(in crate::journal) release: &'static str,
@@ -62,6 +64,10 @@ pub(in crate::journal) trait Operates: Delivers {
     ) -> impl Future<Output = Result<i64, EngineError>> + Send {
         session.begin(given)
     }
+
+    /// What waits, runs and is dead, by route.
+    fn backlog(journal: &ServerJournal<Self>)
+    -> impl Future<Output = Result<Vec<Backlog>, ReadError>> + Send;
 
     /// Corrects the engine's index of deliveries that ended without success, after an order.
     fn index_ends(
@@ -107,8 +113,8 @@ pub(in crate::journal) async fn order<E: Operates>(
                 return Ok(ordered);
             }
             Err(Refused::Unfit(error)) => {
-                // At once, not when the server notices that the connection is gone: until then the deliveries are locked,
-                // and workers skip them.
+                // At once, not when the server notices that the connection is gone: until then the deliveries are
+                // locked, and workers skip them.
                 if session.rollback().await.is_ok() {
                     session.keep();
                 }
@@ -148,8 +154,8 @@ pub(in crate::journal) async fn carry_out<E: Operates>(
     Ok(changes.ordered)
 }
 
-/// The event's entity, if it has one. The entity's queues in which its deliveries are get locked before the deliveries, as
-/// workers do it.
+/// The event's entity, if it has one. The entity's queues in which its deliveries are get locked before the deliveries,
+/// as workers do it.
 async fn lock_queues<E: Operates>(
     session: &mut E::Session,
     event: EventId,
@@ -169,8 +175,9 @@ async fn lock_queues<E: Operates>(
     Ok(Some(entity))
 }
 
-/// Whether the event is held; `None` if there is no such event. Until the end of the transaction no one else orders anything
-/// for it, and the janitor does not forget it. Two statements: the second one must see what was committed before the lock.
+/// Whether the event is held; `None` if there is no such event. Until the end of the transaction no one else orders
+/// anything for it, and the janitor does not forget it. Two statements: the second one must see what was committed
+/// before the lock.
 async fn look<E: Operates>(session: &mut E::Session, event: EventId) -> Result<Option<bool>, EngineError> {
     if session.row(E::OPERATE.lock_event, &[event.into()]).await?.is_none() {
         return Ok(None);
@@ -261,7 +268,8 @@ pub(in crate::journal) async fn audit<E: Operates>(
     session.change(E::OPERATE.audit, &row).await.map(|_| ())
 }
 
-/// Pauses or resumes a source or route, in one transaction with its row in the audit; there is none if it is so already.
+/// Pauses or resumes a source or route, in one transaction with its row in the audit; there is none if it is so
+/// already.
 pub(in crate::journal) async fn set_paused<E: Operates>(
     session: &mut E::Session,
     given: Option<i64>,

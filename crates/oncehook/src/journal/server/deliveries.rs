@@ -1,4 +1,4 @@
-//! The journal for workers and operators.
+//! The server journal for workers and operators: what [`Deliveries`] asks for, each call where it is done.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -6,18 +6,18 @@ use std::time::Duration;
 use oncehook_verify::UnixMicros;
 use tokio::sync::watch;
 
-use super::{Mysql, MysqlJournal};
+use super::engine::Session as _;
+use super::forget::Forgets;
+use super::work::work;
+use super::{ServerJournal, forget, operate};
 use crate::delivery::{Claim, DeliveryId, Fence, RouteName, Settled, Settlement};
-use crate::journal::server::engine::Session as _;
-use crate::journal::server::work::work;
-use crate::journal::server::{forget, operate};
 use crate::journal::{
     Backlog, BoxFuture, Deliveries, Forgotten, Order, OrderError, Ordered, Pausable, Pause, Paused, Progress,
     Retention, Who, WorkError,
 };
 use crate::route::Route;
 
-impl Deliveries for MysqlJournal {
+impl<E: Forgets> Deliveries for ServerJournal<E> {
     fn changes(&self) -> watch::Receiver<u64> {
         self.shared.changes.subscribe()
     }
@@ -61,7 +61,7 @@ impl Deliveries for MysqlJournal {
 
     fn backlog(&self) -> BoxFuture<'_, Result<Vec<Backlog>, WorkError>> {
         Box::pin(async {
-            let backlog = self.readers().backlog().await;
+            let backlog = E::backlog(self).await;
             backlog.map_err(|error| WorkError::Unavailable(error.to_string()))
         })
     }
@@ -73,18 +73,18 @@ impl Deliveries for MysqlJournal {
     fn set_paused(&self, pause: Pause, who: Who) -> BoxFuture<'_, Result<(), WorkError>> {
         Box::pin(async move {
             let given = self.shared.given_time();
-            work!(self, |session| operate::set_paused::<Mysql>(&mut session, given, &pause, &who))?;
+            work!(self, |session| operate::set_paused::<E>(&mut session, given, &pause, &who))?;
             self.shared.changed();
             Ok(())
         })
     }
 
     fn paused(&self) -> BoxFuture<'_, Result<Vec<Pausable>, WorkError>> {
-        Box::pin(async move { work!(self, |session| operate::paused::<Mysql>(&mut session)) })
+        Box::pin(async move { work!(self, |session| operate::paused::<E>(&mut session)) })
     }
 
     fn pauses(&self) -> BoxFuture<'_, Result<Vec<Paused>, WorkError>> {
-        Box::pin(async move { work!(self, |session| operate::pauses::<Mysql>(&mut session)) })
+        Box::pin(async move { work!(self, |session| operate::pauses::<E>(&mut session)) })
     }
 
     fn forget(&self, retention: Retention) -> BoxFuture<'_, Result<Forgotten, WorkError>> {
@@ -94,7 +94,7 @@ impl Deliveries for MysqlJournal {
     fn trust_clock(&self, who: Who) -> BoxFuture<'_, Result<(), WorkError>> {
         Box::pin(async move {
             let (given, wall) = (self.shared.given_time(), self.shared.clock.now().0);
-            work!(self, |session| forget::trust_clock::<Mysql>(&mut session, given, wall, &who))
+            work!(self, |session| forget::trust_clock::<E>(&mut session, given, wall, &who))
         })
     }
 
