@@ -1,4 +1,4 @@
-//! `oncehook migrate`: makes or upgrades the journal's tables, proves that it remembers keys, and stops.
+//! `oncehook migrate`: makes the journal's tables, proves that it remembers keys, and stops.
 
 use std::process::ExitCode;
 

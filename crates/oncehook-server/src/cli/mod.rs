@@ -78,7 +78,7 @@ enum Command {
     Check(check::Check),
     /// Run the gateway
     Serve(serve::Serve),
-    /// Make or upgrade the journal's tables, then stop
+    /// Make the journal's tables, then stop
     Migrate,
     /// Sign a webhook like a provider and send it, once or many times
     Send(send::Send),

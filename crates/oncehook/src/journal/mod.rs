@@ -16,6 +16,8 @@ mod deliveries;
 mod forgetting;
 mod incarnation;
 pub mod memory;
+#[cfg(any(feature = "sqlite", feature = "postgres", feature = "mysql"))]
+mod migration;
 #[cfg(feature = "mysql")]
 pub mod mysql;
 #[cfg(any(feature = "sqlite", feature = "postgres", feature = "mysql"))]

@@ -10,7 +10,7 @@ use uuid::Uuid;
 
 use super::{EventQuery, EventStatus};
 
-/// The milliseconds of a span, as a power of two. Schemas and migrations say the same.
+/// The milliseconds of a span, as a power of two. The schemas say the same.
 const SPAN_BITS: u32 = 12;
 
 /// The milliseconds of a slot, as a power of two: a span has 32, one for each bit of [`Slots`].

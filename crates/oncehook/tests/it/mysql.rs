@@ -65,7 +65,7 @@ async fn r14_random_histories_of_work_end_on_mysql_as_in_the_reference() {
 
 /// The expected shape is a file, so that a start needs no second schema to compare with.
 #[tokio::test(flavor = "multi_thread")]
-async fn the_expected_shape_on_mysql_is_what_the_migrations_make() {
+async fn the_expected_shape_on_mysql_is_what_the_migration_makes() {
     let database = Server::shared().database();
     let made = MysqlJournal::shape(&database.url()).await.unwrap().join("\n") + "\n";
     let expected = include_str!("../../src/journal/mysql/shape.txt");
@@ -130,6 +130,40 @@ async fn fault_105_r44_a_changed_ledger_is_found_on_mysql_before_the_first_reque
         let refused = open(&database.url()).await.err();
         assert!(matches!(refused, Some(OpenError::Schema(_))), "{change}: {refused:?}");
     }
+}
+
+/// The records of a newer version, of an older one with several migrations, and of one with another text.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_journal_on_mysql_that_another_version_made_is_refused_and_left_as_it_is() {
+    for change in [
+        "INSERT INTO oncehook_migrations VALUES ('002_order', '', 0)",
+        "UPDATE oncehook_migrations SET digest = 'other'",
+        "DROP TABLE oncehook_ends; ALTER TABLE oncehook_events DROP COLUMN version;
+         UPDATE oncehook_migrations SET digest = 'older'",
+        "UPDATE oncehook_migrations SET name = '900_journal'",
+    ] {
+        let database = Server::shared().database();
+        MysqlJournal::migrate(&database.url()).await.unwrap();
+        database.query(change);
+        let tables = || {
+            database.query("SELECT COUNT(*) FROM information_schema.COLUMNS WHERE TABLE_SCHEMA = DATABASE()")
+        };
+        let before = tables();
+        let refused = MysqlJournal::migrate(&database.url()).await.unwrap_err().to_string();
+        assert!(refused.contains("made by another version of oncehook"), "{change}: {refused}");
+        assert!(refused.contains("start it with the version that made it"), "{change}: {refused}");
+        assert_eq!(tables(), before, "{change}");
+    }
+}
+
+/// A node of another version ended half-way: nothing is recorded, and a table has another shape.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_journal_on_mysql_that_another_version_made_half_is_refused() {
+    let database = Server::shared().database();
+    database.query("CREATE TABLE oncehook_keys (source VARBINARY(64) NOT NULL PRIMARY KEY) ENGINE = InnoDB");
+    let refused = MysqlJournal::migrate(&database.url()).await.unwrap_err().to_string();
+    assert!(refused.contains("not as this version of oncehook made it"), "{refused}");
+    assert!(refused.contains("oncehook_keys"), "{refused}");
 }
 
 /// Another program changes the schema while it is in use: appends fail, and the self-test says why.

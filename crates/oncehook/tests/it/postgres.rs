@@ -61,7 +61,7 @@ async fn r14_random_histories_of_work_end_on_postgres_as_in_the_reference() {
 
 /// The expected shape is a file, so that a start needs no second schema to compare with.
 #[tokio::test(flavor = "multi_thread")]
-async fn the_expected_shape_is_what_the_migrations_make() {
+async fn the_expected_shape_is_what_the_migration_makes() {
     let database = Server::shared().database();
     let made = PostgresJournal::shape(&database.url()).await.unwrap().join("\n") + "\n";
     let expected = include_str!("../../src/journal/postgres/shape.txt");
@@ -112,6 +112,30 @@ async fn fault_105_r44_a_changed_ledger_is_found_on_postgres_before_the_first_re
         database.query(change);
         let refused = open(&database.url()).await.err();
         assert!(matches!(refused, Some(OpenError::Schema(_))), "{change}: {refused:?}");
+    }
+}
+
+/// The records of a newer version, of an older one with several migrations, and of one with another text.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_journal_on_postgres_that_another_version_made_is_refused_and_left_as_it_is() {
+    for change in [
+        "INSERT INTO oncehook.migrations VALUES ('002_order', '', 0)",
+        "UPDATE oncehook.migrations SET digest = 'other'",
+        "DROP TABLE oncehook.sweeps; ALTER TABLE oncehook.events DROP COLUMN version;
+         UPDATE oncehook.migrations SET digest = 'older'",
+        "UPDATE oncehook.migrations SET name = '900_journal'",
+    ] {
+        let database = Server::shared().database();
+        PostgresJournal::migrate(&database.url()).await.unwrap();
+        database.query(change);
+        let tables = || {
+            database.query("SELECT count(*) FROM information_schema.columns WHERE table_schema = 'oncehook'")
+        };
+        let before = tables();
+        let refused = PostgresJournal::migrate(&database.url()).await.unwrap_err().to_string();
+        assert!(refused.contains("made by another version of oncehook"), "{change}: {refused}");
+        assert!(refused.contains("start it with the version that made it"), "{change}: {refused}");
+        assert_eq!(tables(), before, "{change}");
     }
 }
 

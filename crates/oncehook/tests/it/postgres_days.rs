@@ -150,22 +150,10 @@ async fn r33_days_are_made_ahead_and_what_has_none_goes_to_the_rest() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn r33_a_filled_journal_from_before_the_days_is_taken_over() {
+async fn r33_events_of_today_in_the_rest_are_used_like_those_of_a_day() {
     let database = Server::shared().database();
-    database.query(
-        "CREATE SCHEMA oncehook; CREATE TABLE oncehook.migrations (
-           name text COLLATE \"C\" CONSTRAINT migrations_once PRIMARY KEY, digest text COLLATE \"C\" NOT NULL, applied_at bigint NOT NULL)",
-    );
-    for (name, sql) in [
-        ("001_journal", include_str!("../../src/journal/postgres/migrations/001_journal.sql")),
-        ("002_spool_aliases", include_str!("../../src/journal/postgres/migrations/002_spool_aliases.sql")),
-        ("003_order", include_str!("../../src/journal/postgres/migrations/003_order.sql")),
-    ] {
-        database.query(sql);
-        let digest = oncehook_verify::digest(sql.as_bytes());
-        let digest: String = digest.iter().map(|byte| format!("{byte:02x}")).collect();
-        database.query(&format!("INSERT INTO oncehook.migrations VALUES ('{name}', '{digest}', 1)"));
-    }
+    // Makes no days.
+    PostgresJournal::migrate(&database.url()).await.unwrap();
     plant(&database, TODAY, 500);
     let waiting = planted(TODAY, 7);
     set(&database, waiting, "state = 'retrying', attempt = 1, settled_at = NULL");
@@ -189,31 +177,100 @@ async fn r33_a_filled_journal_from_before_the_days_is_taken_over() {
     journal.close().await;
 }
 
-/// A journal from before the days, with so much in it that the server would read for long.
-#[tokio::test(flavor = "multi_thread")]
-async fn r33_days_are_made_beside_a_big_rest() {
-    let database = Server::shared().database();
-    let clock = Clock::manual(noon(TODAY));
-    let journal = open(&database, &clock).await;
-    // Before there were days.
+/// Fills the rest with so much of a past day that the server would read for long.
+fn fill_rest(database: &Database<'_>) {
     database.query(&format!(
         "INSERT INTO oncehook.events (id, source, key, key_signed, received_at, integrity, digest, headers, body)
          SELECT oncehook.first_id(at), 'shop', convert_to('big_' || n, 'UTF8'), true, at, 'body', sha256('x'), ''::bytea, convert_to(repeat('x', 1500), 'UTF8')
            FROM (SELECT n, ({TODAY} - 5) * {DAY} + n * 1000 AS at FROM generate_series(1::bigint, 25000) AS n) AS t"
     ));
     assert_eq!(database.query("SELECT pg_relation_size('oncehook.events_rest') > 32 << 20"), "t");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn r33_days_are_made_beside_a_big_rest() {
+    let database = Server::shared().database();
+    let clock = Clock::manual(noon(TODAY));
+    let journal = open(&database, &clock).await;
+    fill_rest(&database);
     // A node that ended half-way.
     database.query("ALTER TABLE oncehook.attempts_rest ADD CONSTRAINT without_20260905 CHECK (event < oncehook.first_id(1)) NOT VALID");
     clock.set(noon(TODAY + 2));
     forget_all(&journal, RETENTION).await;
     assert_eq!(there(&database, "events").last().unwrap(), "20260926");
     assert_eq!(there(&database, "attempts").last().unwrap(), "20260926");
-    let constraints = "SELECT count(*) FROM pg_constraint WHERE conname LIKE 'without%'";
-    assert_eq!(database.query(constraints), "0");
+    assert_eq!(promises(&database), "0");
     for ahead in [0, 1, 4, 5, 9] {
         append(&journal, [received(&format!("evt_{ahead}"), noon(TODAY + ahead))]).await;
     }
     journal.self_test().await.unwrap();
+    journal.close().await;
+}
+
+/// Makes both tables of the rest promise to hold nothing of a day, as the journal does before it makes one beside a big rest.
+fn promise(database: &Database<'_>, day: i64, name: &str) {
+    for (table, id) in [("events", "id"), ("attempts", "event")] {
+        database.query(&format!(
+            "DO $$ BEGIN EXECUTE format('ALTER TABLE oncehook.{table}_rest ADD CONSTRAINT without_{name}
+               CHECK ({id} < %L OR {id} >= %L) NOT VALID', oncehook.first_id({day} * {DAY}), oncehook.first_id(({day} + 1) * {DAY}));
+             END $$"
+        ));
+    }
+}
+
+fn promises(database: &Database<'_>) -> String {
+    database.query("SELECT count(*) FROM pg_constraint WHERE conname LIKE 'without%'")
+}
+
+/// A node promised for the rest and ended, or reads the rest for long: an event of that day goes first.
+#[tokio::test(flavor = "multi_thread")]
+async fn r33_an_event_is_stored_while_the_rest_promises_to_hold_none_of_its_day() {
+    let database = Server::shared().database();
+    let clock = Clock::manual(noon(TODAY));
+    let journal = open(&database, &clock).await;
+    // A node that ended half-way.
+    promise(&database, TODAY + 10, "20261001");
+    let events = [received("evt_1", noon(TODAY + 10)), received("evt_2", noon(TODAY))];
+    let stored = append(&journal, events).await;
+    assert_eq!(stored.iter().map(|one| one.verdict).collect::<Vec<_>>(), [Verdict::New, Verdict::New]);
+    assert_eq!(place(&database, stored[0].id), "oncehook.events_rest");
+    assert_eq!(place(&database, stored[1].id), format!("oncehook.events_{TODAYS}"));
+    assert_eq!(promises(&database), "0");
+
+    // A node that is reading the rest.
+    promise(&database, TODAY + 11, "20261002");
+    let (client, connection) = tokio_postgres::connect(&database.url(), tokio_postgres::NoTls).await.unwrap();
+    tokio::spawn(connection);
+    client.batch_execute("SELECT pg_advisory_lock(1684109683)").await.unwrap();
+    let validate = "BEGIN; ALTER TABLE oncehook.events_rest VALIDATE CONSTRAINT without_20261002";
+    client.batch_execute(validate).await.unwrap();
+    let reading = tokio::spawn(async move { client.batch_execute("SELECT pg_sleep(300)").await });
+    let begun = Instant::now();
+    let stored = append(&journal, [received("evt_3", noon(TODAY + 11))]).await[0];
+    assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
+    assert_eq!(stored.verdict, Verdict::New);
+    assert_eq!(place(&database, stored.id), "oncehook.events_rest");
+    assert_eq!(promises(&database), "0");
+    let ended = reading.await.unwrap().unwrap_err();
+    assert_eq!(ended.code(), Some(&tokio_postgres::error::SqlState::QUERY_CANCELED));
+    journal.self_test().await.unwrap();
+    journal.close().await;
+}
+
+/// A day of which the rest holds an event gets no promise and no partition, and its neighbour gets one.
+#[tokio::test(flavor = "multi_thread")]
+async fn r33_a_day_of_which_a_big_rest_holds_an_event_stays_in_the_rest() {
+    let database = Server::shared().database();
+    let clock = Clock::manual(noon(TODAY));
+    let journal = open(&database, &clock).await;
+    fill_rest(&database);
+    append(&journal, [received("evt_4", noon(TODAY + 4))]).await;
+    clock.set(noon(TODAY + 2));
+    forget_all(&journal, RETENTION).await;
+    let made = there(&database, "events");
+    assert!(!made.contains(&"20260925".to_owned()) && made.contains(&"20260926".to_owned()), "{made:?}");
+    assert_eq!(promises(&database), "0");
+    append(&journal, [received("evt_5", noon(TODAY + 4))]).await;
     journal.close().await;
 }
 

@@ -295,11 +295,6 @@ impl Session {
         sql.len().saturating_add(weight(parameters)) <= row_bytes(self.packet)
     }
 
-    /// How long an answer may take from now on.
-    pub(super) fn wait_for_answers(&mut self, patience: Duration) {
-        self.patience = patience;
-    }
-
     /// Runs a statement without parameters.
     pub(super) async fn run(&mut self, sql: &str) -> Result<(), EngineError> {
         self.answered(async |conn| conn.query_drop(sql).await).await

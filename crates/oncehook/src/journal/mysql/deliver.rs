@@ -4,7 +4,6 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::time::Duration;
 
 use mysql_async::{Row, Value};
-use oncehook_verify::UnixMicros;
 use serde_json::json;
 
 use super::connection::{Insert, Session};

@@ -3,8 +3,8 @@
 //! Promises: the message holds no values of the user's. What it means is decided by the server's number or by what the driver
 //! says, never by the text.
 
+pub(super) use crate::journal::server::error::EngineError;
 use crate::journal::server::error::Meaning;
-pub(super) use crate::journal::server::error::{EngineError, Tries};
 
 /// A lock was waited for too long.
 const LOCK_WAIT: u16 = 1205;

@@ -1,37 +1,23 @@
-//! The tables: made step by step, and compared with what this program expects before it uses them.
+//! The tables: made by one migration, and compared with what this program expects before it uses them.
 //!
-//! The server ends a transaction before every statement that makes a table, so each statement of a migration can be
-//! repeated, and a migration is recorded behind its last one: one that was killed half-way is done again from its first.
-//! A named lock lets one node at a time do it. A migration that was recorded with another text is an error: the schema was
-//! made by another program.
-
-use std::time::Duration;
+//! The server ends a transaction at every statement that makes a table. So each statement of the migration can be
+//! repeated, and the migration is recorded after its last one: a node that is killed half-way starts again from the
+//! first. A named lock lets one node at a time do it. A journal that another version made is refused
+//! (`journal::migration`).
 
 use super::OpenError;
 use super::connection::Session;
 use super::row::{maybe_number, maybe_text, number, small, text};
-use crate::journal::server::pool::ANSWER_WAIT;
+use crate::journal::migration::{Migration, compare};
 
-struct Migration {
-    name: &'static str,
-    sql: &'static str,
-}
+const MIGRATION: Migration =
+    Migration { name: "001_journal", sql: include_str!("migrations/001_journal.sql") };
 
-const MIGRATIONS: &[Migration] = &[
-    Migration { name: "001_journal", sql: include_str!("migrations/001_journal.sql") },
-    Migration { name: "002_order", sql: include_str!("migrations/002_order.sql") },
-    Migration { name: "003_lists", sql: include_str!("migrations/003_lists.sql") },
-    Migration { name: "004_slots", sql: include_str!("migrations/004_slots.sql") },
-];
-
-/// The lock of this database's migrations: named locks are the whole server's, and have at most 64 characters.
+/// The lock of this database's migration. Named locks belong to the whole server, and have at most 64 characters.
 const LOCK: &str = "CONCAT('oncehook-', SHA1(DATABASE()))";
 
 /// How long one node waits for another's migration, in seconds.
 const LOCK_WAIT: u32 = 9;
-
-/// The longest that a statement of a migration may take: some go over a whole table.
-const MIGRATION_WAIT: Duration = Duration::from_secs(3_600);
 
 const MIGRATIONS_TABLE: &str = "CREATE TABLE IF NOT EXISTS oncehook_migrations (
   name       VARBINARY(64) NOT NULL PRIMARY KEY,
@@ -39,10 +25,10 @@ const MIGRATIONS_TABLE: &str = "CREATE TABLE IF NOT EXISTS oncehook_migrations (
   applied_at BIGINT        NOT NULL
 ) ENGINE = InnoDB ROW_FORMAT = DYNAMIC DEFAULT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin";
 
-/// Brings the schema up to date. Returns the names of the migrations that were applied now.
+/// Makes the tables where there are none. Returns the names of the migrations that were applied now.
 pub(super) async fn migrate(session: &mut Session) -> Result<Vec<String>, OpenError> {
     if session.is_mariadb() {
-        // Tables that exist are the usual case, and each would be noted; waiting for the lock is no slow statement.
+        // The server would end the wait for the lock as a slow statement.
         session.run("SET SESSION max_statement_time = 0").await?;
     }
     let locked = session.row(&format!("SELECT GET_LOCK({LOCK}, {LOCK_WAIT})"), Vec::new()).await?;
@@ -50,15 +36,15 @@ pub(super) async fn migrate(session: &mut Session) -> Result<Vec<String>, OpenEr
         return Err(OpenError::Schema("another node is still making the schema".to_owned()));
     }
     session.run(MIGRATIONS_TABLE).await?;
-    session.wait_for_answers(MIGRATION_WAIT);
-    let mut applied = Vec::new();
-    for migration in MIGRATIONS {
-        if apply(session, migration).await? {
-            applied.push(migration.name.to_owned());
-        }
+    let mut recorded = Vec::new();
+    for row in session.rows("SELECT name, digest FROM oncehook_migrations ORDER BY name", Vec::new()).await? {
+        recorded.push((text(&row, 0)?, text(&row, 1)?));
     }
-    session.wait_for_answers(ANSWER_WAIT);
-    refuse_unknown_migrations(session).await?;
+    let mut applied = Vec::new();
+    if MIGRATION.is_due(&recorded).map_err(OpenError::Schema)? {
+        apply(session).await?;
+        applied.push(MIGRATION.name.to_owned());
+    }
     session.row(&format!("SELECT RELEASE_LOCK({LOCK})"), Vec::new()).await?;
     session.run("COMMIT").await?;
     if session.is_mariadb() {
@@ -67,32 +53,15 @@ pub(super) async fn migrate(session: &mut Session) -> Result<Vec<String>, OpenEr
     Ok(applied)
 }
 
-async fn apply(session: &mut Session, migration: &Migration) -> Result<bool, OpenError> {
-    let digest = hex::encode(oncehook_verify::digest(migration.sql.as_bytes()));
-    let sql = "SELECT digest FROM oncehook_migrations WHERE name = ?";
-    let recorded = session.row(sql, vec![migration.name.into()]).await?;
-    match recorded.map(|row| text(&row, 0)).transpose()? {
-        Some(recorded) if recorded == digest => Ok(false),
-        Some(_) => {
-            Err(OpenError::Schema(format!("migration {} was made by another program", migration.name)))
-        }
-        None => {
-            for statement in statements(migration.sql) {
-                match session.run(&statement).await {
-                    // Done before this was stopped half-way. If it is not as it should be, the check says so.
-                    Err(error) if ["1060", "1061"].iter().any(|code| error.has_code(code)) => {}
-                    other => other?,
-                }
-            }
-            let sql = format!(
-                "INSERT INTO oncehook_migrations (name, digest, applied_at) VALUES (?, ?, {})",
-                super::NOW
-            );
-            session.change(&sql, vec![migration.name.into(), digest.into()]).await?;
-            session.run("COMMIT").await?;
-            Ok(true)
-        }
+async fn apply(session: &mut Session) -> Result<(), OpenError> {
+    for statement in statements(MIGRATION.sql) {
+        session.run(&statement).await?;
     }
+    let sql =
+        format!("INSERT INTO oncehook_migrations (name, digest, applied_at) VALUES (?, ?, {})", super::NOW);
+    session.change(&sql, vec![MIGRATION.name.into(), MIGRATION.digest().into()]).await?;
+    session.run("COMMIT").await?;
+    Ok(())
 }
 
 /// The statements of a migration. Its comments are whole lines, and no text in it has a semicolon.
@@ -102,40 +71,22 @@ fn statements(sql: &str) -> Vec<String> {
     statements.split(';').map(|one| one.trim().to_owned()).filter(|one| !one.is_empty()).collect()
 }
 
-async fn refuse_unknown_migrations(session: &mut Session) -> Result<(), OpenError> {
-    for row in session.rows("SELECT name FROM oncehook_migrations ORDER BY name", Vec::new()).await? {
-        let name = text(&row, 0)?;
-        if !MIGRATIONS.iter().any(|migration| migration.name == name) {
-            return Err(OpenError::Schema(format!(
-                "the schema was made by a newer oncehook (migration {name})"
-            )));
-        }
-    }
-    Ok(())
-}
-
-/// What the catalogue says about our tables once every migration has run, a line for each table, column, index and
-/// trigger. A test makes a schema and compares.
+/// What the catalogue says about the tables that the migration makes, a line for each table, column, index and trigger.
+/// A test makes a schema and compares.
 const EXPECTED: &str = include_str!("shape.txt");
 
-/// Compares our part of the catalogue with what the migrations make: engines, columns with types and collations, keys with
-/// all that could make them useless (not unique, other columns, a prefix), triggers.
+/// Compares our part of the catalogue with what the migration makes: engines, columns with types and collations, keys
+/// with all that could make them useless (not unique, other columns, a prefix), triggers.
 ///
 /// This is what finds a renamed column, a dropped or changed unique key and a folding collation (fault 105) before the
 /// first request.
 pub(super) async fn check(session: &mut Session) -> Result<(), OpenError> {
     let found = shape(session).await?;
-    let missing = EXPECTED.lines().find(|line| !found.iter().any(|found| found == line));
-    if let Some(line) = missing {
-        return Err(OpenError::Schema(format!("this is missing, or not as this program made it: {line}")));
-    }
-    match found.iter().find(|found| !EXPECTED.lines().any(|line| line == *found)) {
-        Some(line) => Err(OpenError::Schema(format!("this is not ours, but stands in our tables: {line}"))),
-        None => Ok(()),
-    }
+    compare(EXPECTED.lines(), found.iter().map(String::as_str)).map_err(OpenError::Schema)
 }
 
-/// The tables and views that are ours. Others may have names like ours: effects of another journal are recorded in such.
+/// The tables and views that are ours. Others may have names like ours: effects of another journal are recorded in
+/// such.
 const OURS: &str = "('oncehook_attempts', 'oncehook_audit', 'oncehook_bodies', 'oncehook_conflicts', 'oncehook_deliveries',
   'oncehook_duplicates', 'oncehook_ends', 'oncehook_entities', 'oncehook_event_status', 'oncehook_events', 'oncehook_flags',
   'oncehook_keys', 'oncehook_life', 'oncehook_marked', 'oncehook_marks', 'oncehook_migrations', 'oncehook_pauses', 'oncehook_processed_events', 'oncehook_retry_logs',
@@ -217,7 +168,7 @@ mod tests {
         let parts =
             statements("-- a; b\nCREATE TABLE a (\n  -- c; d\n  x INT);\n\nCREATE TABLE b (y INT);\n");
         assert_eq!(parts, ["CREATE TABLE a (\n  x INT)", "CREATE TABLE b (y INT)"]);
-        assert!(statements(MIGRATIONS[0].sql).len() > 10);
+        assert!(statements(MIGRATION.sql).len() > 10);
     }
 
     #[test]

@@ -22,8 +22,8 @@ use super::value::{bound, flat};
 use super::wrapped::Wrapped;
 use crate::journal::server::engine;
 pub(super) use crate::journal::server::engine::Purpose;
+pub(super) use crate::journal::server::error::EngineError;
 use crate::journal::server::error::Meaning;
-pub(super) use crate::journal::server::error::{EngineError, Tries};
 use crate::journal::server::pool::{self, ANSWER_WAIT};
 use crate::journal::server::value::Param;
 

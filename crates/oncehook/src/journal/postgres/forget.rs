@@ -21,7 +21,7 @@ use crate::journal::{Forgotten, spans};
 
 /// Where a round is that is not among events or keys.
 #[derive(Debug, Clone)]
-pub(super) enum Place {
+pub(in crate::journal) enum Place {
     /// At a day of events that is to be dropped.
     Day(Day, Walked),
     /// At the days of attempts.
@@ -32,7 +32,7 @@ pub(super) enum Place {
 
 /// Whether the events of a day were gone over one by one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Walked {
+pub(in crate::journal) enum Walked {
     Yes,
     No,
 }

@@ -169,7 +169,10 @@ impl Engine for Postgres {
         context: AppendContext,
         candidates: &[Candidate<'_>],
     ) -> Result<Stored, EngineError> {
-        queries::store(session, memory, context, candidates).await
+        match queries::store(session, memory, context, candidates).await {
+            Err(error) => Err(days::give_way(session, error).await),
+            stored => stored,
+        }
     }
 
     async fn keep_conflicts(

@@ -1,27 +1,17 @@
-//! The tables: made step by step, and compared with what this program expects before it uses them.
+//! The tables: made by one migration, and compared with what this program expects before it uses them.
 //!
-//! All steps run in one transaction under an advisory lock, together with the rows that record them, so nodes that start
-//! at once do it once, and one that is killed at any statement leaves nothing behind. A migration that was recorded with
-//! another text is an error: the schema was made by another program.
-
-use std::collections::BTreeSet;
+//! The migration runs in one transaction under an advisory lock, together with the row that records it. So of several
+//! nodes that start at once one makes the tables, and a node that is killed at any statement leaves nothing behind. A
+//! journal that another version made is refused (`journal::migration`).
 
 use super::OpenError;
 use super::connection::Session;
+use crate::journal::migration::{Migration, compare};
 
-struct Migration {
-    name: &'static str,
-    sql: &'static str,
-}
+const MIGRATION: Migration =
+    Migration { name: "001_journal", sql: include_str!("migrations/001_journal.sql") };
 
-const MIGRATIONS: &[Migration] = &[
-    Migration { name: "001_journal", sql: include_str!("migrations/001_journal.sql") },
-    Migration { name: "002_spool_aliases", sql: include_str!("migrations/002_spool_aliases.sql") },
-    Migration { name: "003_order", sql: include_str!("migrations/003_order.sql") },
-    Migration { name: "004_days", sql: include_str!("migrations/004_days.sql") },
-];
-
-/// Nobody else's lock has this number: it is `oncehook` in ASCII.
+/// The number of the advisory lock: `oncehook` in ASCII.
 const MIGRATION_LOCK: i64 = 0x6f6e_6365_686f_6f6b;
 
 const MIGRATIONS_TABLE: &str = r#"CREATE SCHEMA IF NOT EXISTS oncehook;
@@ -31,64 +21,37 @@ CREATE TABLE IF NOT EXISTS oncehook.migrations (
   applied_at bigint NOT NULL
 )"#;
 
-/// Brings the schema up to date. Returns the names of the migrations that were applied now.
+/// Makes the tables where there are none. Returns the names of the migrations that were applied now.
 pub(super) async fn migrate(session: &Session) -> Result<Vec<String>, OpenError> {
-    // One who waits here for another node's migration waits longer than for a row, but not for ever.
+    // A node that waits here for another node's migration waits longer than for a row, but not for ever.
     let patience = "SET LOCAL lock_timeout = 9000; SET LOCAL statement_timeout = 9000";
     session.run(&format!("BEGIN; {patience}; SELECT pg_advisory_xact_lock({MIGRATION_LOCK})")).await?;
     let made = session.row("SELECT to_regclass('oncehook.migrations') IS NOT NULL", &[]).await?;
     if !made.is_some_and(|row| row.get(0)) {
-        // Only now, so that a role that may not create schemas can use one that exists.
+        // Only where it is missing: a role that may not create schemas can use one that exists.
         session.run(MIGRATIONS_TABLE).await?;
     }
+    let rows = session.rows("SELECT name, digest FROM oncehook.migrations ORDER BY name", &[]).await?;
+    let recorded: Vec<(String, String)> = rows.iter().map(|row| (row.get(0), row.get(1))).collect();
     let mut applied = Vec::new();
-    for migration in MIGRATIONS {
-        if apply(session, migration).await? {
-            applied.push(migration.name.to_owned());
-        }
+    if MIGRATION.is_due(&recorded).map_err(OpenError::Schema)? {
+        session.run(MIGRATION.sql).await?;
+        let sql =
+            "INSERT INTO oncehook.migrations (name, digest, applied_at) VALUES ($1, $2, oncehook.micros())";
+        session.change(sql, &[&MIGRATION.name, &MIGRATION.digest()]).await?;
+        applied.push(MIGRATION.name.to_owned());
     }
     session.run("COMMIT").await?;
-    refuse_unknown_migrations(session).await?;
     Ok(applied)
 }
 
-async fn apply(session: &Session, migration: &Migration) -> Result<bool, OpenError> {
-    let digest = hex::encode(oncehook_verify::digest(migration.sql.as_bytes()));
-    let sql = "SELECT digest FROM oncehook.migrations WHERE name = $1";
-    let recorded = session.row(sql, &[&migration.name]).await?.map(|row| row.get::<_, String>(0));
-    match recorded {
-        Some(recorded) if recorded == digest => Ok(false),
-        Some(_) => {
-            Err(OpenError::Schema(format!("migration {} was made by another program", migration.name)))
-        }
-        None => {
-            session.run(migration.sql).await?;
-            let sql = "INSERT INTO oncehook.migrations (name, digest, applied_at) VALUES ($1, $2, oncehook.micros())";
-            session.change(sql, &[&migration.name, &digest]).await?;
-            Ok(true)
-        }
-    }
-}
-
-async fn refuse_unknown_migrations(session: &Session) -> Result<(), OpenError> {
-    for row in session.rows("SELECT name FROM oncehook.migrations ORDER BY name", &[]).await? {
-        let name: &str = row.get(0);
-        if !MIGRATIONS.iter().any(|migration| migration.name == name) {
-            return Err(OpenError::Schema(format!(
-                "the schema was made by a newer oncehook (migration {name})"
-            )));
-        }
-    }
-    Ok(())
-}
-
-/// What the catalogue says about our schema once every migration has run, a line for each table, column, index, trigger
-/// and rule. A test makes a schema and compares.
+/// What the catalogue says about the schema that the migration makes, a line for each table, column, index, trigger and
+/// rule. A test makes a schema and compares.
 const EXPECTED: &str = include_str!("shape.txt");
 
-/// Compares our part of the catalogue with what the migrations make: columns with types and collations, keys and indexes
-/// with all that could make them useless (not unique, INVALID, another operator class), tables that are not logged,
-/// triggers and rules.
+/// Compares our part of the catalogue with what the migration makes: columns with types and collations, keys and
+/// indexes with all that could make them useless (not unique, INVALID, another operator class), tables that are not
+/// logged, triggers and rules.
 ///
 /// This is what finds a renamed column, a dropped, invalid or changed unique key and a folding collation (fault 105)
 /// before the first request. Each day of events or attempts must be like the rest of them, under its own name.
@@ -100,15 +63,7 @@ pub(super) async fn check(session: &Session) -> Result<(), OpenError> {
         let of_rest = EXPECTED.lines().filter(|line| line.contains(&rest));
         expected.extend(of_rest.map(|line| line.replace(&rest, day)));
     }
-    let found: BTreeSet<&str> = found.iter().map(String::as_str).collect();
-    let expected: BTreeSet<&str> = expected.iter().map(String::as_str).collect();
-    if let Some(line) = expected.difference(&found).next() {
-        return Err(OpenError::Schema(format!("this is missing, or not as this program made it: {line}")));
-    }
-    match found.difference(&expected).next() {
-        Some(line) => Err(OpenError::Schema(format!("this is not ours, but stands in our schema: {line}"))),
-        None => Ok(()),
-    }
+    compare(expected.iter().map(String::as_str), found.iter().map(String::as_str)).map_err(OpenError::Schema)
 }
 
 /// The table and its day that a line of the shape begins to tell about.

@@ -329,12 +329,6 @@ async fn marked_to(session: &Session) -> Result<i64, EngineError> {
     Ok(row.map_or(-1, |row| row.get(0)))
 }
 
-/// The database's time.
-pub(super) async fn time(session: &Session) -> Result<i64, EngineError> {
-    let row = session.row("SELECT oncehook.micros()", &[]).await?;
-    row.map(|row| row.get(0)).ok_or_else(|| EngineError::other("the database does not know the time"))
-}
-
 /// One node at a time: the number is `marks` in ASCII.
 const LOCK: &str = "SELECT pg_try_advisory_xact_lock(470021384051)";
 

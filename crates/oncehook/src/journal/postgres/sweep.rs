@@ -18,7 +18,7 @@ const TABLES: [&str; 7] =
 
 /// Where a sweep is.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(super) struct Place {
+pub(in crate::journal) struct Place {
     /// In which table; behind the last one are the marks of the search index.
     table: usize,
     /// From this event on; the nil id is the beginning of the day.

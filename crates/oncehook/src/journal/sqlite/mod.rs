@@ -320,7 +320,7 @@ impl SqliteJournal {
         })
     }
 
-    /// Makes or upgrades the schema and stops. Safe to repeat, and safe to be killed at any moment. Blocking.
+    /// Makes the schema and stops. Safe to repeat, and safe to be killed at any moment. Blocking.
     pub fn migrate(path: &Path, clock: &Clock) -> Result<Vec<String>, OpenError> {
         connection::check_library()?;
         let place = place::check(path)?;

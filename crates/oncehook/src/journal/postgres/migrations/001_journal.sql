@@ -1,15 +1,23 @@
--- The journal. Whatever comes from outside is bytes (bytea) or checked text; times are microseconds since 1970 (UTC), of
--- this database's clock where they decide anything. Text compares byte by byte (COLLATE "C").
--- Accepting an event costs one row in keys, one in events, and one narrow row in deliveries for each route that wants it.
--- Several nodes write here, and two of them may use the same sequence, so an event's key is its whole id; ids grow with
--- time, so new rows still go to the end of the index. No foreign keys: rows that belong together are written in one statement and
+-- The journal. Values from outside are bytes (bytea) or checked text; times are microseconds since 1970 (UTC), of this
+-- database's clock where they decide anything. Text compares byte by byte (COLLATE "C"). Accepting an event writes one
+-- row to keys, one to events, and one narrow row to deliveries for each route that wants it. Several nodes write here,
+-- and two of them may use the same sequence, so an event's key is its whole id. Ids grow with time, so new rows still
+-- go to the end of the index. There are no foreign keys: rows that belong together are written in one statement and
 -- forgotten in one transaction.
 
 -- The database's time in microseconds, the same throughout a transaction.
 CREATE FUNCTION oncehook.micros() RETURNS bigint LANGUAGE sql STABLE PARALLEL SAFE
   RETURN (extract(epoch FROM pg_catalog.now()) * 1000000)::bigint;
 
--- The ledger: the memory of keys. It outlives the event.
+-- The first id of a time. The first 48 bits of an id are milliseconds.
+CREATE FUNCTION oncehook.first_id(micros bigint) RETURNS uuid LANGUAGE sql IMMUTABLE PARALLEL SAFE
+  RETURN (lpad(to_hex(greatest(micros / 1000, 0)), 12, '0') || repeat('0', 20))::uuid;
+
+-- The span of an id: the bucket of about four seconds in which the search index (marks) counts it.
+CREATE FUNCTION oncehook.span(id uuid) RETURNS bigint LANGUAGE sql IMMUTABLE PARALLEL SAFE
+  RETURN ('x' || left(id::text, 8) || substr(id::text, 10, 4))::bit(48)::bigint >> 12;
+
+-- The ledger: the memory of keys. A key outlives its event.
 CREATE TABLE oncehook.keys (
   source     text COLLATE "C" NOT NULL,
   key        bytea  NOT NULL CONSTRAINT keys_key_length CHECK (octet_length(key) BETWEEN 1 AND 255),
@@ -20,7 +28,9 @@ CREATE TABLE oncehook.keys (
   CONSTRAINT keys_once PRIMARY KEY (source, key)
 );
 
--- Immutable.
+-- Immutable. Events and attempts are partitioned by day (UTC), so that forgetting a day is dropping a table. A day is a
+-- range of ids. The nodes make days ahead of time while the journal runs (`days`); the default partition, the rest,
+-- takes the rows of every day that has no partition.
 CREATE TABLE oncehook.events (
   id          uuid    CONSTRAINT events_id PRIMARY KEY,
   source      text COLLATE "C" NOT NULL,
@@ -33,18 +43,23 @@ CREATE TABLE oncehook.events (
   integrity   text COLLATE "C" NOT NULL CONSTRAINT events_integrity CHECK (integrity IN ('body', 'fields', 'none')),
   digest      bytea   NOT NULL CONSTRAINT events_digest_length CHECK (octet_length(digest) = 32),
   headers     bytea   NOT NULL,
-  body        bytea   NOT NULL
-);
+  body        bytea   NOT NULL,
+  version     bigint -- the version of the entity that the event reports, as the provider counts
+) PARTITION BY RANGE (id);
+CREATE TABLE oncehook.events_rest PARTITION OF oncehook.events DEFAULT;
 
--- Small and mutable: one event for one route in one epoch. attempt is the fence: it only grows, and whoever settles names
--- it. attempt_limit is set where it differs from the route's own (a manual retry raises it). A success is recorded here
--- (settled_at, attempt); only failures and leases have rows in attempts, so that the usual case costs one row.
+-- Small and mutable: one event for one route in one epoch. attempt is the fence: it only grows, and a worker that
+-- settles must name it. attempt_limit is set where it differs from the route's limit (a manual retry raises it). A
+-- success is recorded here (settled_at, attempt); only failures and leases have rows in attempts, so the usual case
+-- costs one row. entity and version are set where a route of the event's source uses them, and on parked deliveries. A
+-- delivery that waits behind another of its entity has no due time: its run_at is the largest number.
 CREATE TABLE oncehook.deliveries (
   event         uuid    NOT NULL,
   route         text COLLATE "C" NOT NULL,
   epoch         integer NOT NULL DEFAULT 0,
   state         text COLLATE "C" NOT NULL CONSTRAINT deliveries_state
-                CHECK (state IN ('ready', 'running', 'retrying', 'parked', 'succeeded', 'dead', 'superseded', 'skipped')),
+                CHECK (state IN ('ready', 'running', 'retrying', 'parked', 'succeeded', 'dead', 'superseded',
+                                 'skipped')),
   attempt       integer NOT NULL DEFAULT 0,
   attempt_limit integer,
   run_at        bigint  NOT NULL,
@@ -53,22 +68,43 @@ CREATE TABLE oncehook.deliveries (
   settled_at    bigint,
   result        text COLLATE "C",
   error         text COLLATE "C",
-  cause         text COLLATE "C" CONSTRAINT deliveries_cause CHECK (cause IN ('destination', 'handler', 'ours', 'poison')),
+  cause         text COLLATE "C" CONSTRAINT deliveries_cause
+                CHECK (cause IN ('destination', 'handler', 'ours', 'poison', 'prerequisite')),
+  entity        text COLLATE "C",
+  version       bigint,
+  blocked_at    bigint, -- since when it has waited behind another delivery of its entity
+  parked_at     bigint, -- since when it has waited for a prerequisite
   CONSTRAINT deliveries_once PRIMARY KEY (event, route, epoch)
--- Every row is updated at least once: what is left behind is to be swept before the table grows by it.
+-- Every row is updated at least once: vacuum has to free the old versions before the table grows by them.
 ) WITH (autovacuum_vacuum_scale_factor = 0.02, autovacuum_analyze_scale_factor = 0.05);
 
--- The queue of a route: what is due, in order. Holds only what waits, so it stays small however long the history.
+-- The queue of a route: what is due, in order. It holds only waiting deliveries, so it stays small in a long history.
 CREATE INDEX deliveries_due ON oncehook.deliveries (route, run_at, event, epoch) WHERE state IN ('ready', 'retrying');
 
 -- Leases that may run out.
 CREATE INDEX deliveries_leased ON oncehook.deliveries (route, lease_until) WHERE state = 'running';
 
--- Dead letters, and what was set aside, in the order of events, for people.
+-- The queue of an entity on a route, in order.
+CREATE INDEX deliveries_line ON oncehook.deliveries (route, entity, version NULLS FIRST, event, epoch)
+ WHERE entity IS NOT NULL AND state IN ('ready', 'retrying', 'running', 'dead');
+
+-- Whether a delivery of an entity is running.
+CREATE INDEX deliveries_busy ON oncehook.deliveries (route, entity) WHERE entity IS NOT NULL AND state = 'running';
+
+-- Deliveries that wait behind another of their entity, the longest first.
+CREATE INDEX deliveries_blocked ON oncehook.deliveries (route, blocked_at)
+ WHERE blocked_at IS NOT NULL AND state IN ('ready', 'retrying');
+
+-- Deliveries that wait for a prerequisite: by the time of the next look, and by the entity whose next success wakes
+-- them.
+CREATE INDEX deliveries_parked ON oncehook.deliveries (route, run_at) WHERE state = 'parked';
+CREATE INDEX deliveries_parked_entity ON oncehook.deliveries (entity) WHERE state = 'parked';
+
+-- Lists for people, in the order of events: dead letters, and deliveries that were set aside.
 CREATE INDEX deliveries_dead ON oncehook.deliveries (event, route) WHERE state = 'dead';
 CREATE INDEX deliveries_aside ON oncehook.deliveries (event, state) WHERE state IN ('parked', 'superseded', 'skipped');
 
--- Append-only: attempts that were leased or that failed.
+-- Append-only: attempts that were leased or that failed. Partitioned like their events.
 CREATE TABLE oncehook.attempts (
   event       uuid    NOT NULL,
   route       text COLLATE "C" NOT NULL,
@@ -76,9 +112,18 @@ CREATE TABLE oncehook.attempts (
   attempt     integer NOT NULL,
   started_at  bigint  NOT NULL,
   finished_at bigint,
-  outcome     text COLLATE "C" CONSTRAINT attempts_outcome CHECK (outcome IN ('succeeded', 'failed', 'lost', 'given_back')),
+  outcome     text COLLATE "C" CONSTRAINT attempts_outcome
+              CHECK (outcome IN ('succeeded', 'failed', 'lost', 'given_back')),
   error       text COLLATE "C",
   CONSTRAINT attempts_once PRIMARY KEY (event, route, epoch, attempt)
+) PARTITION BY RANGE (event);
+CREATE TABLE oncehook.attempts_rest PARTITION OF oncehook.attempts DEFAULT;
+
+-- Days that were dropped, as ranges of ids. The rows of other tables that belong to their events are still to be
+-- deleted.
+CREATE TABLE oncehook.sweeps (
+  first  uuid CONSTRAINT sweeps_once PRIMARY KEY,
+  beyond uuid NOT NULL
 );
 
 -- Sources and routes whose handling an operator has stopped.
@@ -89,7 +134,7 @@ CREATE TABLE oncehook.pauses (
   CONSTRAINT pauses_once PRIMARY KEY (kind, name)
 );
 
--- Other bodies that came under a known key. An empty digest sums up those beyond the ones that are kept.
+-- Other bodies that came under a known key. The row with an empty digest counts the bodies that were not kept.
 CREATE TABLE oncehook.conflicts (
   event    uuid   NOT NULL,
   digest   bytea  NOT NULL CONSTRAINT conflicts_digest_length CHECK (octet_length(digest) IN (0, 32)),
@@ -101,7 +146,7 @@ CREATE TABLE oncehook.conflicts (
   CONSTRAINT conflicts_once PRIMARY KEY (event, digest)
 );
 
--- Further deliveries of an event, added up in memory and stored about twice a second.
+-- Further copies of an event, counted in memory and stored about twice a second.
 -- latest: the last few, [[time, peer], …], oldest first.
 CREATE TABLE oncehook.duplicates (
   event    uuid   CONSTRAINT duplicates_once PRIMARY KEY,
@@ -113,25 +158,28 @@ CREATE TABLE oncehook.duplicates (
   latest   jsonb  NOT NULL
 );
 
--- What is odd about an event: conflict, suspected_replay, quarantined.
+-- What is unusual about an event.
 CREATE TABLE oncehook.flags (
   event  uuid   NOT NULL,
-  flag   text COLLATE "C" NOT NULL CONSTRAINT flags_flag CHECK (flag IN ('conflict', 'suspected_replay', 'quarantined')),
+  flag   text COLLATE "C" NOT NULL CONSTRAINT flags_flag
+         CHECK (flag IN ('conflict', 'suspected_replay', 'quarantined')),
   at     bigint NOT NULL,
   reason text COLLATE "C",
   CONSTRAINT flags_once PRIMARY KEY (event, flag)
 );
 
--- What is held, in the order of events, for people.
+-- Quarantined events in their order, for people.
 CREATE INDEX flags_held ON oncehook.flags (event) WHERE flag = 'quarantined';
 
--- Per (route or machine, entity), only for those that need it.
+-- The state of an entity for a route or a machine (scope). Only entities that need one have a row. The row of (route,
+-- entity) is also the lock under which workers decide which delivery of the entity runs next.
 CREATE TABLE oncehook.entities (
   scope   text COLLATE "C" NOT NULL,
   entity  text COLLATE "C" NOT NULL,
-  version bigint NOT NULL DEFAULT 0,
-  last_at bigint,
+  version bigint NOT NULL DEFAULT 0, -- counts effects
+  last_at bigint,                    -- the newest time that took effect
   state   text COLLATE "C",
+  newest  bigint,                    -- the newest version, as the provider counts, that took effect
   CONSTRAINT entities_once PRIMARY KEY (scope, entity)
 );
 
@@ -147,8 +195,8 @@ CREATE TABLE oncehook.audit (
 );
 CREATE INDEX audit_subject ON oncehook.audit (subject, id);
 
--- Counts per source since the journal was made; forgetting events does not lower them. Every writer adds to rows of its
--- own shard, or all accepts of a source would wait for each other's commits.
+-- Counts per source since the journal was made. Forgetting events does not lower them. Every writer adds to the rows of
+-- its own shard; with one row per source, all accepts of the source would wait for each other's commits.
 CREATE TABLE oncehook.totals (
   source      text COLLATE "C" NOT NULL,
   shard       smallint NOT NULL,
@@ -159,7 +207,8 @@ CREATE TABLE oncehook.totals (
   CONSTRAINT totals_once PRIMARY KEY (source, shard)
 ) WITH (fillfactor = 50);
 
--- The first event with a body, for sources whose keys are unsigned: the same body under another key is a suspected replay.
+-- The first event with a body, for sources whose keys are unsigned: the same body under another key is a suspected
+-- replay.
 CREATE TABLE oncehook.bodies (
   source text COLLATE "C" NOT NULL,
   digest bytea NOT NULL,
@@ -167,28 +216,31 @@ CREATE TABLE oncehook.bodies (
   CONSTRAINT bodies_once PRIMARY KEY (source, digest)
 );
 
--- The search index of lists, filled behind the accepts: which values occur among the events of a span, about four seconds
--- of ids. value is a hash of the field's letter and the value, so a mark may promise what is not there. Filled in the order
--- of spans; that is all the index on them needs to know.
+-- For the sweep of a dropped day: without its event, a body's row cannot be found by its key.
+CREATE INDEX bodies_event ON oncehook.bodies (event);
+
+-- Ids that the spool of a node answered for events that have another id here, because another node was first with the
+-- key.
+CREATE TABLE oncehook.spool_aliases (
+  alias uuid CONSTRAINT spool_aliases_once PRIMARY KEY,
+  event uuid NOT NULL
+);
+CREATE INDEX spool_aliases_event ON oncehook.spool_aliases (event);
+
+-- The search index of lists, filled behind the accepts: which values occur among the events of a span, which is about
+-- four seconds of ids. value is a hash of the field's letter and the value, so a mark may be wrong about a value that
+-- is not there. Marks are written in the order of spans, which is all that a BRIN index needs.
 CREATE TABLE oncehook.marks (
   value bigint NOT NULL,
   span  bigint NOT NULL
 );
--- Not unique: a mark that stands there twice does no harm, and looking for it first would cost as much as writing it.
+-- Not unique: a mark that is stored twice does no harm, and looking for it first would cost as much as writing it.
 CREATE INDEX marks_value ON oncehook.marks (value, span);
 CREATE INDEX marks_span ON oncehook.marks USING brin (span) WITH (pages_per_range = 16);
 
--- The last span that, with all before it, is marked. One row.
+-- The last span up to which all events are marked. One row.
 CREATE TABLE oncehook.marked (span bigint NOT NULL);
 INSERT INTO oncehook.marked (span) VALUES (-1);
-
--- The span of an event's id: the first 48 bits are milliseconds.
-CREATE FUNCTION oncehook.span(id uuid) RETURNS bigint LANGUAGE sql IMMUTABLE PARALLEL SAFE
-  RETURN ('x' || left(id::text, 8) || substr(id::text, 10, 4))::bit(48)::bigint >> 12;
-
--- The first id of a time.
-CREATE FUNCTION oncehook.first_id(micros bigint) RETURNS uuid LANGUAGE sql IMMUTABLE PARALLEL SAFE
-  RETURN (lpad(to_hex(greatest(micros / 1000, 0)), 12, '0') || repeat('0', 20))::uuid;
 
 -- An event's status, derived: quarantined, else unrouted, else the worst of its deliveries.
 CREATE VIEW oncehook.event_status AS
@@ -203,7 +255,7 @@ SELECT e.id AS event,
        END AS status
   FROM oncehook.events e;
 
--- The two tables people expect to find.
+-- The two tables that people expect to find.
 CREATE VIEW oncehook.processed_events AS
 SELECT e.id AS event_id, e.source, encode(e.key, 'escape') AS key, e.type, e.entity, s.status,
        to_timestamp(e.received_at / 1000000.0) AS received_at,
@@ -218,7 +270,7 @@ SELECT e.source, encode(e.key, 'escape') AS key, a.route, a.epoch, a.attempt, a.
        to_timestamp(a.finished_at / 1000000.0) AS finished_at
   FROM (SELECT event, route, epoch, attempt, outcome, error, started_at, finished_at FROM oncehook.attempts
         UNION ALL
-        -- A success that was never leased stands in the delivery itself.
+        -- A success that was never leased is recorded in the delivery itself.
         SELECT d.event, d.route, d.epoch, d.attempt, 'succeeded', NULL, d.settled_at, d.settled_at
           FROM oncehook.deliveries d
          WHERE d.state = 'succeeded'

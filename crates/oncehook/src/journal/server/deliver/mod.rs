@@ -35,6 +35,7 @@ fn micros(time: Duration) -> i64 {
     i64::try_from(time.as_micros()).unwrap_or(i64::MAX).min(100 * 365 * 86_400_000_000)
 }
 
+#[expect(private_bounds, reason = "engines are this crate's own")]
 impl<E: Delivers> ServerJournal<E> {
     fn draw(&self) -> impl FnMut() -> f64 + Send + '_ {
         || self.chance.lock().unwrap_or_else(PoisonError::into_inner).draw()
