@@ -40,7 +40,8 @@ CREATE TABLE IF NOT EXISTS oncehook_events (
 -- attempt was given. A success is recorded here (settled_at, attempt); only failures and leases have rows in attempts, so that the
 -- usual case costs one row.
 -- place and place_at follow from the rest: where a delivery stands in the one index that all queues share (0 waits, 1 is leased, 2 is
--- dead, 3 is parked, null is over). What is over has the same null in front, so it never stands between those that wait.
+-- dead, 3 is parked, 4 is superseded, 5 is skipped, null succeeded). What is over never stands between those that wait. What ended
+-- without success has no place_at, so within its route it is in the order of events, for lists.
 CREATE TABLE IF NOT EXISTS oncehook_deliveries (
   event         BINARY(16)    NOT NULL,
   route         VARBINARY(64) NOT NULL,
@@ -57,11 +58,12 @@ CREATE TABLE IF NOT EXISTS oncehook_deliveries (
   error         MEDIUMTEXT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin,
   cause         ENUM('destination', 'handler', 'ours', 'poison') CHARACTER SET ascii COLLATE ascii_bin,
   place         TINYINT UNSIGNED GENERATED ALWAYS AS
-                (CASE state WHEN 'ready' THEN 0 WHEN 'retrying' THEN 0 WHEN 'running' THEN 1 WHEN 'dead' THEN 2 WHEN 'parked' THEN 3 END)
+                (CASE state WHEN 'ready' THEN 0 WHEN 'retrying' THEN 0 WHEN 'running' THEN 1 WHEN 'dead' THEN 2 WHEN 'parked' THEN 3
+                 WHEN 'superseded' THEN 4 WHEN 'skipped' THEN 5 END)
                 STORED,
   place_at      BIGINT GENERATED ALWAYS AS
                 (CASE state WHEN 'ready' THEN run_at WHEN 'retrying' THEN run_at WHEN 'parked' THEN run_at
-                            WHEN 'running' THEN lease_until WHEN 'dead' THEN settled_at END) STORED,
+                            WHEN 'running' THEN lease_until END) STORED,
   PRIMARY KEY (event, route, epoch),
   KEY oncehook_deliveries_place (place, route, place_at, event, epoch)
 ) ENGINE = InnoDB ROW_FORMAT = DYNAMIC DEFAULT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin;

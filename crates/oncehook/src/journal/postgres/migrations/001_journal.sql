@@ -167,23 +167,25 @@ CREATE TABLE oncehook.bodies (
   CONSTRAINT bodies_once PRIMARY KEY (source, digest)
 );
 
--- The search index of lists, filled behind the accepts: which values occur among the events of a span, about four seconds
--- of ids. value is a hash of the field's letter and the value, so a mark may promise what is not there. Filled in the order
--- of spans; that is all the index on them needs to know.
-CREATE TABLE oncehook.marks (
-  value bigint NOT NULL,
-  span  bigint NOT NULL
+-- The search index of lists, filled behind the accepts: which values occur in a bucket, about four seconds of ids
+-- (milliseconds divided by 4096), and there the first and the last millisecond. value is a hash of the field's letter and the
+-- text, so a row may promise what is not there. Filled in the order of buckets; that is all the index on them needs to know.
+CREATE TABLE oncehook.buckets (
+  value  bigint   NOT NULL,
+  bucket bigint   NOT NULL,
+  first  smallint NOT NULL,
+  last   smallint NOT NULL
 );
--- Not unique: a mark that stands there twice does no harm, and looking for it first would cost as much as writing it.
-CREATE INDEX marks_value ON oncehook.marks (value, span);
-CREATE INDEX marks_span ON oncehook.marks USING brin (span) WITH (pages_per_range = 16);
+-- Not unique: two rows of one value and bucket do no harm, and looking for the first would cost as much as writing another.
+CREATE INDEX buckets_value ON oncehook.buckets (value, bucket);
+CREATE INDEX buckets_bucket ON oncehook.buckets USING brin (bucket) WITH (pages_per_range = 16);
 
--- The last span that, with all before it, is marked. One row.
-CREATE TABLE oncehook.marked (span bigint NOT NULL);
-INSERT INTO oncehook.marked (span) VALUES (-1);
+-- The last event that, with all before it, is in the index. One row; the node that fills the index has it locked.
+CREATE TABLE oncehook.indexed (last uuid NOT NULL);
+INSERT INTO oncehook.indexed (last) VALUES ('00000000-0000-0000-0000-000000000000');
 
--- The span of an event's id: the first 48 bits are milliseconds.
-CREATE FUNCTION oncehook.span(id uuid) RETURNS bigint LANGUAGE sql IMMUTABLE PARALLEL SAFE
+-- The bucket of an event's id: the first 48 bits are milliseconds.
+CREATE FUNCTION oncehook.bucket(id uuid) RETURNS bigint LANGUAGE sql IMMUTABLE PARALLEL SAFE
   RETURN ('x' || left(id::text, 8) || substr(id::text, 10, 4))::bit(48)::bigint >> 12;
 
 -- The first id of a time.
