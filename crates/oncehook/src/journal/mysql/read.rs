@@ -131,11 +131,13 @@ impl Reads for Mysql {
               ORDER BY event DESC LIMIT $3"
         );
         let (mut route, mut found) = (String::new(), BTreeSet::new());
-        while let Some(row) = engine::Session::row(session, &next, &[(&route).into()]).await?
-            && let Some(name) = row.maybe_text(0)?
-        {
-            let asked = [within.from.into(), within.to.into(), limit.into(), (&name).into()];
-            found.extend(ids(&engine::Session::rows(session, &newest, &asked).await?)?);
+        loop {
+            let row = engine::Session::row(session, &next, &[(&route).into()]).await?;
+            let Some(name) = row.map(|row| row.maybe_text(0)).transpose()?.flatten() else { break };
+            let (from, to) = (within.from.into(), within.to.into());
+            let rows =
+                engine::Session::rows(session, &newest, &[from, to, limit.into(), (&name).into()]).await?;
+            found.extend(ids(&rows)?);
             route = name;
         }
         Ok(found.into_iter().rev().take(usize::try_from(limit).unwrap_or(0)).collect())
@@ -159,7 +161,7 @@ async fn newest_in_queue(
           WHERE place = {place} AND state = '{}' AND event BETWEEN $1 AND $2 ORDER BY event DESC LIMIT $3",
         status.as_str()
     );
-    let asked = [within.from.into(), within.to.into(), limit.into()];
+    let asked = [Param::from(within.from), within.to.into(), limit.into()];
     ids(&engine::Session::rows(session, &sql, &asked).await?)
 }
 

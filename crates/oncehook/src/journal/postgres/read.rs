@@ -126,7 +126,7 @@ impl Reads for Postgres {
               GROUP BY event ORDER BY event DESC LIMIT $3",
             status.as_str()
         );
-        let asked = [within.from.into(), within.to.into(), limit.into()];
+        let asked = [Param::from(within.from), within.to.into(), limit.into()];
         ids(&engine::Session::rows(session, &sql, &asked).await?)
     }
 }

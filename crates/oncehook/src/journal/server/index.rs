@@ -17,7 +17,7 @@ use super::pool::Pool;
 use super::read::buckets::{Indexed, Occurrences, SETTLED_MICROS, first_of};
 use super::read::{Reads, ids};
 use super::shared::Shared;
-use super::value::Row;
+use super::value::{Param, Row};
 use crate::event::EventId;
 
 /// How long to wait when there is nothing to index, and between two parts of a long history.
@@ -57,7 +57,7 @@ async fn index_some<E: Reads>(shared: &Shared, pool: &Pool<E>) -> Result<bool, E
 async fn add_next<E: Reads>(session: &mut E::Session, now: i64) -> Result<usize, EngineError> {
     let Some(indexed) = session.row(E::READ.lock_indexed, &[]).await? else { return Ok(0) };
     let settled = first_of((now - SETTLED_MICROS) / 1_000);
-    let asked = [indexed.event(0)?.into(), settled.into(), EVENTS_AT_ONCE.into()];
+    let asked = [Param::from(indexed.event(0)?), settled.into(), EVENTS_AT_ONCE.into()];
     let rows = session.rows(E::READ.unindexed, &asked).await?;
     let (Some(first), Some(last)) = (rows.first(), rows.last()) else { return Ok(0) };
     let (first, last) = (first.event(0)?, last.event(0)?);

@@ -114,7 +114,7 @@ async fn in_status<E: Reads>(
     if is_queue {
         // The index of a queue is not in the order of events, and all of its part is sorted for each page. A long queue fills a
         // page right here instead.
-        let asked = [within.from.into(), within.to.into(), STRETCH.into()];
+        let asked = [Param::from(within.from), within.to.into(), STRETCH.into()];
         let Some(row) = session.row(E::READ.stretch, &asked).await? else {
             return scan::<E>(session, query, &[within], wanted).await;
         };
@@ -178,7 +178,7 @@ async fn newest_in<E: Reads>(
     if status != EventStatus::Quarantined {
         return E::newest_in(session, status, within, limit).await;
     }
-    let asked = [within.from.into(), within.to.into(), limit.into()];
+    let asked = [Param::from(within.from), within.to.into(), limit.into()];
     ids(&session.rows(E::READ.held, &asked).await?)
 }
 
@@ -189,7 +189,8 @@ async fn parts_with<E: Reads>(
     within: Part,
     limit: i64,
 ) -> Result<(Vec<Part>, Option<EventId>), EngineError> {
-    let asked = [value.into(), bucket_of(within.from).into(), bucket_of(within.to).into(), limit.into()];
+    let asked =
+        [Param::from(value), bucket_of(within.from).into(), bucket_of(within.to).into(), limit.into()];
     let (mut parts, mut oldest) = (Vec::new(), None);
     for row in session.rows(E::READ.buckets, &asked).await? {
         let bucket = row.int(0)?;
