@@ -56,7 +56,7 @@ pub fn plant(day: i64, count: i64) -> String {
          SELECT id, ''::bytea, 1, at, at, ''::bytea, ''::bytea FROM t WHERE n % 3 = 0;
          INSERT INTO oncehook.flags (event, flag, at) SELECT id, 'conflict', at FROM t WHERE n % 3 = 0;
          INSERT INTO oncehook.spool_aliases (alias, event) SELECT gen_random_uuid(), id FROM t WHERE n % 3 = 0;
-         INSERT INTO oncehook.marks (value, span) SELECT DISTINCT n, oncehook.span(id) FROM t"
+         INSERT INTO oncehook.buckets (value, bucket, first, last) SELECT DISTINCT n, oncehook.bucket(id), 0, 4095 FROM t"
     )
 }
 
@@ -81,8 +81,8 @@ pub fn left_over() -> String {
         )
     });
     format!(
-        "SELECT * FROM ({} UNION ALL SELECT 'marks', count(*) FROM oncehook.marks m
-           WHERE NOT EXISTS (SELECT 1 FROM oncehook.events e WHERE oncehook.span(e.id) = m.span)
+        "SELECT * FROM ({} UNION ALL SELECT 'buckets', count(*) FROM oncehook.buckets b
+           WHERE NOT EXISTS (SELECT 1 FROM oncehook.events e WHERE oncehook.bucket(e.id) = b.bucket)
          UNION ALL SELECT 'sweeps', count(*) FROM oncehook.sweeps) AS t(name, rows) WHERE rows > 0",
         counts.join(" UNION ALL ")
     )

@@ -29,8 +29,6 @@ mod read;
 pub mod server;
 #[cfg(any(feature = "postgres", feature = "mysql"))]
 mod silence;
-#[cfg(any(feature = "postgres", feature = "mysql"))]
-mod spans;
 #[cfg(feature = "sqlite")]
 pub mod sqlite;
 mod tally;

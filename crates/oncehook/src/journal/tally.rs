@@ -8,6 +8,7 @@ use std::collections::{HashMap, VecDeque};
 use std::net::IpAddr;
 
 use oncehook_verify::UnixMicros;
+use serde::{Deserialize, Serialize};
 
 use super::{DUPLICATES_REMEMBERED, DuplicateSeen, KnownCopy, Layer};
 use crate::event::{EventId, SourceName};
@@ -120,6 +121,22 @@ impl Tally {
             self.events.insert(event, older);
         }
     }
+}
+
+/// One remembered duplicate as it stands in `duplicates.latest`: `[time, "peer"]`.
+#[derive(Serialize, Deserialize)]
+struct LatestRow(i64, IpAddr);
+
+/// The text of remembered duplicates, oldest first.
+pub(crate) fn latest_text(latest: &VecDeque<DuplicateSeen>) -> String {
+    let rows: Vec<LatestRow> = latest.iter().map(|seen| LatestRow(seen.at.0, seen.peer)).collect();
+    serde_json::to_string(&rows).unwrap_or_else(|_| "[]".to_owned())
+}
+
+/// The remembered duplicates of an event, oldest first. Text that is not ours gives none.
+pub(crate) fn parse_latest(text: &str) -> VecDeque<DuplicateSeen> {
+    let rows: Vec<LatestRow> = serde_json::from_str(text).unwrap_or_default();
+    rows.into_iter().map(|LatestRow(at, peer)| DuplicateSeen { at: UnixMicros(at), peer }).collect()
 }
 
 /// Appends to a list of the latest few.

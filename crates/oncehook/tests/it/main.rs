@@ -21,8 +21,6 @@ mod mysql;
 #[cfg(test)]
 mod mysql_effects;
 #[cfg(test)]
-mod mysql_search;
-#[cfg(test)]
 mod mysql_tls;
 #[cfg(test)]
 mod ordering;
@@ -37,9 +35,9 @@ mod postgres_effects;
 #[cfg(test)]
 mod postgres_front;
 #[cfg(test)]
-mod postgres_search;
-#[cfg(test)]
 mod postgres_wrapped;
+#[cfg(test)]
+mod server_search;
 #[cfg(test)]
 mod sql_routes;
 #[cfg(test)]

@@ -10,7 +10,7 @@ use super::connection::{Insert, Session};
 use super::engine_error::EngineError;
 use super::row::{IDS, count, event, hex, id, ids, list};
 use super::user_sql::Prepared;
-use super::{Mysql, ends, entity, function};
+use super::{Mysql, entity, function};
 use crate::delivery::{Cause, Claim, Columns, DeliveryId, DeliveryState, Fence, HandedEvent, RouteName};
 use crate::event::EventId;
 use crate::handler::Function;
@@ -342,8 +342,6 @@ impl Delivers for Mysql {
         let sql = format!("{SETTLE}, {granted} WHERE {fence}");
         let changed = session.change(&sql, vec![list(outcomes), now.into(), now.into(), now.into()]).await?;
         all_changed(changed, live.len())?;
-        let ends = live.iter().map(|ended| (ended.verdict.columns().state, ended.fence.delivery.event));
-        ends::write(session, ends).await?;
         write_attempts(session, now, held, written).await?;
         follow(session, now, followups).await?;
         Ok(live.into_iter().map(|ended| ended.fence.clone()).collect())

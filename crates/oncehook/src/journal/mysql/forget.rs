@@ -7,7 +7,7 @@ use std::sync::Mutex;
 
 use super::connection::Session;
 use super::engine_error::EngineError;
-use super::{Mysql, search};
+use super::{Mysql, read};
 use crate::event::EventId;
 use crate::journal::Forgotten;
 use crate::journal::server::forget::{Batch, ForgetSql, Forgets, Round};
@@ -39,19 +39,6 @@ macro_rules! beside {
     };
 }
 
-/// Removes what the index of ends has of events. State by state: the key begins with it.
-macro_rules! ended {
-    ($state:literal) => {
-        concat!(
-            "DELETE o FROM ",
-            ids!(1),
-            "STRAIGHT_JOIN oncehook_ends o FORCE INDEX (PRIMARY) ON o.state = '",
-            $state,
-            "' AND o.event = UNHEX(t.id)"
-        )
-    };
-}
-
 impl Forgets for Mysql {
     type Place = Infallible;
 
@@ -63,9 +50,8 @@ impl Forgets for Mysql {
         // Named locks are the whole server's, and belong to the session: they end with it, too.
         lock: "SELECT GET_LOCK(CONCAT('oncehook-forget-', SHA1(DATABASE())), 0)",
         unlock: Some("DO RELEASE_LOCK(CONCAT('oncehook-forget-', SHA1(DATABASE())))"),
-        // The value is the beginning of the digest of the mark `b`.
-        span_ahead: "SELECT MIN(span) FROM oncehook_marks FORCE INDEX (PRIMARY)
-                      WHERE value = UNHEX(LEFT(SHA2('b', 256), 16)) AND span BETWEEN $1 AND $2",
+        bucket_ahead: "SELECT MIN(bucket) FROM oncehook_buckets FORCE INDEX (PRIMARY)
+                        WHERE value = $3 AND bucket BETWEEN $1 AND $2",
         look: concat!(
             "SELECT e.id, e.received_at <= $5 AND NOT ",
             kept!(),
@@ -83,9 +69,6 @@ impl Forgets for Mysql {
             kept!()
         ),
         delete: &[
-            ended!("dead"),
-            ended!("superseded"),
-            ended!("skipped"),
             concat!(
                 "DELETE b FROM ",
                 ids!(1),
@@ -128,10 +111,10 @@ impl Forgets for Mysql {
     }
 
     async fn before_delete(session: &mut Session) -> Result<(), EngineError> {
-        search::wait_for_marks(session).await
+        read::wait_for_index(session).await
     }
 
-    async fn forget_marks(session: &mut Session, gone: &[EventId]) -> Result<(), EngineError> {
-        search::forget_marks(session, gone).await
+    async fn forget_buckets(session: &mut Session, gone: &[EventId]) -> Result<(), EngineError> {
+        read::forget_buckets(session, gone).await
     }
 }

@@ -10,7 +10,6 @@
 
 mod connection;
 mod deliver;
-mod ends;
 mod engine_error;
 mod entity;
 mod forget;
@@ -21,10 +20,9 @@ mod incarnation;
 mod many_rows;
 mod operate;
 mod queries;
-mod reader;
+mod read;
 mod row;
 mod schema;
-mod search;
 mod standing;
 mod tls;
 mod user_sql;
@@ -162,10 +160,6 @@ impl Engine for Mysql {
 
     async fn share_changes(shared: Arc<Shared>, pool: Arc<Pool<Self>>, end: watch::Receiver<bool>) {
         wake::look(shared, pool, end).await;
-    }
-
-    async fn index(session: &mut Session, given: Option<i64>) -> Result<bool, EngineError> {
-        search::mark(session, given).await
     }
 
     async fn append(

@@ -1,12 +1,7 @@
 //! Texts for what operators order and pause.
 
-use super::connection::Session;
-use super::engine_error::EngineError;
-use super::{Mysql, MysqlJournal, ends};
-use crate::delivery::DeliveryState;
-use crate::event::EventId;
+use super::Mysql;
 use crate::journal::server::operate::{OperateSql, Operates};
-use crate::journal::{Backlog, ReadError};
 
 impl Operates for Mysql {
     const OPERATE: OperateSql = OperateSql {
@@ -54,15 +49,4 @@ impl Operates for Mysql {
                       WHERE b.subject = CONCAT(p.kind, ':', p.name) AND b.action = 'pause' AND b.at >= p.at)
                   ORDER BY p.kind = 'source', p.name",
     };
-
-    async fn index_ends(session: &mut Session, event: EventId, skipped: bool) -> Result<(), EngineError> {
-        if skipped {
-            ends::write(session, std::iter::once((DeliveryState::Skipped, event))).await?;
-        }
-        ends::revived(session, event).await
-    }
-
-    async fn backlog(journal: &MysqlJournal) -> Result<Vec<Backlog>, ReadError> {
-        journal.readers().backlog().await
-    }
 }

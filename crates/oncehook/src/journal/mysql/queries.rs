@@ -4,22 +4,22 @@
 //! Nothing here begins or ends a transaction: sessions are always in one, and the caller ends it.
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
-use std::net::IpAddr;
 use std::sync::PoisonError;
 
 use mysql_async::Value;
 use oncehook_verify::{EventKey, UnixMicros};
-use serde::{Deserialize, Serialize};
 use serde_json::json;
 
+use super::Mysql;
 use super::connection::{Insert, Session};
 use super::engine_error::EngineError;
 use super::row::{IDS, bytes, count, digest, event, id, ids, list, number, text};
-use super::{Mysql, search};
 use crate::delivery::RouteName;
 use crate::event::{EventId, NewEvent, SourceName};
 use crate::journal::server::engine::{AppendContext, Candidate, Fate, Known, Refusal, Stored};
-use crate::journal::tally::{Tally, remember};
+use crate::journal::server::index;
+use crate::journal::server::read::buckets::Occurrences;
+use crate::journal::tally::{Tally, latest_text, parse_latest, remember};
 use crate::journal::{CONFLICTS_KEPT, DuplicateSeen, PROBE_SOURCE};
 
 /// A key that was stored before and that must be refused now: the proof that the ledger still refuses.
@@ -54,7 +54,9 @@ pub(super) async fn store_all(
     let fates = append(session, context.given, context.shard, candidates).await?;
     let is_new = |fate: &Fate| matches!(fate, Fate::Stored(_));
     let new = candidates.iter().zip(&fates).filter(|(_, fate)| is_new(fate));
-    search::mark_late(session, context.about_now, new.map(|(one, _)| (one.id, one.event))).await?;
+    let mut late = Occurrences::default();
+    new.for_each(|(one, _)| late.add_late(context.about_now, one.id, one.event));
+    index::add::<Mysql>(session, &late).await?;
     let stored = candidates.iter().zip(&fates).rev().find(|(_, fate)| is_new(fate));
     if let Some((Candidate { id, event }, _)) = stored {
         let until = event.remembered_until(*id).0.saturating_sub(WITNESS_MARGIN);
@@ -407,17 +409,6 @@ pub(super) async fn keep_conflicts(
     add_up(session, shard, totals).await
 }
 
-/// One remembered duplicate as it stands in `duplicates.latest`: `[time, "peer"]`.
-#[derive(Serialize, Deserialize)]
-struct LatestRow(i64, IpAddr);
-
-/// The remembered duplicates of an event, oldest first. Text that is not ours gives none.
-pub(super) fn parse_latest(text: &str) -> Vec<DuplicateSeen> {
-    let rows: Vec<LatestRow> = serde_json::from_str(text).unwrap_or_default();
-    let seen = |LatestRow(at, peer)| DuplicateSeen { at: UnixMicros(at), peer };
-    rows.into_iter().map(seen).collect()
-}
-
 /// Adds counted duplicates to what is stored, in one transaction. Other nodes may do the same with the same events.
 pub(super) async fn store_duplicates(
     session: &mut Session,
@@ -455,13 +446,11 @@ pub(super) async fn store_duplicates(
     );
     let mut stored: HashMap<EventId, VecDeque<DuplicateSeen>> = HashMap::new();
     for row in session.rows(&sql, vec![ids(counted().map(|(event, _)| **event))]).await? {
-        stored.insert(event(&row, 0)?, parse_latest(&text(&row, 1)?).into());
+        stored.insert(event(&row, 0)?, parse_latest(&text(&row, 1)?));
     }
     let rows = counted().map(|(event, pending)| {
         let mut latest = stored.remove(event).unwrap_or_default();
         pending.latest.iter().for_each(|seen| remember(&mut latest, *seen));
-        let latest: Vec<LatestRow> = latest.iter().map(|seen| LatestRow(seen.at.0, seen.peer)).collect();
-        let latest = serde_json::to_string(&latest).unwrap_or_else(|_| "[]".to_owned());
         vec![
             id(**event),
             pending.journal.into(),
@@ -469,7 +458,7 @@ pub(super) async fn store_duplicates(
             pending.redis.into(),
             pending.first_at.0.into(),
             pending.last_at.0.into(),
-            latest.into(),
+            latest_text(&latest).into(),
         ]
     });
     let rows: Vec<Vec<Value>> = rows.collect();

@@ -88,8 +88,8 @@ pub(super) async fn check(session: &mut Session) -> Result<(), OpenError> {
 /// The tables and views that are ours. Others may have names like ours: effects of another journal are recorded in
 /// such.
 const OURS: &str = "('oncehook_attempts', 'oncehook_audit', 'oncehook_bodies', 'oncehook_conflicts', 'oncehook_deliveries',
-  'oncehook_duplicates', 'oncehook_ends', 'oncehook_entities', 'oncehook_event_status', 'oncehook_events', 'oncehook_flags',
-  'oncehook_keys', 'oncehook_life', 'oncehook_marked', 'oncehook_marks', 'oncehook_migrations', 'oncehook_pauses', 'oncehook_processed_events', 'oncehook_retry_logs',
+  'oncehook_buckets', 'oncehook_duplicates', 'oncehook_entities', 'oncehook_event_status', 'oncehook_events', 'oncehook_flags',
+  'oncehook_indexed', 'oncehook_keys', 'oncehook_life', 'oncehook_migrations', 'oncehook_pauses', 'oncehook_processed_events', 'oncehook_retry_logs',
   'oncehook_spool_aliases', 'oncehook_totals')";
 
 /// Our part of the catalogue.

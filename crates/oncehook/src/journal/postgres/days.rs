@@ -20,8 +20,9 @@ use tokio_postgres::error::SqlState;
 use uuid::Uuid;
 
 use super::connection::{EngineError, Session};
+use super::queries::uuid;
 use crate::journal::server::error::Meaning;
-use crate::journal::spans::first_of;
+use crate::journal::server::read::buckets::first_of;
 
 /// Days that are made ahead, besides today.
 const AHEAD: i64 = 3;
@@ -90,12 +91,12 @@ impl Day {
 
     /// Its first id.
     pub(super) fn first(&self) -> Uuid {
-        first_of(self.begins() / 1_000)
+        uuid(first_of(self.begins() / 1_000))
     }
 
     /// The first id that is not its own any more.
     pub(super) fn beyond(&self) -> Uuid {
-        first_of(self.ends() / 1_000)
+        uuid(first_of(self.ends() / 1_000))
     }
 
     /// The constraint by which the rest promises to hold nothing of it.

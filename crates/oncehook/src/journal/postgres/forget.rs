@@ -14,10 +14,11 @@ use tokio_postgres::error::SqlState;
 use super::connection::{EngineError, Session};
 use super::days::{self, DAY_MICROS, Day, Dropped, When};
 use super::queries::uuid;
-use super::{Postgres, search, sweep};
+use super::read::{self, next_id};
+use super::{Postgres, sweep};
 use crate::event::EventId;
+use crate::journal::Forgotten;
 use crate::journal::server::forget::{Batch, ForgetSql, Forgets, Plan, Round, micros};
-use crate::journal::{Forgotten, spans};
 
 /// Where a round is that is not among events or keys.
 #[derive(Debug, Clone)]
@@ -68,8 +69,7 @@ impl Forgets for Postgres {
         // The number is `forget` in ASCII.
         lock: "SELECT pg_try_advisory_xact_lock(112632776975732)",
         unlock: None,
-        span_ahead: "SELECT min(span) FROM oncehook.marks
-                      WHERE value = hashtextextended('b', 0) AND span BETWEEN $1 AND $2",
+        bucket_ahead: "SELECT min(bucket) FROM oncehook.buckets WHERE value = $3 AND bucket BETWEEN $1 AND $2",
         look: concat!(
             "SELECT e.id, e.received_at <= $5 AND NOT (",
             kept!(),
@@ -173,9 +173,9 @@ impl Forgets for Postgres {
         }
     }
 
-    async fn forget_marks(session: &mut Session, gone: &[EventId]) -> Result<(), EngineError> {
+    async fn forget_buckets(session: &mut Session, gone: &[EventId]) -> Result<(), EngineError> {
         match (gone.first(), gone.last()) {
-            (Some(first), Some(last)) => search::forget_marks(session, uuid(*first), uuid(*last)).await,
+            (Some(first), Some(last)) => read::forget_buckets(session, uuid(*first), uuid(*last)).await,
             _ => Ok(()),
         }
     }
@@ -198,7 +198,7 @@ async fn drop_day(
             forgotten.events = events;
             Round::events(day.beyond())
         }
-        Some(Dropped::Crowded) if walked == Walked::No => Round::events(spans::behind(day.first())),
+        Some(Dropped::Crowded) if walked == Walked::No => Round::events(next_id(day.first())),
         // Another transaction is in the way, or much of the day has to stay: the next round looks again.
         Some(Dropped::Crowded) | None => Round::events(day.beyond()),
     })

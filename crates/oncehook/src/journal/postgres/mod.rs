@@ -20,9 +20,8 @@ mod operate;
 mod pooler;
 mod queries;
 mod queue;
-mod reader;
+mod read;
 mod schema;
-mod search;
 mod standing;
 mod sweep;
 mod tls;
@@ -156,10 +155,6 @@ impl Engine for Postgres {
             wake::announce(Arc::clone(&shared), Arc::clone(&pool), end.clone()),
             wake::listen(shared, Arc::clone(&pool.engine), end)
         );
-    }
-
-    async fn index(session: &mut Session, given: Option<i64>) -> Result<bool, EngineError> {
-        search::mark(session, given).await
     }
 
     async fn append(

@@ -1,9 +1,8 @@
 //! Texts for what operators order and pause. While a day is dropped, orders wait.
 
 use super::connection::{EngineError, Session, first_text, in_time};
-use super::{Postgres, PostgresJournal, days};
+use super::{Postgres, days};
 use crate::journal::server::operate::{OperateSql, Operates};
-use crate::journal::{Backlog, ReadError};
 
 impl Operates for Postgres {
     const OPERATE: OperateSql = OperateSql {
@@ -54,9 +53,5 @@ impl Operates for Postgres {
         let begin = format!("BEGIN; SELECT {time}; SET LOCAL lock_timeout = 5000; {no_drop}");
         let answer = in_time(session.simple_query(&begin)).await?;
         first_text(&answer).and_then(|text| text.parse().ok()).ok_or_else(EngineError::damaged)
-    }
-
-    async fn backlog(journal: &PostgresJournal) -> Result<Vec<Backlog>, ReadError> {
-        journal.readers().backlog().await
     }
 }

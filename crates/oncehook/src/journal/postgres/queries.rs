@@ -6,16 +6,15 @@
 use std::collections::{HashMap, HashSet};
 
 use oncehook_verify::UnixMicros;
-use serde::{Deserialize, Serialize};
-use std::net::IpAddr;
+use tokio_postgres::types::ToSql;
 use uuid::Uuid;
 
 use super::connection::{EngineError, Session};
 use crate::event::{EventId, NewEvent};
 use crate::journal::server::engine::{AppendContext, Candidate, Fate, Known, Refusal, Stored};
-use crate::journal::spans::LATE_MICROS;
-use crate::journal::tally::{Pending, Tally};
-use crate::journal::{CONFLICTS_KEPT, DuplicateSeen, PROBE_SOURCE};
+use crate::journal::server::read::buckets::Occurrences;
+use crate::journal::tally::{Pending, Tally, latest_text};
+use crate::journal::{CONFLICTS_KEPT, PROBE_SOURCE};
 
 pub(super) fn uuid(id: EventId) -> Uuid {
     Uuid::from_bytes(*id.as_bytes())
@@ -49,10 +48,9 @@ pub(super) async fn store(
 ) -> Result<Stored, EngineError> {
     let AppendContext { given, about_now, shard } = context;
     let shard = i16::try_from(shard).unwrap_or(0);
-    let late_before = (about_now - LATE_MICROS) / 1_000;
-    let late = candidates.iter().any(|candidate| candidate.id.sequence() >> 15 < late_before);
+    let late = Late::of(candidates, about_now);
     let mut sorted = candidates.to_vec();
-    let guessed = wary.0 == 0 && !late && are_plain(candidates);
+    let guessed = wary.0 == 0 && late.events.is_empty() && are_plain(candidates);
     wary.0 = wary.0.saturating_sub(1);
     let won = if guessed && append_new(session, given, shard, &mut sorted).await? {
         candidates.iter().map(|candidate| candidate.id).collect()
@@ -60,7 +58,7 @@ pub(super) async fn store(
         if guessed {
             wary.0 = WARY_FOR;
         }
-        append(session, given, shard, late, &mut sorted).await?
+        append(session, given, shard, &late, &mut sorted).await?
     };
     session.check_replicated()?;
     let fate = |candidate: &Candidate<'_>| match won.contains(&candidate.id) {
@@ -209,16 +207,42 @@ fn is_odd(event: &NewEvent) -> bool {
     !event.key_signed || event.quarantine.is_some()
 }
 
+/// What late candidates add to the search index, as columns.
+#[derive(Default)]
+struct Late {
+    events: Vec<Uuid>,
+    values: Vec<i64>,
+    buckets: Vec<i64>,
+    millis: Vec<i64>,
+}
+
+impl Late {
+    fn of(candidates: &[Candidate<'_>], now: i64) -> Self {
+        let mut late = Self::default();
+        for Candidate { id, event } in candidates {
+            let mut found = Occurrences::default();
+            found.add_late(now, *id, event);
+            for [value, bucket, millis, _] in found.rows() {
+                late.events.push(uuid(*id));
+                late.values.push(value);
+                late.buckets.push(bucket);
+                late.millis.push(millis);
+            }
+        }
+        late
+    }
+}
+
 /// Stores the candidates whose keys are new, all in one statement that is its own transaction, and returns their ids. The
-/// candidates have different keys. `late`: some may be older than [`LATE_MICROS`](crate::journal::spans::LATE_MICROS).
+/// candidates have different keys.
 ///
 /// - The unique key decides; its columns are named, so without a valid unique index on exactly these this is an error.
 /// - The row of a concurrent winner is not visible to this statement; [`first_ids`] asks afterwards.
-pub(super) async fn append(
+async fn append(
     session: &Session,
     given: Option<i64>,
     shard: i16,
-    late: bool,
+    late: &Late,
     candidates: &mut [Candidate<'_>],
 ) -> Result<HashSet<EventId>, EngineError> {
     sort_by_key(candidates);
@@ -227,19 +251,18 @@ pub(super) async fn append(
     let held: Vec<Option<&str>> =
         events().map(|event| event.quarantine.map(|reason| reason.as_str())).collect();
     let odd = if events().any(is_odd) { APPEND_ODD } else { "" };
-    let sql = [APPEND, odd, if late { APPEND_LATE } else { "" }, APPENDED].concat();
+    let sql = [APPEND, odd, if late.events.is_empty() { "" } else { APPEND_LATE }, APPENDED].concat();
     let Batch { ids, sources, keys, signed, types, entities, occurred, received, expires, integrity, .. } =
         &batch;
     let Batch { digests, headers, bodies, routed, routes, in_line, places, versions, .. } = &batch;
-    let won = session
-        .rows(
-            &sql,
-            &[
-                &given, &shard, ids, sources, keys, signed, types, entities, occurred, received, expires,
-                integrity, digests, headers, bodies, &held, routed, routes, in_line, places, versions,
-            ],
-        )
-        .await?;
+    let mut parameters: Vec<&(dyn ToSql + Sync)> = vec![
+        &given, &shard, ids, sources, keys, signed, types, entities, occurred, received, expires, integrity,
+        digests, headers, bodies, &held, routed, routes, in_line, places, versions,
+    ];
+    if !late.events.is_empty() {
+        parameters.extend([&late.events as &(dyn ToSql + Sync), &late.values, &late.buckets, &late.millis]);
+    }
+    let won = session.rows(&sql, &parameters).await?;
     Ok(won.iter().map(|row| event_id(row.get(0))).collect())
 }
 
@@ -384,19 +407,12 @@ const APPEND_ODD: &str = ", first_bodies AS (
      AND (held = 'suspected_replay' OR NOT key_signed AND id NOT IN (SELECT event FROM first_bodies))
 )";
 
-/// What is needed besides if some of the batch may belong to spans that are marked already (`search`): such events say
-/// themselves what is found there.
+/// What is needed besides if some of the batch are late: the search index may have passed their buckets already.
 const APPEND_LATE: &str = ", late AS (
-  INSERT INTO oncehook.marks (value, span)
-  SELECT DISTINCT m.value, oncehook.span(i.id) AS span
-    FROM input i
-   CROSS JOIN LATERAL (VALUES (hashtextextended('s' || i.source, 0)), (hashtextextended('t' || i.type, 0)),
-                              (hashtextextended('e' || i.entity, 0)),
-                              (CASE WHEN i.id <> ALL ($17::uuid[]) THEN hashtextextended('u', 0) END),
-                              (CASE WHEN i.id >= oncehook.first_id(i.received_at + 2000000) THEN hashtextextended('b', 0) END))
-           AS m(value)
-   WHERE i.id < (SELECT oncehook.first_id(coalesce($1::bigint, oncehook.micros()) - 5000000)) AND m.value IS NOT NULL
-     AND i.id IN (SELECT event FROM won)
+  INSERT INTO oncehook.buckets (value, bucket, first, last)
+  SELECT value, bucket, millis, millis
+    FROM unnest($22::uuid[], $23::bigint[], $24::bigint[], $25::bigint[]) AS l(event, value, bucket, millis)
+   WHERE event IN (SELECT event FROM won)
 )";
 
 const APPENDED: &str = " SELECT event FROM won";
@@ -493,17 +509,6 @@ pub(super) async fn keep_conflicts(
     Ok(())
 }
 
-/// One remembered duplicate as it stands in `duplicates.latest`: `[time, "peer"]`.
-#[derive(Serialize, Deserialize)]
-struct LatestRow(i64, IpAddr);
-
-/// The remembered duplicates of an event, oldest first. Text that is not ours gives none.
-pub(super) fn parse_latest(text: &str) -> Vec<DuplicateSeen> {
-    let rows: Vec<LatestRow> = serde_json::from_str(text).unwrap_or_default();
-    let seen = |LatestRow(at, peer)| DuplicateSeen { at: UnixMicros(at), peer };
-    rows.into_iter().map(seen).collect()
-}
-
 /// Adds counted duplicates to what is stored.
 pub(super) async fn store_duplicates(
     session: &Session,
@@ -520,12 +525,7 @@ pub(super) async fn store_duplicates(
     let (redis, counts) = (column(|pending| pending.redis), column(Pending::count));
     let first: Vec<i64> = pending.iter().map(|(_, pending)| pending.first_at.0).collect();
     let last: Vec<i64> = pending.iter().map(|(_, pending)| pending.last_at.0).collect();
-    let latest = pending.iter().map(|(_, pending)| {
-        let rows: Vec<LatestRow> =
-            pending.latest.iter().map(|seen| LatestRow(seen.at.0, seen.peer)).collect();
-        serde_json::to_string(&rows).unwrap_or_else(|_| "[]".to_owned())
-    });
-    let latest: Vec<String> = latest.collect();
+    let latest: Vec<String> = pending.iter().map(|(_, pending)| latest_text(&pending.latest)).collect();
     let sources: Vec<&str> = pending.iter().map(|(_, pending)| pending.source.as_str()).collect();
     let shard = i16::try_from(shard).unwrap_or(0);
     session

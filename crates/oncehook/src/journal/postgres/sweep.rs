@@ -9,8 +9,7 @@
 use uuid::Uuid;
 
 use super::connection::{EngineError, Session};
-use super::search;
-use crate::journal::spans;
+use super::read::{self, next_id};
 
 /// Tables in which rows stand beside an event. Attempts that have days are dropped with them.
 const TABLES: [&str; 7] =
@@ -19,7 +18,7 @@ const TABLES: [&str; 7] =
 /// Where a sweep is.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(in crate::journal) struct Place {
-    /// In which table; behind the last one are the marks of the search index.
+    /// In which table; behind the last one is the search index.
     table: usize,
     /// From this event on; the nil id is the beginning of the day.
     from: Uuid,
@@ -37,7 +36,7 @@ pub(super) async fn batch(
     let from = place.from.max(first);
     let on = match TABLES.get(place.table) {
         Some(table) => beside(session, table, (from, beyond), limit).await?,
-        None => search::sweep_marks(session, (from, beyond), limit).await?,
+        None => read::sweep_buckets(session, (from, beyond), limit).await?,
     };
     Ok(Some(match on {
         Some(from) => Place { from, ..*place },
@@ -69,5 +68,5 @@ async fn beside(
     );
     let row = session.row(&sql, &[&from, &beyond, &limit]).await?;
     let (looked, last): (i64, Option<Uuid>) = row.map_or((0, None), |row| (row.get(0), row.get(1)));
-    Ok(last.filter(|_| looked >= limit).map(spans::behind))
+    Ok(last.filter(|_| looked >= limit).map(next_id))
 }

@@ -61,7 +61,7 @@ impl<E: Forgets> Deliveries for ServerJournal<E> {
 
     fn backlog(&self) -> BoxFuture<'_, Result<Vec<Backlog>, WorkError>> {
         Box::pin(async {
-            let backlog = E::backlog(self).await;
+            let backlog = self.read_backlog().await;
             backlog.map_err(|error| WorkError::Unavailable(error.to_string()))
         })
     }

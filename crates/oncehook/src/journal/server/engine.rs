@@ -91,12 +91,6 @@ pub(in crate::journal) trait Engine: Sized + Send + Sync + 'static {
         end: watch::Receiver<bool>,
     ) -> impl Future<Output = ()> + Send;
 
-    /// Adds a part of the latest events to the search index. Returns whether there is more to do at once. Its own transactions.
-    fn index(
-        session: &mut Self::Session,
-        given: Option<i64>,
-    ) -> impl Future<Output = Result<bool, EngineError>> + Send;
-
     /// Stores the candidates whose keys are new, with all that belongs to them; the unique key decides. Candidates have
     /// different keys. Returns, in their order, who holds each key now. Before the first error nothing is stored, or the
     /// outcome is unknown.

@@ -10,7 +10,7 @@
 //! is the earlier one of the database's and this node's, so one wrong clock alone forgets nothing too early.
 //!
 //! A round goes over the events whose ids are old. Then over those whose ids run ahead of their receipt, because a
-//! clock had been set back: the search index marks the spans in which there are such events, and what it has not
+//! clock had been set back: the search index knows the buckets in which there are such events, and what it has not
 //! reached are ids in the future. Then over what only the engine has, then over the ledger. The position is kept in
 //! memory; a restart begins a new round, which costs reading and nothing else.
 
@@ -25,10 +25,11 @@ use super::ServerJournal;
 use super::engine::Session;
 use super::error::EngineError;
 use super::operate::{Operates, audit};
+use super::read::Reads;
+use super::read::buckets::{self, AHEAD_MILLIS, ahead_value, bucket_of, first_of_bucket};
 use super::value::{Column, Param, Row};
 use super::work::work;
 use crate::event::EventId;
-use crate::journal::spans::{AHEAD_MILLIS, behind, first_of, first_of_span, span_of};
 use crate::journal::{ClockDoubt, ClockMemory, Forgotten, Retention, TRUST_CLOCK, Who, WorkError, look};
 
 /// The texts of these statements.
@@ -43,9 +44,9 @@ pub(in crate::journal) struct ForgetSql {
     pub(in crate::journal) lock: &'static str,
     /// Ends what `lock` began, if the transaction's end does not.
     pub(in crate::journal) unlock: Option<&'static str>,
-    /// `$1`, `$2`: the first and the last span. Returns the first span between them with an id that runs ahead, or
-    /// null.
-    pub(in crate::journal) span_ahead: &'static str,
+    /// `$1`, `$2`: the first and the last bucket; `$3`: the value of ids that run ahead. Returns the first bucket between
+    /// them with such an id, or null.
+    pub(in crate::journal) bucket_ahead: &'static str,
     /// `$1`: now; `$2`: how long the dead are kept, null for ever; `$3`, `$4`: the first event and the one behind the
     /// last; `$5`: received then or earlier is old; `$6`: limit. Returns events in order, each with whether it may go.
     pub(in crate::journal) look: &'static str,
@@ -65,7 +66,7 @@ pub(in crate::journal) struct ForgetSql {
 }
 
 /// What forgetting asks of an engine.
-pub(in crate::journal) trait Forgets: Operates {
+pub(in crate::journal) trait Forgets: Operates + Reads {
     /// A position in what only this engine has.
     type Place: std::fmt::Debug + Clone + Send + Sync + 'static;
 
@@ -110,8 +111,9 @@ pub(in crate::journal) trait Forgets: Operates {
         async { Ok(()) }
     }
 
-    /// Removes the marks of spans in which no event is left, among those of events that this transaction has removed.
-    fn forget_marks(
+    /// Removes from the search index the buckets in which no event is left, among those of events that this transaction
+    /// has removed.
+    fn forget_buckets(
         session: &mut Self::Session,
         gone: &[EventId],
     ) -> impl Future<Output = Result<(), EngineError>> + Send;
@@ -179,12 +181,12 @@ impl Batch<'_> {
 
     /// The first id that no old event has, unless its id runs ahead.
     pub(in crate::journal) fn beyond_usual(&self) -> Uuid {
-        first_of(self.received() / 1_000 + AHEAD_MILLIS + 1)
+        uuid(buckets::first_of(self.received() / 1_000 + AHEAD_MILLIS + 1))
     }
 
-    /// The first id in the future. An event with such an id is not marked in the search index.
+    /// The first id in the future. An event with such an id is not in the search index.
     fn future(&self) -> Uuid {
-        first_of(self.now / 1_000 + AHEAD_MILLIS)
+        uuid(buckets::first_of(self.now / 1_000 + AHEAD_MILLIS))
     }
 }
 
@@ -329,11 +331,11 @@ async fn ahead<E: Forgets>(
     forgotten: &mut Forgotten,
 ) -> Result<Round<E::Place>, EngineError> {
     let (from, future) = (uuid(from).max(batch.beyond_usual()), batch.future());
-    let marked = match from < future {
+    let found = match from < future {
         true => {
-            let spans = [Param::from(span_of(from)), span_of(future).into()];
+            let (first, last) = (bucket_of(event(from)), bucket_of(event(future)));
             session
-                .row(E::FORGET.span_ahead, &spans)
+                .row(E::FORGET.bucket_ahead, &[first.into(), last.into(), ahead_value().into()])
                 .await?
                 .map(|row| row.maybe_int(0))
                 .transpose()?
@@ -341,10 +343,10 @@ async fn ahead<E: Forgets>(
         }
         false => None,
     };
-    let (part, then) = match marked {
-        Some(span) => {
-            let beyond = first_of_span(span + 1);
-            ((from.max(first_of_span(span)), beyond), Round::Ahead(event(beyond)))
+    let (part, then) = match found {
+        Some(bucket) => {
+            let beyond = first_of_bucket(bucket + 1);
+            ((from.max(uuid(first_of_bucket(bucket))), uuid(beyond)), Round::Ahead(beyond))
         }
         None => ((from.max(future), Uuid::max()), E::behind_events()),
     };
@@ -389,12 +391,12 @@ async fn walk<E: Forgets>(
             for sql in E::FORGET.delete {
                 session.change(sql, &asked).await?;
             }
-            E::forget_marks(session, &gone).await?;
+            E::forget_buckets(session, &gone).await?;
         }
         forgotten.events = gone.len();
     }
     match rows.last() {
-        Some(last) if rows.len() == most => Ok(Some(event(behind(uuid(last.event(0)?))))),
+        Some(last) if rows.len() == most => Ok(Some(buckets::behind(last.event(0)?))),
         _ => Ok(None),
     }
 }

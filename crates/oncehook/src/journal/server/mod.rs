@@ -10,7 +10,8 @@
 //! What is an engine's own (connections, schema, statements) stands in `postgres` and `mysql`, behind [`engine::Engine`].
 //!
 //! The parts, in the order of an append: [`ServerJournal::submit`] puts it on the bounded queue of a lane; `lane` takes what has
-//! gathered while the last batch was stored, and stores it; `duplicates` adds up copies behind it. `reader` serves people.
+//! gathered while the last batch was stored, and stores it; `duplicates` adds up copies behind it. `index` fills the search
+//! index, and `read` serves people.
 
 pub(in crate::journal) mod aliases;
 pub(in crate::journal) mod deliver;
@@ -20,10 +21,11 @@ pub(in crate::journal) mod engine;
 pub(in crate::journal) mod error;
 pub(in crate::journal) mod forget;
 mod identity;
-mod index;
+pub(in crate::journal) mod index;
 mod lane;
 pub(in crate::journal) mod operate;
 pub(in crate::journal) mod pool;
+pub(in crate::journal) mod read;
 pub(in crate::journal) mod rehearse;
 mod self_test;
 pub(in crate::journal) mod shared;
@@ -55,6 +57,7 @@ use engine::{Engine, Purpose, Session};
 use error::EngineError;
 use lane::{Command, Lane, Request};
 use pool::Pool;
+use read::Reads;
 use shared::{Shared, random_shard};
 
 /// How the journal on a database server is set up.
@@ -166,7 +169,7 @@ pub struct ServerJournal<E: Engine> {
 }
 
 #[expect(private_bounds, reason = "engines are this crate's own")]
-impl<E: Engine> ServerJournal<E> {
+impl<E: Reads> ServerJournal<E> {
     /// Connects, makes the schema, checks durability and proves that keys are remembered. Must be called inside a tokio runtime.
     pub async fn open(options: &ServerOptions) -> Result<Self, OpenError> {
         let engine = Arc::new(E::new(&options.url, options.handler_time)?);

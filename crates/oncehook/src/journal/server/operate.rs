@@ -17,7 +17,7 @@ use super::work::unavailable;
 use crate::delivery::DeliveryState;
 use crate::event::EventId;
 use crate::journal::decide::order::{Changes, Found, decide};
-use crate::journal::{Backlog, Order, OrderError, Ordered, Pausable, Pause, Paused, ReadError, Who};
+use crate::journal::{Order, OrderError, Ordered, Pausable, Pause, Paused, Who};
 
 /// The texts of these statements.
 pub(in crate::journal) struct OperateSql {
@@ -63,19 +63,6 @@ pub(in crate::journal) trait Operates: Delivers {
         given: Option<i64>,
     ) -> impl Future<Output = Result<i64, EngineError>> + Send {
         session.begin(given)
-    }
-
-    /// What waits, runs and is dead, by route.
-    fn backlog(journal: &ServerJournal<Self>)
-    -> impl Future<Output = Result<Vec<Backlog>, ReadError>> + Send;
-
-    /// Corrects the engine's index of deliveries that ended without success, after an order.
-    fn index_ends(
-        _session: &mut Self::Session,
-        _event: EventId,
-        _skipped: bool,
-    ) -> impl Future<Output = Result<(), EngineError>> + Send {
-        async { Ok(()) }
     }
 }
 
@@ -140,7 +127,6 @@ pub(in crate::journal) async fn carry_out<E: Operates>(
     };
     let changes = decide(order, held, &found)?;
     write::<E>(session, now, order.event, &changes).await?;
-    E::index_ends(session, order.event, !changes.skip.is_empty()).await?;
     if let Some(entity) = &entity {
         for route in &changes.ordered.routes {
             E::unblock(session, now, route, &[(entity, 1)]).await?;

@@ -3,14 +3,12 @@
 
 use oncehook_verify::UnixMicros;
 use rusqlite::{CachedStatement, Connection, OptionalExtension, Transaction, TransactionBehavior, params};
-use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
-use std::net::IpAddr;
 
 use super::ledger::{Known, Ledger};
 use crate::event::{EventId, EventIds, NewEvent};
-use crate::journal::tally::{Pending, Tally, remember};
-use crate::journal::{Appended, CONFLICTS_KEPT, DuplicateSeen, SourceCounts, Verdict};
+use crate::journal::tally::{Pending, Tally, latest_text, parse_latest, remember};
+use crate::journal::{Appended, CONFLICTS_KEPT, SourceCounts, Verdict};
 use crate::planted::{self, Bug};
 
 /// The statements of an append, prepared once per batch.
@@ -174,16 +172,6 @@ pub(super) fn add_totals(
     Ok(())
 }
 
-/// One remembered duplicate as it stands in `oncehook_duplicates.latest`: `[time, "peer"]`.
-#[derive(Serialize, Deserialize)]
-struct LatestRow(i64, IpAddr);
-
-/// Reads the `latest` column. Text that is not ours reads as empty: it is a hint for people, not a fact to rely on.
-pub(super) fn parse_latest(text: &str) -> VecDeque<DuplicateSeen> {
-    let rows: Vec<LatestRow> = serde_json::from_str(text).unwrap_or_default();
-    rows.into_iter().map(|LatestRow(at, peer)| DuplicateSeen { at: UnixMicros(at), peer }).collect()
-}
-
 /// Stores the pending counts of duplicates in one transaction.
 pub(super) fn store_duplicates(connection: &mut Connection, tally: &Tally) -> Result<(), rusqlite::Error> {
     let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
@@ -204,7 +192,6 @@ fn store_duplicates_of(
         .optional()?;
     let mut latest = stored.map_or_else(VecDeque::new, |text| parse_latest(&text));
     pending.latest.iter().for_each(|seen| remember(&mut latest, *seen));
-    let latest: Vec<LatestRow> = latest.into_iter().map(|seen| LatestRow(seen.at.0, seen.peer)).collect();
     connection
         .prepare_cached(
             "INSERT INTO oncehook_duplicates (event, journal, memory, redis, first_at, last_at, latest)
@@ -223,7 +210,7 @@ fn store_duplicates_of(
             pending.redis.cast_signed(),
             pending.first_at.0,
             pending.last_at.0,
-            serde_json::to_string(&latest).unwrap_or_else(|_| "[]".to_owned()),
+            latest_text(&latest),
         ])?;
     let counts = SourceCounts { duplicates: pending.count(), ..SourceCounts::default() };
     add_totals(connection, pending.source.as_str(), &counts)

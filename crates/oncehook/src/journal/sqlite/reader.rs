@@ -14,13 +14,12 @@ use oncehook_verify::{EventKey, UnixMicros};
 use rusqlite::{Connection, ErrorCode, OptionalExtension, params};
 
 use super::ledger::{self, Filter, KeyHasher, Place};
-use super::queries::parse_latest;
 use super::search::{by_sequence, count, find};
 use super::syncer::LogFile;
 use super::{Shared, connection};
 use crate::delivery::{DeliveryId, DeliveryState};
 use crate::event::EventId;
-use crate::journal::tally::remember;
+use crate::journal::tally::{parse_latest, remember};
 use crate::journal::{
     Attempt, AuditEntry, Backlog, Conflict, Delivery, EventDetail, EventPage, EventQuery, EventSummary,
     ORDERS_SHOWN, ReadError, RecentKey, SourceCounts, Standing, Stats, StoredBody,

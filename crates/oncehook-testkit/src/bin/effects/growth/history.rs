@@ -1,7 +1,7 @@
 //! A history, loaded in bulk with SQL: what accepting and handling its events would have left.
 //!
 //! Promises: keys, events, settled deliveries and counts are there, in the order in which the journal would have written them;
-//! on a server the marks of the search index too (the embedded journal writes its own when it is opened). A part can be
+//! on a server the search index too (the embedded journal writes its own when it is opened). A part can be
 //! loaded behind one that is there. The keys are scattered ([`scattered`]), so that scattered ones of later events fall
 //! among them, and those that grow with time ([`ordered`]) behind them all. What is odd (another source, type, entity or
 //! status) is among the first [`SHORT`] events only: in a long history it lies deep.
@@ -145,8 +145,8 @@ pub fn trim(store: &Store, last: UnixMicros) -> anyhow::Result<()> {
                   WHERE e.id >= {first} AND k.source = e.source AND k.key = e.key;
                  DELETE FROM oncehook.events WHERE id >= {first};
                  DELETE FROM oncehook.deliveries WHERE event >= {first};
-                 DELETE FROM oncehook.marks WHERE span > oncehook.span({first});
-                 UPDATE oncehook.marked SET span = least(span, oncehook.span({first}) - 1);
+                 DELETE FROM oncehook.buckets WHERE bucket > oncehook.bucket({first});
+                 UPDATE oncehook.indexed SET last = least(last, {first});
                  TRUNCATE orders RESTART IDENTITY"
             ))?;
         }
@@ -316,7 +316,7 @@ fn load_server(store: &Store, history: &History, from: usize, to: usize) -> anyh
     store.run("SELECT pg_reload_conf()")?;
     store.run(&days(history.time_of(from), history.time_of(to)))?;
     store.run(
-        "ALTER TABLE oncehook.keys DROP CONSTRAINT keys_once; DROP INDEX oncehook.marks_value; DROP INDEX oncehook.marks_span",
+        "ALTER TABLE oncehook.keys DROP CONSTRAINT keys_once; DROP INDEX oncehook.buckets_value; DROP INDEX oncehook.buckets_bucket",
     )?;
     // A server's backend keeps one core busy.
     let parts: Vec<usize> = (from..to).step_by(PART).collect();
@@ -335,8 +335,11 @@ fn load_server(store: &Store, history: &History, from: usize, to: usize) -> anyh
     }
     for (what, sql) in [
         ("keys", "ALTER TABLE oncehook.keys ADD CONSTRAINT keys_once PRIMARY KEY (source, key)"),
-        ("marks", "CREATE INDEX marks_value ON oncehook.marks (value, span)"),
-        ("spans", "CREATE INDEX marks_span ON oncehook.marks USING brin (span) WITH (pages_per_range = 16)"),
+        ("values", "CREATE INDEX buckets_value ON oncehook.buckets (value, bucket)"),
+        (
+            "buckets",
+            "CREATE INDEX buckets_bucket ON oncehook.buckets USING brin (bucket) WITH (pages_per_range = 16)",
+        ),
     ] {
         store.run(&format!("SET maintenance_work_mem = '1GB'; {sql}"))?;
         progress(&format!("index of the {what} built"));
@@ -346,11 +349,11 @@ fn load_server(store: &Store, history: &History, from: usize, to: usize) -> anyh
         "INSERT INTO oncehook.totals (source, shard, events)
          SELECT source, 0, count(*) FROM ({sources} FROM generate_series({from}, {to} - 1) n) e GROUP BY source
          ON CONFLICT (source, shard) DO UPDATE SET events = oncehook.totals.events + excluded.events;
-         UPDATE oncehook.marked SET span = oncehook.span(oncehook.first_id({})) - 1",
-        history.time_of(to.saturating_sub(1)).0
+         UPDATE oncehook.indexed SET last = oncehook.first_id({})",
+        history.time_of(to).0
     ))?;
     // A vacuum cannot run in a transaction, and several statements at once are one.
-    for table in ["events", "keys", "deliveries", "marks"] {
+    for table in ["events", "keys", "deliveries", "buckets"] {
         store.run(&format!("VACUUM (ANALYZE) oncehook.{table}"))?;
         progress(&format!("{table} vacuumed"));
     }
@@ -426,13 +429,13 @@ fn part(history: &History, from: usize, to: usize) -> String {
          INSERT INTO oncehook.deliveries (event, route, state, run_at)
          SELECT id, 'orders', 'ready', at FROM loaded WHERE odd = 99 ORDER BY n;
          INSERT INTO oncehook.flags (event, flag, at, reason) SELECT id, 'quarantined', at, 'missing_key' FROM loaded WHERE odd = 17;
-         -- What is marked for lists behind the accepts.
-         INSERT INTO oncehook.marks (value, span)
-         SELECT DISTINCT m.value, at / 1000 >> 12
-           FROM loaded
-          CROSS JOIN LATERAL (VALUES (hashtextextended('s' || source, 0)), (hashtextextended('t' || type, 0)),
-                                     (CASE WHEN odd IN (11, 17) THEN hashtextextended('u', 0) END)) AS m(value)
-          WHERE m.value IS NOT NULL
-         UNION ALL SELECT hashtextextended('e' || entity, 0), at / 1000 >> 12 FROM loaded"
+         -- The search index of lists, which is filled behind the accepts.
+         INSERT INTO oncehook.buckets (value, bucket, first, last)
+         SELECT ('x' || left(encode(sha256(convert_to(text, 'UTF8')), 'hex'), 16))::bit(64)::bigint, bucket, first, last
+           FROM (SELECT v.text, at / 1000 >> 12 AS bucket, min(at / 1000 & 4095) AS first, max(at / 1000 & 4095) AS last
+                   FROM loaded
+                  CROSS JOIN LATERAL (VALUES ('s' || source), ('t' || type), ('e' || entity),
+                                             (CASE WHEN odd IN (11, 17) THEN 'u' END)) AS v(text)
+                  WHERE v.text IS NOT NULL GROUP BY 1, 2) AS found"
     )
 }

@@ -62,28 +62,28 @@ pub fn load(store: &Store, history: &History, from: usize, to: usize) -> anyhow:
             progress(&format!("{last} of {to} events written"));
         }
         std::thread::scope(|scope| {
-            let marks = scope.spawn(|| store.run(&marks(history, from, to)));
+            let buckets = scope.spawn(|| store.run(&buckets(history, from, to)));
             store.run(&keys(history, from, to))?;
             progress("keys written");
-            marks.join().unwrap_or_else(|_| Err(anyhow::anyhow!("a thread that loads has panicked")))
+            buckets.join().unwrap_or_else(|_| Err(anyhow::anyhow!("a thread that loads has panicked")))
         })?;
-        progress("marks written");
+        progress("the search index written");
         // Several statements at once are answered as one; their tables are small enough to be looked at again each time.
-        store.run("ANALYZE TABLE oncehook_events, oncehook_keys, oncehook_deliveries, oncehook_marks")
+        store.run("ANALYZE TABLE oncehook_events, oncehook_keys, oncehook_deliveries, oncehook_buckets")
     })
 }
 
 /// Removes what was accepted behind a history.
 pub fn trim(store: &Store, last: UnixMicros) -> anyhow::Result<()> {
     let first = first_id(last.0 + 1_000);
-    let span = ((last.0 + 1_000) / 1_000) >> 12;
+    let bucket = ((last.0 + 1_000) / 1_000) >> 12;
     loading(store, || {
         store.run(&format!(
             "DELETE k FROM oncehook_events e STRAIGHT_JOIN oncehook_keys k ON k.source = e.source AND k.`key` = e.`key` WHERE e.id >= {first};
              DELETE FROM oncehook_events WHERE id >= {first};
              DELETE FROM oncehook_deliveries WHERE event >= {first};
-             DELETE FROM oncehook_marks WHERE span > {span};
-             UPDATE oncehook_marked SET last = LEAST(last, {first});
+             DELETE FROM oncehook_buckets WHERE bucket > {bucket};
+             UPDATE oncehook_indexed SET last = LEAST(last, {first});
              TRUNCATE orders"
         ))
     })
@@ -141,8 +141,7 @@ fn deliveries(history: &History, from: usize, to: usize) -> String {
                 IF(odd IN (14, 15, 16), NULL, at), IF(odd = 9, 'refused', NULL), IF(odd = 9, 'handler', NULL)
            FROM {numbers} WHERE odd NOT IN (11, 17, 99);
          INSERT INTO oncehook_deliveries (event, route, state, run_at) SELECT {ID}, 'orders', 'ready', at FROM {numbers} WHERE odd = 99;
-         INSERT INTO oncehook_flags (event, flag, at, reason) SELECT {ID}, 'quarantined', at, 'missing_key' FROM {numbers} WHERE odd = 17;
-         INSERT INTO oncehook_ends (state, event) SELECT {ODD_STATE}, {ID} FROM {numbers} WHERE odd IN (9, 10, 13)"
+         INSERT INTO oncehook_flags (event, flag, at, reason) SELECT {ID}, 'quarantined', at, 'missing_key' FROM {numbers} WHERE odd = 17"
     )
 }
 
@@ -160,30 +159,29 @@ fn keys(history: &History, from: usize, to: usize) -> String {
     )
 }
 
-/// What is marked for lists behind the accepts. The index of the spans is built when all of them are there.
-fn marks(history: &History, from: usize, to: usize) -> String {
+/// The search index of lists, which is filled behind the accepts. The index of the buckets is built when all of them are there.
+fn buckets(history: &History, from: usize, to: usize) -> String {
     let numbers = numbers(history, from, to);
-    let slot = "1 << (at DIV 1000 >> 7 & 31)";
-    let mark = |mark: &str, odd: &str, slots: &str, grouped: &str| {
+    let insert = |text: &str, odd: &str| {
         format!(
-            "INSERT INTO oncehook_marks (value, span, slots)
-             SELECT value, span, slots
-               FROM (SELECT LEFT(UNHEX(SHA2({mark}, 256)), 8) AS value, at DIV 1000 >> 12 AS span, {slots} AS slots
-                       FROM {numbers} WHERE {odd} {grouped} ORDER BY value, span LIMIT {to}) sorted
-             ON DUPLICATE KEY UPDATE slots = oncehook_marks.slots | VALUES(slots);"
+            "INSERT INTO oncehook_buckets (value, bucket, first, last)
+             SELECT value, bucket, first, last
+               FROM (SELECT CAST(CONV(LEFT(SHA2({text}, 256), 16), 16, -10) AS SIGNED) AS value, at DIV 1000 >> 12 AS bucket,
+                            MIN(at DIV 1000 & 4095) AS first, MAX(at DIV 1000 & 4095) AS last
+                       FROM {numbers} WHERE {odd} GROUP BY value, bucket ORDER BY value, bucket LIMIT {to}) sorted
+             ON DUPLICATE KEY UPDATE first = LEAST(oncehook_buckets.first, VALUES(first)),
+                                     last = GREATEST(oncehook_buckets.last, VALUES(last));"
         )
     };
-    let common = |what: &str, odd: &str| mark(what, odd, &format!("BIT_OR({slot})"), "GROUP BY value, span");
     format!(
         "SET SESSION sort_buffer_size = 536870912, SESSION tmp_memory_table_size = 1073741824;
-         ALTER TABLE oncehook_marks DROP KEY oncehook_marks_span;
+         ALTER TABLE oncehook_buckets DROP KEY oncehook_buckets_bucket;
          {} {} {} {}
-         ALTER TABLE oncehook_marks ADD KEY oncehook_marks_span (span);
-         UPDATE oncehook_marked SET last = (SELECT {ID} FROM {numbers} WHERE n = {to} - 1)",
-        common(&format!("CONCAT('s', {SOURCE})"), "TRUE"),
-        common(&format!("CONCAT('t', {TYPE})"), "TRUE"),
-        common("'u'", "odd IN (11, 17)"),
-        // Nearly every entity has one event: there is nothing to group.
-        mark(&format!("CONCAT('e', {ENTITY})"), "TRUE", slot, ""),
+         ALTER TABLE oncehook_buckets ADD KEY oncehook_buckets_bucket (bucket);
+         UPDATE oncehook_indexed SET last = (SELECT {ID} FROM {numbers} WHERE n = {to} - 1)",
+        insert(&format!("CONCAT('s', {SOURCE})"), "TRUE"),
+        insert(&format!("CONCAT('t', {TYPE})"), "TRUE"),
+        insert("'u'", "odd IN (11, 17)"),
+        insert(&format!("CONCAT('e', {ENTITY})"), "TRUE"),
     )
 }

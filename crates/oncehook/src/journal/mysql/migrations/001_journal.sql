@@ -49,8 +49,8 @@ CREATE TABLE IF NOT EXISTS oncehook_events (
 -- waited for a prerequisite.
 --
 -- Three columns follow from the others. place and place_at say where a delivery is in the one index that all queues
--- share: 0 waits, 1 is leased, 2 is dead, 3 is parked; null is over. All rows that are over share that null, at the
--- front of the index, so a queue never reads past them. line is how a delivery is found by its entity. Its first letter
+-- share: 0 waits, 1 is leased, 2 is dead, 3 is parked, 4 is superseded, 5 is skipped; null succeeded. What ended without
+-- success has no place_at, so within its route it is in the order of events, for lists. line is how a delivery is found by its entity. Its first letter
 -- separates the entity's queue (l) from its running delivery (r) and its parked ones (p), so that a search for one kind
 -- never reads the others. What is over has null.
 CREATE TABLE IF NOT EXISTS oncehook_deliveries (
@@ -70,10 +70,10 @@ CREATE TABLE IF NOT EXISTS oncehook_deliveries (
   cause         ENUM('destination', 'handler', 'ours', 'poison', 'prerequisite') CHARACTER SET ascii COLLATE ascii_bin,
   place         TINYINT UNSIGNED GENERATED ALWAYS AS
                 (CASE state WHEN 'ready' THEN 0 WHEN 'retrying' THEN 0 WHEN 'running' THEN 1 WHEN 'dead' THEN 2
-                            WHEN 'parked' THEN 3 END) STORED,
+                            WHEN 'parked' THEN 3 WHEN 'superseded' THEN 4 WHEN 'skipped' THEN 5 END) STORED,
   place_at      BIGINT GENERATED ALWAYS AS
                 (CASE state WHEN 'ready' THEN run_at WHEN 'retrying' THEN run_at WHEN 'parked' THEN run_at
-                            WHEN 'running' THEN lease_until WHEN 'dead' THEN settled_at END) STORED,
+                            WHEN 'running' THEN lease_until END) STORED,
   entity        VARBINARY(255),
   version       BIGINT,
   blocked_at    BIGINT,
@@ -85,13 +85,6 @@ CREATE TABLE IF NOT EXISTS oncehook_deliveries (
   PRIMARY KEY (event, route, epoch),
   KEY oncehook_deliveries_place (place, route, place_at, event, epoch),
   KEY oncehook_deliveries_line (line, route, version, event, epoch)
-) ENGINE = InnoDB ROW_FORMAT = DYNAMIC DEFAULT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin;
-
--- Events with a delivery that ended without success, for lists.
-CREATE TABLE IF NOT EXISTS oncehook_ends (
-  state ENUM('dead', 'superseded', 'skipped') CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
-  event BINARY(16) NOT NULL,
-  PRIMARY KEY (state, event)
 ) ENGINE = InnoDB ROW_FORMAT = DYNAMIC DEFAULT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin;
 
 -- Append-only: attempts that were leased or that failed.
@@ -203,26 +196,25 @@ CREATE TABLE IF NOT EXISTS oncehook_spool_aliases (
   KEY oncehook_spool_aliases_event (event)
 ) ENGINE = InnoDB ROW_FORMAT = DYNAMIC DEFAULT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin;
 
--- The search index of lists, filled behind the accepts: which sources, types and entities occur in a span of ids,
--- whether an event without deliveries does, and whether an id runs ahead of its event's receipt. value is the first
--- bytes of a digest, so neighbours in the table are unrelated. span is about four seconds of ids (milliseconds divided
--- by 4096), and is looked up when its events are forgotten. slots has a bit for each of the 32 parts of a span, of 128
--- milliseconds each: the lowest bit is the first part. It says in which parts the value occurs.
-CREATE TABLE IF NOT EXISTS oncehook_marks (
-  value BINARY(8)    NOT NULL,
-  span  BIGINT       NOT NULL,
-  slots INT UNSIGNED NOT NULL DEFAULT 4294967295,
-  PRIMARY KEY (value, span),
-  KEY oncehook_marks_span (span)
+-- The search index of lists, filled behind the accepts: which values occur in a bucket, about four seconds of ids
+-- (milliseconds divided by 4096), and there the first and the last millisecond. value is a hash of the field's letter and
+-- the text, so a row may promise what is not there. bucket is looked up when its events are forgotten.
+CREATE TABLE IF NOT EXISTS oncehook_buckets (
+  value  BIGINT   NOT NULL,
+  bucket BIGINT   NOT NULL,
+  first  SMALLINT NOT NULL,
+  last   SMALLINT NOT NULL,
+  PRIMARY KEY (value, bucket),
+  KEY oncehook_buckets_bucket (bucket)
 ) ENGINE = InnoDB ROW_FORMAT = DYNAMIC DEFAULT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin;
 
--- The last event up to which all events are marked. One row; a node locks it while it writes marks.
-CREATE TABLE IF NOT EXISTS oncehook_marked (
+-- The last event that, with all before it, is in the index. One row; the node that fills the index has it locked.
+CREATE TABLE IF NOT EXISTS oncehook_indexed (
   one  TINYINT    NOT NULL PRIMARY KEY,
   last BINARY(16) NOT NULL
 ) ENGINE = InnoDB ROW_FORMAT = DYNAMIC DEFAULT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin;
 
-INSERT IGNORE INTO oncehook_marked (one, last) VALUES (1, REPEAT(x'00', 16));
+INSERT IGNORE INTO oncehook_indexed (one, last) VALUES (1, REPEAT(x'00', 16));
 
 -- A number for each start of the server. The table is in memory, so every start empties it. Only caches depend on it.
 CREATE TABLE IF NOT EXISTS oncehook_life (

@@ -13,8 +13,8 @@ CREATE FUNCTION oncehook.micros() RETURNS bigint LANGUAGE sql STABLE PARALLEL SA
 CREATE FUNCTION oncehook.first_id(micros bigint) RETURNS uuid LANGUAGE sql IMMUTABLE PARALLEL SAFE
   RETURN (lpad(to_hex(greatest(micros / 1000, 0)), 12, '0') || repeat('0', 20))::uuid;
 
--- The span of an id: the bucket of about four seconds in which the search index (marks) counts it.
-CREATE FUNCTION oncehook.span(id uuid) RETURNS bigint LANGUAGE sql IMMUTABLE PARALLEL SAFE
+-- The bucket of an id: about four seconds, for the search index.
+CREATE FUNCTION oncehook.bucket(id uuid) RETURNS bigint LANGUAGE sql IMMUTABLE PARALLEL SAFE
   RETURN ('x' || left(id::text, 8) || substr(id::text, 10, 4))::bit(48)::bigint >> 12;
 
 -- The ledger: the memory of keys. A key outlives its event.
@@ -227,20 +227,22 @@ CREATE TABLE oncehook.spool_aliases (
 );
 CREATE INDEX spool_aliases_event ON oncehook.spool_aliases (event);
 
--- The search index of lists, filled behind the accepts: which values occur among the events of a span, which is about
--- four seconds of ids. value is a hash of the field's letter and the value, so a mark may be wrong about a value that
--- is not there. Marks are written in the order of spans, which is all that a BRIN index needs.
-CREATE TABLE oncehook.marks (
-  value bigint NOT NULL,
-  span  bigint NOT NULL
+-- The search index of lists, filled behind the accepts: which values occur in a bucket, about four seconds of ids
+-- (milliseconds divided by 4096), and there the first and the last millisecond. value is a hash of the field's letter and the
+-- text, so a row may promise what is not there. Filled in the order of buckets; that is all the index on them needs to know.
+CREATE TABLE oncehook.buckets (
+  value  bigint   NOT NULL,
+  bucket bigint   NOT NULL,
+  first  smallint NOT NULL,
+  last   smallint NOT NULL
 );
--- Not unique: a mark that is stored twice does no harm, and looking for it first would cost as much as writing it.
-CREATE INDEX marks_value ON oncehook.marks (value, span);
-CREATE INDEX marks_span ON oncehook.marks USING brin (span) WITH (pages_per_range = 16);
+-- Not unique: two rows of one value and bucket do no harm, and looking for the first would cost as much as writing another.
+CREATE INDEX buckets_value ON oncehook.buckets (value, bucket);
+CREATE INDEX buckets_bucket ON oncehook.buckets USING brin (bucket) WITH (pages_per_range = 16);
 
--- The last span up to which all events are marked. One row.
-CREATE TABLE oncehook.marked (span bigint NOT NULL);
-INSERT INTO oncehook.marked (span) VALUES (-1);
+-- The last event that, with all before it, is in the index. One row; the node that fills the index has it locked.
+CREATE TABLE oncehook.indexed (last uuid NOT NULL);
+INSERT INTO oncehook.indexed (last) VALUES ('00000000-0000-0000-0000-000000000000');
 
 -- An event's status, derived: quarantined, else unrouted, else the worst of its deliveries.
 CREATE VIEW oncehook.event_status AS
