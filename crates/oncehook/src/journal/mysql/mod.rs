@@ -29,7 +29,6 @@ mod row;
 mod schema;
 mod search;
 mod settle;
-mod standing;
 mod tls;
 mod turn;
 mod user_sql;

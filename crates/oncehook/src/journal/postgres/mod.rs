@@ -27,7 +27,6 @@ mod rehearse;
 mod schema;
 mod search;
 mod settle;
-mod standing;
 mod sweep;
 mod tls;
 mod turn;

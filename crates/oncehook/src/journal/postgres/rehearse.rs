@@ -1,42 +1,11 @@
-//! Would the user's statements work? Asked before the first event needs them, and for people who check a configuration.
-//!
-//! Promises: nothing is run and nothing is changed; a statement is prepared, which finds what is forbidden, misspelt or
-//! missing.
-//! Does not: know the tables of tomorrow. What does not fit now may fit when it is needed, and the other way round.
+//! Questions about a configuration that need no journal.
 
 use std::time::Duration;
 
-use super::connection::{EngineError, Purpose, Session};
-use super::{OpenError, Postgres, PostgresJournal, user_sql};
+use super::{Postgres, user_sql};
 use crate::handler::SqlHandler;
-use crate::journal::WorkError;
 use crate::journal::server::engine::Engine;
-
-/// A statement that would fail as the tables are now.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Misfit {
-    /// Which statement of the handler, from 1.
-    pub statement: usize,
-    /// Why.
-    pub reason: String,
-}
-
-impl PostgresJournal {
-    /// The statements of a handler that would fail as the tables are now.
-    pub async fn rehearse(&self, handler: &SqlHandler) -> Result<Vec<Misfit>, WorkError> {
-        let unavailable = |error: EngineError| WorkError::Unavailable(error.message);
-        let session = self.workers.take().await.map_err(unavailable)?;
-        let misfits = rehearse(&session, handler).await.map_err(unavailable)?;
-        session.keep();
-        Ok(misfits)
-    }
-
-    /// The same on a database that nobody needs to serve.
-    pub async fn rehearse_in(url: &str, handler: &SqlHandler) -> Result<Vec<Misfit>, OpenError> {
-        let session = Postgres::new(url, Duration::from_secs(10))?.open(Purpose::Work).await?;
-        Ok(rehearse(&session, handler).await?)
-    }
-}
+pub use crate::journal::server::rehearse::Misfit;
 
 /// Why a statement may never run on this journal, whatever the tables are.
 #[must_use]
@@ -53,20 +22,4 @@ pub fn check_url(url: &str) -> Result<(), String> {
 #[must_use]
 pub fn shown_url(url: &str) -> String {
     Postgres::new(url, Duration::from_secs(1)).map_or_else(|_| "postgres".to_owned(), |known| known.shown())
-}
-
-pub(super) async fn rehearse(session: &Session, handler: &SqlHandler) -> Result<Vec<Misfit>, EngineError> {
-    let mut misfits = Vec::new();
-    for (place, statement) in handler.statements().iter().enumerate() {
-        let reason = match user_sql::refusal(statement.text()) {
-            Some(refused) => Some(refused),
-            None => match session.prepared(statement.text()).await {
-                Ok(_) => None,
-                Err(error) if error.blames_the_statement() => Some(error.message),
-                Err(error) => return Err(error),
-            },
-        };
-        misfits.extend(reason.map(|reason| Misfit { statement: place + 1, reason }));
-    }
-    Ok(misfits)
 }
