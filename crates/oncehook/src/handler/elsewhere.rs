@@ -13,8 +13,8 @@
 //! state of a machine. An attempt that does not run because of that leaves its guard void, so that none before it can run
 //! at a time when it fits again.
 //!
-//! Does not: know an engine. What a database must be able to do is [`Guarded`]; PostgreSQL does it in
-//! `journal::postgres::guard`.
+//! Does not: know an engine. What a database must be able to do is [`Guarded`]; `journal::server::external` does it
+//! for PostgreSQL, MariaDB and MySQL.
 
 use std::future::Future;
 use std::pin::Pin;

@@ -23,7 +23,6 @@ mod queries;
 mod read;
 mod row;
 mod schema;
-mod standing;
 mod tls;
 mod user_sql;
 mod value;

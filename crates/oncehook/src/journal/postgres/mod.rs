@@ -19,10 +19,8 @@ mod incarnation;
 mod operate;
 mod pooler;
 mod queries;
-mod queue;
 mod read;
 mod schema;
-mod standing;
 mod sweep;
 mod tls;
 mod user_sql;
@@ -75,9 +73,6 @@ pub type PostgresOptions = ServerOptions;
 
 /// Why the journal did not open.
 pub type OpenError = ServerOpenError;
-
-/// How long a statement of a `sql` handler may take, unless the options say otherwise.
-const HANDLER_TIME: Duration = Duration::from_secs(10);
 
 /// PostgreSQL, and how to reach one database of it.
 pub struct Postgres {

@@ -19,6 +19,7 @@ mod deliveries;
 mod duplicates;
 pub(in crate::journal) mod engine;
 pub(in crate::journal) mod error;
+pub(in crate::journal) mod external;
 pub(in crate::journal) mod forget;
 mod identity;
 pub(in crate::journal) mod index;

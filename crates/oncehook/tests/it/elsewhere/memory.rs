@@ -16,6 +16,7 @@ use super::shop::{Duel, Engine, Shop, YEARS, payment, route};
 
 on_both!(
     r29_a_zombie_in_another_database_brings_nothing_older_back,
+    r29_entities_with_unusual_names_are_told_apart_in_another_database,
     r30_what_was_superseded_in_another_database_does_not_run_when_its_state_comes_back,
     fault_41_what_waited_too_long_in_another_database_is_void_before_it_is_dead,
     fault_105_a_lost_memory_of_entities_is_an_error,
@@ -71,6 +72,26 @@ async fn r29_a_zombie_in_another_database_brings_nothing_older_back(engine: Engi
     let applied = duel.statements.database.apply(task, &[other]).await;
     assert!(matches!(applied[..], [Applied::Done(_)]), "{applied:?}");
     assert_eq!(duel.shop.database.query("SELECT amount FROM orders ORDER BY id"), "2\n3\n4\n5");
+}
+
+async fn r29_entities_with_unusual_names_are_told_apart_in_another_database(engine: Engine) {
+    let duel = Duel::new(engine);
+    let newer_only = newer_only();
+    let long = "ü".repeat(127);
+    for (place, name) in
+        ["a", "A", "a ", "ä", r#"'"\\\"#, "\u{1}\t\n", "🚪", "null", long.as_str()].into_iter().enumerate()
+    {
+        let mut first = about(&duel, 2 * place, "set", Some(2)).await;
+        let mut older = about(&duel, 2 * place + 1, "set", Some(1)).await;
+        for claim in [&mut first, &mut older] {
+            claim.event.entity = Some(name.to_owned());
+        }
+        let applied = compare(&duel, &newer_only, &first).await;
+        assert!(matches!(applied, Applied::Done(_)), "{name}: {applied:?}");
+        let late = compare(&duel, &newer_only, &older).await;
+        assert!(matches!(late, Applied::Superseded(_)), "{name}: {late:?}");
+    }
+    assert_eq!(duel.shop.count("SELECT count(*) FROM orders"), 9);
 }
 
 /// A door that is opened and shut: what does not fit now fits again later.

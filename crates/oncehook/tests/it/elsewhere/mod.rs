@@ -50,6 +50,9 @@ on_both!(
     r28_a_database_that_is_down_makes_no_dead_letters,
     fault_105_guards_that_were_changed_are_an_error_and_nothing_is_lost,
     r33_guards_are_forgotten_when_they_are_old_and_their_deliveries_settled,
+    r20_guards_of_another_shape_are_refused_and_left_alone,
+    r20_gateways_that_begin_at_once_make_the_guards_once,
+    r25_large_results_of_a_batch_are_kept_in_their_guards,
 );
 
 async fn r20_r22_r25_an_effect_in_another_database_happens_once_and_its_follow_up_knows_its_result(
@@ -404,42 +407,63 @@ async fn r33_guards_are_forgotten_when_they_are_old_and_their_deliveries_settled
     assert_eq!(shop.count("SELECT count(*) FROM orders"), 6);
 }
 
-/// The table had another name once, and what it knows decides.
-#[tokio::test(flavor = "multi_thread")]
-async fn r20_guards_under_their_former_name_are_taken_over() {
-    let duel = Duel::new(Engine::Postgres);
+/// Tables that another version made in another way are refused, and left as they are.
+async fn r20_guards_of_another_shape_are_refused_and_left_alone(engine: Engine) {
+    let duel = Duel::new(engine);
     let database = &duel.shop.database;
-    append(&*duel.shop.journal, [payment(7)]).await;
-    let first = duel.claim().await;
-    let applied = duel.apply(&first).await;
-    assert!(matches!(applied, Applied::Done(Some(_))), "{applied:?}");
-    database.query("ALTER TABLE GUARDS RENAME TO applied");
-    // Whoever starts and whoever runs; several at once.
-    let starting = database.open();
-    let claims = std::slice::from_ref(&first);
-    let (one, other) = tokio::join!(starting.apply(duel.task(), claims), async {
-        let lost = duel.statements.database.apply(duel.task(), claims).await;
-        // It may have met the moment before the table had its name; then it looks again.
-        match lost[..] {
-            [Applied::Unreached(_)] => duel.statements.database.apply(duel.task(), claims).await,
-            _ => lost,
+    database.query(match engine {
+        Engine::Postgres => {
+            "CREATE SCHEMA oncehook_guard; CREATE TABLE GUARDS (event integer PRIMARY KEY); INSERT INTO GUARDS VALUES (1)"
         }
+        Engine::Mysql => "CREATE TABLE GUARDS (event integer PRIMARY KEY); INSERT INTO GUARDS VALUES (1)",
     });
-    assert_eq!((&one[..], &other[..]), (&[applied.clone()][..], &[applied.clone()][..]));
-    assert_eq!(duel.shop.count("SELECT count(*) FROM orders"), 1);
-    assert_eq!(duel.shop.count("SELECT count(*) FROM GUARDS"), 1);
-    // A gateway of the earlier version makes no empty table: it finds what is not a table.
+    append(&*duel.shop.journal, [payment(7)]).await;
+    let claim = duel.claim().await;
+    for database in [Arc::clone(&duel.statements.database), database.open()] {
+        let refused = database.apply(duel.task(), std::slice::from_ref(&claim)).await;
+        let said = matches!(&refused[..], [Applied::Unreached(why)] if why.contains("has another shape"));
+        assert!(said, "{refused:?}");
+    }
     assert_eq!(
-        database.query("SELECT relkind FROM pg_class WHERE oid = 'oncehook_guard.applied'::regclass"),
-        "v"
+        (duel.shop.count("SELECT event FROM GUARDS"), duel.shop.count("SELECT count(*) FROM orders")),
+        (1, 0)
     );
+    // The user takes it away, and starts the gateway anew.
+    database.query("DROP TABLE GUARDS");
+    let applied = database.open().apply(duel.task(), &[claim]).await;
+    assert!(matches!(applied[..], [Applied::Done(_)]), "{applied:?}");
+}
 
-    // Two that know different things: neither is believed.
-    database.query("DROP VIEW oncehook_guard.applied; CREATE TABLE oncehook_guard.applied (LIKE GUARDS)");
-    let refused = database.open().apply(duel.task(), claims).await;
-    assert!(
-        matches!(&refused[..], [Applied::Unreached(reason)] if reason.contains("earlier version")),
-        "{refused:?}"
+/// They meet at the making of the tables, and at the guard.
+async fn r20_gateways_that_begin_at_once_make_the_guards_once(engine: Engine) {
+    let duel = Duel::new(engine);
+    append(&*duel.shop.journal, [payment(7)]).await;
+    let claims = [duel.claim().await];
+    let gateway = async || duel.shop.database.open().apply(duel.task(), &claims).await;
+    let (one, two, three, four) = tokio::join!(gateway(), gateway(), gateway(), gateway());
+    let applied = [one, two, three, four].concat();
+    let done = applied.iter().filter(|applied| matches!(applied, Applied::Done(Some(_)))).count();
+    let collided = applied.iter().filter(|applied| **applied == Applied::Collided).count();
+    assert!(done > 0 && done + collided == 4, "{applied:?}");
+    assert_eq!(
+        (duel.shop.count("SELECT count(*) FROM orders"), duel.shop.count("SELECT count(*) FROM GUARDS")),
+        (1, 1)
     );
-    assert_eq!(duel.shop.count("SELECT count(*) FROM orders"), 1);
+}
+
+/// Together they are more than one statement may carry on MariaDB.
+async fn r25_large_results_of_a_batch_are_kept_in_their_guards(engine: Engine) {
+    let shop = Shop::shared(engine);
+    let insert = r#"INSERT INTO orders (payment, amount) VALUES (:payment, 1) RETURNING id, repeat('"', 30000) AS much"#;
+    let orders = shop::route("orders", shop.handler(&[insert], &[("payment", "/payment")]));
+    let routes = Routes::new(vec![orders]).unwrap();
+    let route = routes.get("orders").unwrap();
+    let Handler::Elsewhere(handler) = &route.handler else { panic!() };
+    append(&*shop.journal, (0..120).map(payment)).await;
+    let claims = shop.journal.claim(Arc::clone(route), 120, LEASE).await.unwrap();
+    assert_eq!(claims.len(), 120);
+    let applied = shop.elsewhere.apply(task(&handler.statements), &claims).await;
+    assert!(applied.iter().all(|one| matches!(one, Applied::Done(Some(result)) if result.len() > 60_000)));
+    assert_eq!(shop.database.open().apply(task(&handler.statements), &claims).await, applied);
+    assert_eq!(shop.count("SELECT count(*) FROM orders"), 120);
 }
