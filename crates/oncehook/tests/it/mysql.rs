@@ -138,7 +138,7 @@ async fn a_journal_on_mysql_that_another_version_made_is_refused_and_left_as_it_
     for change in [
         "INSERT INTO oncehook_migrations VALUES ('002_order', '', 0)",
         "UPDATE oncehook_migrations SET digest = 'other'",
-        "DROP TABLE oncehook_ends; ALTER TABLE oncehook_events DROP COLUMN version;
+        "DROP TABLE oncehook_buckets; ALTER TABLE oncehook_events DROP COLUMN version;
          UPDATE oncehook_migrations SET digest = 'older'",
         "UPDATE oncehook_migrations SET name = '900_journal'",
     ] {
