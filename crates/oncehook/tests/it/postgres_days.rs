@@ -230,11 +230,12 @@ async fn r33_an_event_is_stored_while_the_rest_promises_to_hold_none_of_its_day(
     let journal = open(&database, &clock).await;
     // A node that ended half-way.
     promise(&database, TODAY + 10, "20261001");
-    let events = [received("evt_1", noon(TODAY + 10)), received("evt_2", noon(TODAY))];
-    let stored = append(&journal, events).await;
-    assert_eq!(stored.iter().map(|one| one.verdict).collect::<Vec<_>>(), [Verdict::New, Verdict::New]);
-    assert_eq!(place(&database, stored[0].id), "oncehook.events_rest");
-    assert_eq!(place(&database, stored[1].id), format!("oncehook.events_{TODAYS}"));
+    // One after the other: ids of a node only grow, so what is received after an event of the future gets a later id.
+    let today = append(&journal, [received("evt_2", noon(TODAY))]).await[0];
+    let ahead = append(&journal, [received("evt_1", noon(TODAY + 10))]).await[0];
+    assert_eq!((today.verdict, ahead.verdict), (Verdict::New, Verdict::New));
+    assert_eq!(place(&database, today.id), format!("oncehook.events_{TODAYS}"));
+    assert_eq!(place(&database, ahead.id), "oncehook.events_rest");
     assert_eq!(promises(&database), "0");
 
     // A node that is reading the rest.
