@@ -270,8 +270,9 @@ async fn write_only(address: SocketAddr, requests: &[u8]) -> io::Result<()> {
     }
 }
 
-/// A message whose certificate nobody has seen before.
-fn forged_key(number: u64) -> Vec<u8> {
+/// A message that names a certificate which was never seen before.
+#[must_use]
+pub fn forged_key(number: u64) -> Vec<u8> {
     let body = serde_json::json!({
         "Type": "Notification",
         "MessageId": number.to_string(),

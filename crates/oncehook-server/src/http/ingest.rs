@@ -37,6 +37,9 @@ use super::{address, bodies};
 
 pub(super) type Answer = Response<Full<Bytes>>;
 
+/// Why a request is refused whose provider key is not to be had now.
+const NO_KEY: &str = "key";
+
 /// Answers one request to the front door, whatever it is.
 pub(super) async fn answer(gate: &Gate, connection: &Connection, request: Request<Incoming>) -> Answer {
     let started = Instant::now();
@@ -48,8 +51,9 @@ pub(super) async fn answer(gate: &Gate, connection: &Connection, request: Reques
         // The one place at which requests are refused, so that none is refused unseen.
         Err(error) => {
             gate.refuse(visitor.source, visitor.sender, Refusal::from(&error));
-            // An outage of ours is not the sender's doing.
-            let too_many = error.status.is_client_error() && connection.mark_refused();
+            // An outage of ours is not the sender's doing. A key that cannot be had is: a stranger can name any.
+            let theirs = error.status.is_client_error() || error.reason == NO_KEY;
+            let too_many = theirs && connection.mark_refused();
             if too_many { error.closing() } else { error }.into_response()
         }
     };
@@ -274,7 +278,7 @@ async fn find_key(
     match key {
         Ok(key) => Ok(Some(key)),
         Err(NoKey::Unusable) => Ok(None),
-        Err(NoKey::Unavailable) => Err(HttpError::unavailable("key_unavailable").because("key")),
+        Err(NoKey::Unavailable) => Err(HttpError::unavailable("key_unavailable").because(NO_KEY)),
     }
 }
 

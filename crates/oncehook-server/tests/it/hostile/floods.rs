@@ -4,7 +4,7 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use oncehook_testkit::floods::{Flood, HEAD, Plan, run, settled_memory};
+use oncehook_testkit::floods::{Flood, HEAD, Plan, forged_key, run, settled_memory};
 use oncehook_testkit::sender::{Wire, post};
 use tokio::io::AsyncWriteExt as _;
 use tokio::net::TcpStream;
@@ -147,6 +147,23 @@ async fn fault_76_after_404_and_405_the_connection_is_closed() {
         assert_eq!(answer.header("connection"), Some("close"), "{answer:?}");
         let closed = tokio::time::timeout(Duration::from_secs(5), wire.is_closed()).await;
         assert_eq!(closed, Ok(true), "{answer:?}");
+    }
+}
+
+/// A stranger who is refused again and again has to connect again: with a forged signature, and with a key that cannot be had.
+#[tokio::test]
+async fn fault_76_a_connection_is_closed_when_eight_of_its_requests_in_a_row_were_refused() {
+    let sns = "[[source]]\nname = \"sns\"\nprovider = \"aws-sns\"
+        params = { topic_arn = \"arn:aws:sns:us-east-1:123456789012:MyTopic\" }\n";
+    let rig = Rig::start("", &[super::SOURCES, sns].concat(), &super::SECRETS);
+    for (forged, status) in [(cut_short(10, 0), 401), (forged_key(1), 503)] {
+        let mut wire = rig.connect().await;
+        for number in 1..=8 {
+            let answer = soon(wire.ask(&forged)).await.unwrap();
+            assert_eq!(answer.status, status, "{answer:?}");
+            let closing = answer.header("connection") == Some("close");
+            assert_eq!(closing, number == 8, "request {number}: {answer:?}");
+        }
     }
 }
 
