@@ -36,6 +36,7 @@ use mysql_async::Opts;
 use oncehook_verify::EventKey;
 use tokio::sync::watch;
 
+use super::BoxFuture;
 use super::tally::Tally;
 use crate::event::{EventId, NewEvent};
 use crate::handler::SqlHandler;
@@ -157,8 +158,12 @@ impl Engine for Mysql {
         incarnation::name(session).await
     }
 
-    async fn share_changes(shared: Arc<Shared>, pool: Arc<Pool<Self>>, end: watch::Receiver<bool>) {
-        wake::look(shared, pool, end).await;
+    async fn share_changes(
+        shared: Arc<Shared>,
+        pool: Arc<Pool<Self>>,
+        end: watch::Receiver<bool>,
+    ) -> Result<BoxFuture<'static, ()>, EngineError> {
+        Ok(Box::pin(wake::look(shared, pool, end)))
     }
 
     async fn append(

@@ -34,6 +34,7 @@ use std::time::Duration;
 use oncehook_verify::EventKey;
 use tokio::sync::watch;
 
+use super::BoxFuture;
 use super::tally::Tally;
 use crate::event::{EventId, NewEvent};
 use crate::handler::SqlHandler;
@@ -145,11 +146,18 @@ impl Engine for Postgres {
         incarnation::name(self, session).await
     }
 
-    async fn share_changes(shared: Arc<Shared>, pool: Arc<Pool<Self>>, end: watch::Receiver<bool>) {
-        tokio::join!(
-            wake::announce(Arc::clone(&shared), Arc::clone(&pool), end.clone()),
-            wake::listen(shared, Arc::clone(&pool.engine), end)
-        );
+    async fn share_changes(
+        shared: Arc<Shared>,
+        pool: Arc<Pool<Self>>,
+        end: watch::Receiver<bool>,
+    ) -> Result<BoxFuture<'static, ()>, EngineError> {
+        let session = wake::hear(&shared, &pool.engine).await?;
+        Ok(Box::pin(async move {
+            tokio::join!(
+                wake::announce(Arc::clone(&shared), Arc::clone(&pool), end.clone()),
+                wake::listen(shared, Arc::clone(&pool.engine), session, end)
+            );
+        }))
     }
 
     async fn append(

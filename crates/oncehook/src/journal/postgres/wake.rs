@@ -39,7 +39,7 @@ pub(super) async fn announce(shared: Arc<Shared>, pool: Arc<Pool>, mut end: watc
 }
 
 /// Opens a connection that hears of other nodes' changes.
-async fn hear(shared: &Arc<Shared>, engine: &Postgres) -> Result<Session, EngineError> {
+pub(super) async fn hear(shared: &Arc<Shared>, engine: &Postgres) -> Result<Session, EngineError> {
     let hearer = Arc::clone(shared);
     let heard = move |payload: &str| {
         // What this node did, its workers know already.
@@ -53,26 +53,26 @@ async fn hear(shared: &Arc<Shared>, engine: &Postgres) -> Result<Session, Engine
 }
 
 /// Keeps such a connection until the journal is closed or gone.
-pub(super) async fn listen(shared: Arc<Shared>, engine: Arc<Postgres>, mut end: watch::Receiver<bool>) {
+pub(super) async fn listen(
+    shared: Arc<Shared>,
+    engine: Arc<Postgres>,
+    mut session: Session,
+    mut end: watch::Receiver<bool>,
+) {
     let mut reconnect = Reconnect::new(Chance::random());
-    let mut session: Option<Session> = None;
     loop {
-        let mut wait = LOOK_EVERY;
-        if session.as_ref().is_none_or(|session| session.is_closed()) {
-            match hear(&shared, &engine).await {
-                Ok(anew) => {
-                    // Something may have happened while nothing listened. At the start workers look by themselves.
-                    if session.replace(anew).is_some() {
-                        shared.woken();
-                    }
-                    reconnect.is_back();
-                }
-                Err(_) => wait = reconnect.wait(),
-            }
-        }
+        let wait = if session.is_closed() { reconnect.wait() } else { LOOK_EVERY };
         tokio::select! {
             () = tokio::time::sleep(wait) => {}
             _ = end.changed() => return,
+        }
+        if session.is_closed()
+            && let Ok(anew) = hear(&shared, &engine).await
+        {
+            session = anew;
+            reconnect.is_back();
+            // Something may have happened while nothing listened.
+            shared.woken();
         }
     }
 }

@@ -20,6 +20,7 @@ use super::shared::Shared;
 use super::sql::Sql;
 use super::value::{Param, Row};
 use crate::event::{EventId, NewEvent};
+use crate::journal::BoxFuture;
 use crate::journal::tally::Tally;
 
 /// What a connection is for.
@@ -84,12 +85,13 @@ pub(in crate::journal) trait Engine: Sized + Send + Sync + 'static {
         &self,
         session: &mut Self::Session,
     ) -> impl Future<Output = Result<String, EngineError>> + Send;
-    /// Wakes this node's workers when another node did something, and the other way round, until `end` changes.
+    /// Prepares to hear of other nodes, and returns the task that wakes this node's workers when another node did something, and
+    /// the other way round, until `end` changes. What another node does after this has returned is heard.
     fn share_changes(
         shared: Arc<Shared>,
         pool: Arc<Pool<Self>>,
         end: watch::Receiver<bool>,
-    ) -> impl Future<Output = ()> + Send;
+    ) -> impl Future<Output = Result<BoxFuture<'static, ()>, EngineError>> + Send;
 
     /// Stores the candidates whose keys are new, with all that belongs to them; the unique key decides. Candidates have
     /// different keys. Returns, in their order, who holds each key now. Before the first error nothing is stored, or the

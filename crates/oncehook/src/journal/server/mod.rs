@@ -213,7 +213,8 @@ impl<E: Reads> ServerJournal<E> {
         tokio::spawn(duplicates::run(Arc::clone(&shared), Arc::clone(&workers), end.subscribe()));
         tokio::spawn(index::run(Arc::clone(&shared), Arc::clone(&workers), end.subscribe()));
         tokio::spawn(identity::watch(Arc::clone(&shared), Arc::clone(&engine), end.subscribe()));
-        tokio::spawn(E::share_changes(Arc::clone(&shared), Arc::clone(&workers), end.subscribe()));
+        let sharing = E::share_changes(Arc::clone(&shared), Arc::clone(&workers), end.subscribe()).await?;
+        tokio::spawn(sharing);
         Ok(Self {
             lanes: queues,
             lane_limit,
