@@ -173,6 +173,11 @@ impl Forgets for Postgres {
         }
     }
 
+    async fn before_delete(session: &mut Session) -> Result<(), EngineError> {
+        // What is being indexed must not be gone before its buckets are there: they would stay for ever.
+        session.run("SELECT 1 FROM oncehook.indexed FOR UPDATE").await
+    }
+
     async fn forget_buckets(session: &mut Session, gone: &[EventId]) -> Result<(), EngineError> {
         match (gone.first(), gone.last()) {
             (Some(first), Some(last)) => read::forget_buckets(session, uuid(*first), uuid(*last)).await,

@@ -106,10 +106,8 @@ pub(in crate::journal) trait Forgets: Operates + Reads {
         forgotten: &mut Forgotten,
     ) -> impl Future<Output = Result<Round<Self::Place>, EngineError>> + Send;
 
-    /// Before events are locked.
-    fn before_delete(_session: &mut Self::Session) -> impl Future<Output = Result<(), EngineError>> + Send {
-        async { Ok(()) }
-    }
+    /// Waits until no node is adding events to the search index, before events are locked.
+    fn before_delete(session: &mut Self::Session) -> impl Future<Output = Result<(), EngineError>> + Send;
 
     /// Removes from the search index the buckets in which no event is left, among those of events that this transaction
     /// has removed.
