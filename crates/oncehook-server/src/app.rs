@@ -165,8 +165,7 @@ impl App {
         let fast_path = self.roles.ingest.then(|| self.start_fast_path());
         let waiting = self.roles.ingest.then(|| self.start_waiting());
         let serve = |listener| listener::serve_ingress(listener, Arc::clone(&self.gate), ended.clone());
-        let ingress =
-            ingress.into().filter(|_| self.roles.ingest).map(|listener| tokio::spawn(serve(listener)));
+        let ingress = ingress.into().filter(|_| self.roles.ingest).map(|listener| tokio::spawn(serve(listener)));
         let admin_end = watch::Sender::new(false);
         let router = admin::router(Arc::clone(&self.admin), self.roles.admin);
         let limits = self.admin.limits.clone();
@@ -345,9 +344,9 @@ mod tests {
     use oncehook::intake::SpoolOptions;
     use oncehook::journal::memory::MemoryJournal;
     use oncehook::journal::{
-        AppendError, Backlog, BoxFuture, Deliveries, EventDetail, EventPage, EventQuery, Forgotten,
-        JournalReader, JournalState, Layer, Order, OrderError, Ordered, Pausable, Pause, Paused, Progress,
-        ReadError, Receipt, Stats, StoredBody, Ticket, Who, WorkError,
+        AppendError, Backlog, BoxFuture, Deliveries, EventDetail, EventPage, EventQuery, Forgotten, JournalReader,
+        JournalState, Layer, Order, OrderError, Ordered, Pausable, Pause, Paused, Progress, ReadError, Receipt, Stats,
+        StoredBody, Ticket, Who, WorkError,
     };
     use oncehook::route::Route;
     use oncehook_verify::UnixMicros;
@@ -433,12 +432,7 @@ mod tests {
         fn apply(&self, _: Arc<Route>, _: usize) -> BoxFuture<'_, Result<Progress, WorkError>> {
             self.hang()
         }
-        fn claim(
-            &self,
-            _: Arc<Route>,
-            _: usize,
-            _: Duration,
-        ) -> BoxFuture<'_, Result<Vec<Claim>, WorkError>> {
+        fn claim(&self, _: Arc<Route>, _: usize, _: Duration) -> BoxFuture<'_, Result<Vec<Claim>, WorkError>> {
             self.hang()
         }
         fn call(&self, _: Arc<Route>, _: Vec<Claim>) -> BoxFuture<'_, Result<Vec<Settled>, WorkError>> {

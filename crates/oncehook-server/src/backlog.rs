@@ -17,10 +17,7 @@ use crate::http::admin::Admin;
 const ASK: Duration = Duration::from_secs(2);
 
 /// What waits for, runs for or died of routes that are not configured.
-pub(crate) fn left_behind<'b>(
-    routes: &'b Routes,
-    backlogs: &'b [Backlog],
-) -> impl Iterator<Item = &'b Backlog> {
+pub(crate) fn left_behind<'b>(routes: &'b Routes, backlogs: &'b [Backlog]) -> impl Iterator<Item = &'b Backlog> {
     backlogs.iter().filter(|backlog| routes.get(&backlog.route).is_none())
 }
 

@@ -76,8 +76,7 @@ pub(crate) fn forecast(event: &EventSummary, order: &Order) -> Result<Ordered, O
         let routes = fitting.filter_map(|delivery| RouteName::new(&delivery.route).ok());
         routes.filter(|route| order.is_for(route)).collect()
     };
-    let failed =
-        |state| matches!(state, DeliveryState::Dead | DeliveryState::Retrying | DeliveryState::Parked);
+    let failed = |state| matches!(state, DeliveryState::Dead | DeliveryState::Retrying | DeliveryState::Parked);
     let wanting = || order.wanting.iter().filter(|route| order.is_for(route)).cloned();
     let mut epoch = latest;
     let mut routes = match order.verb {
@@ -103,9 +102,7 @@ pub(crate) fn forecast(event: &EventSummary, order: &Order) -> Result<Ordered, O
     routes.sort_unstable();
     routes.dedup();
     match order.verb {
-        Verb::Retry if routes.is_empty() => {
-            unfit("nothing to retry: no delivery is dead or waits for another attempt")
-        }
+        Verb::Retry if routes.is_empty() => unfit("nothing to retry: no delivery is dead or waits for another attempt"),
         Verb::Skip if routes.is_empty() => unfit("nothing to skip: no delivery is pending or dead"),
         Verb::ForceReplay { .. } if routes.is_empty() => unfit("no route wants this event"),
         _ => Ok(Ordered { routes, epoch }),
@@ -146,8 +143,7 @@ pub(crate) async fn void_before_skip(
             Err(WorkError::Unsupported(_)) => 0,
             mark => mark?,
         };
-        let voided =
-            elsewhere.database.void(mark, &[Fence { delivery: id, attempt: delivery.attempt }]).await;
+        let voided = elsewhere.database.void(mark, &[Fence { delivery: id, attempt: delivery.attempt }]).await;
         let voided = voided.map_err(|reason| NotSkipped::Unreached(route.name.clone(), reason))?;
         if voided.iter().any(|voided| matches!(voided, Voided::TookEffect(_))) {
             return Err(NotSkipped::TookEffect(route.name.clone()));

@@ -159,15 +159,8 @@ impl Replays {
 
 impl Job {
     fn new(replay: String) -> Self {
-        let progress = Progress {
-            replay,
-            state: Stage::Running,
-            matched: 0,
-            done: 0,
-            changed: 0,
-            failed: 0,
-            errors: Vec::new(),
-        };
+        let progress =
+            Progress { replay, state: Stage::Running, matched: 0, done: 0, changed: 0, failed: 0, errors: Vec::new() };
         Self { progress: Mutex::new(progress), cancel: watch::Sender::new(false) }
     }
 
@@ -217,8 +210,7 @@ impl Drop for Ending {
         let mut progress = self.0.lock();
         if progress.state == Stage::Running {
             progress.state = Stage::Failed;
-            progress
-                .fail(None, "the replay broke off by a fault of the gateway; its log tells more".to_owned());
+            progress.fail(None, "the replay broke off by a fault of the gateway; its log tells more".to_owned());
         }
     }
 }
@@ -499,8 +491,7 @@ mod tests {
             job.progress()
         };
         let replays = Replays::default();
-        let job =
-            replays.start("one".to_owned(), desk(Arc::new(Faulty)), plan()).unwrap_or_else(|_| panic!());
+        let job = replays.start("one".to_owned(), desk(Arc::new(Faulty)), plan()).unwrap_or_else(|_| panic!());
         let waiting = tokio::time::timeout(Duration::from_secs(10), ended(&job));
         let progress = waiting.await.expect("it would run for ever");
         assert_eq!((progress.state, progress.failed), (Stage::Failed, 1));

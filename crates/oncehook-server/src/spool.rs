@@ -83,17 +83,12 @@ impl Draining {
             }
         }
         if !spool.close(deadline.saturating_duration_since(Instant::now())).await {
-            tracing::error!(
-                "the spool did not close in time; events that it was still storing were not acknowledged"
-            );
+            tracing::error!("the spool did not close in time; events that it was still storing were not acknowledged");
         }
         let left = spool.state().events;
         if left > 0 {
             let path = spool.path().display();
-            tracing::error!(
-                left,
-                "{left} accepted events stay in the spool {path}; start again to drain them"
-            );
+            tracing::error!(left, "{left} accepted events stay in the spool {path}; start again to drain them");
         }
         left
     }

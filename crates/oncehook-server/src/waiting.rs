@@ -43,9 +43,7 @@ impl Word {
     /// Whether there is nothing to wait for: it is final, or a try of it has failed and the next one comes later.
     fn is_over(&self) -> bool {
         match self {
-            Self::Told(Some(standing)) => {
-                !standing.state.is_pending() || standing.state == DeliveryState::Retrying
-            }
+            Self::Told(Some(standing)) => !standing.state.is_pending() || standing.state == DeliveryState::Retrying,
             Self::Unknown | Self::Told(None) => false,
         }
     }

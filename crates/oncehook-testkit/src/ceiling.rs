@@ -12,10 +12,9 @@ use oncehook::clock::Clock;
 use oncehook::delivery::{Claim, Fence, RouteName, Settled, Settlement};
 use oncehook::event::{EventId, EventIds, NewEvents, SourceName};
 use oncehook::journal::{
-    AppendError, Appended, Backlog, BoxFuture, Deliveries, Durability, EventDetail, EventPage, EventQuery,
-    Forgotten, Journal, JournalReader, JournalState, Layer, Order, OrderError, Ordered, Pausable, Pause,
-    Paused, Progress, ReadError, Receipt, Retention, SelfTestError, Stats, StoredBody, Ticket, Verdict, Who,
-    WorkError,
+    AppendError, Appended, Backlog, BoxFuture, Deliveries, Durability, EventDetail, EventPage, EventQuery, Forgotten,
+    Journal, JournalReader, JournalState, Layer, Order, OrderError, Ordered, Pausable, Pause, Paused, Progress,
+    ReadError, Receipt, Retention, SelfTestError, Stats, StoredBody, Ticket, Verdict, Who, WorkError,
 };
 use oncehook::route::Route;
 use oncehook_server::app::App;

@@ -205,10 +205,8 @@ impl Shared {
         let mut book = self.book();
         while !until(&book) {
             assert!(begun.elapsed() < PATIENCE, "{otherwise}");
-            let (next, _) = self
-                .changed
-                .wait_timeout(book, Duration::from_secs(1))
-                .unwrap_or_else(PoisonError::into_inner);
+            let (next, _) =
+                self.changed.wait_timeout(book, Duration::from_secs(1)).unwrap_or_else(PoisonError::into_inner);
             book = next;
         }
     }
@@ -539,8 +537,7 @@ impl Pump<'_> {
         let mut before = Vec::new();
         loop {
             let read = from.read(&mut buffer).await.map_err(End::reset)?;
-            let Ok(()) =
-                weather.wait_for(|weather| !weather.stalled.contains(&self.direction)).await.map(|_| ())
+            let Ok(()) = weather.wait_for(|weather| !weather.stalled.contains(&self.direction)).await.map(|_| ())
             else {
                 return Ok(());
             };

@@ -133,8 +133,7 @@ impl Outcome {
 }
 
 /// The head of the table of [`Outcome::row`]: times in milliseconds, memory in MB.
-pub const HEAD: &str =
-    "flood              opened    2xx %      p50      p99      max   RSS  most after  others";
+pub const HEAD: &str = "flood              opened    2xx %      p50      p99      max   RSS  most after  others";
 
 /// Floods a fresh gateway while a genuine client sends.
 pub async fn run(binary: &Path, flood: Flood, plan: Plan) -> Outcome {
@@ -149,8 +148,7 @@ pub async fn run(binary: &Path, flood: Flood, plan: Plan) -> Outcome {
         let (address, opened) = (gateway.ingress, Arc::clone(&opened));
         flooders.spawn(async move {
             // Not all in the same moment.
-            tokio::time::sleep(BEFORE.max(pause).mul_f64(number as f64 / connections(flood, plan) as f64))
-                .await;
+            tokio::time::sleep(BEFORE.max(pause).mul_f64(number as f64 / connections(flood, plan) as f64)).await;
             loop {
                 opened.fetch_add(1, Ordering::Relaxed);
                 // The gateway has closed it, or refused it. That is what it should do.
@@ -322,8 +320,7 @@ async fn send_genuine(address: SocketAddr, plan: Plan) -> Report {
         });
     }
     drop(answered);
-    let mut report =
-        Report { statuses: BTreeMap::new(), errors: 0, latency: latencies(), elapsed: Duration::ZERO };
+    let mut report = Report { statuses: BTreeMap::new(), errors: 0, latency: latencies(), elapsed: Duration::ZERO };
     while let Some((status, took)) = answers.recv().await {
         report.latency.saturating_record(took.as_micros() as u64);
         match status {

@@ -54,11 +54,8 @@ impl Inbox {
             applied: HashMap::new(),
             refused: 0,
         };
-        let mut inbox = Self {
-            receiver: None,
-            address: SocketAddr::from(([127, 0, 0, 1], 0)),
-            book: Arc::new(Mutex::new(book)),
-        };
+        let mut inbox =
+            Self { receiver: None, address: SocketAddr::from(([127, 0, 0, 1], 0)), book: Arc::new(Mutex::new(book)) };
         inbox.open().await;
         inbox
     }

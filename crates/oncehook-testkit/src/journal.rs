@@ -9,8 +9,8 @@ use bytes::Bytes;
 use oncehook::clock::Clock;
 use oncehook::event::{EventIds, NewEvent, NewEvents, SourceName};
 use oncehook::journal::{
-    Alias, AppendError, Appended, CONFLICTS_KEPT, DUPLICATES_REMEMBERED, EventQuery, EventStatus,
-    EventSummary, Flag, Journal, JournalReader, Layer, Receipt, RecentKey, Verdict,
+    Alias, AppendError, Appended, CONFLICTS_KEPT, DUPLICATES_REMEMBERED, EventQuery, EventStatus, EventSummary, Flag,
+    Journal, JournalReader, Layer, Receipt, RecentKey, Verdict,
 };
 use oncehook_verify::{EventKey, Integrity, Quarantine, UnixMicros, digest};
 
@@ -147,10 +147,7 @@ async fn the_first_is_new_and_the_rest_are_duplicates<J: Journal + JournalReader
     assert_eq!((stored.received_at, stored.occurred_at), (NOW, Some(UnixMicros(NOW.0 - 1_000_000))));
     assert_eq!((stored.size, stored.duplicates), (body.len() as u64, 3));
     let kept = case.journal.body(first.id).await.unwrap().unwrap();
-    assert_eq!(
-        (&kept.body[..], &kept.headers[..]),
-        (body.as_bytes(), &b"content-type: application/json\n"[..])
-    );
+    assert_eq!((&kept.body[..], &kept.headers[..]), (body.as_bytes(), &b"content-type: application/json\n"[..]));
 }
 
 async fn keys_are_scoped_to_their_source<J: Journal + JournalReader>(case: Case<J>) {
@@ -287,9 +284,7 @@ async fn quarantined_events_are_stored_and_marked<J: Journal + JournalReader>(ca
     assert_eq!(case.journal.stats().await.unwrap().sources[0].quarantined, 1);
 }
 
-async fn the_same_body_under_an_unsigned_key_is_a_suspected_replay<J: Journal + JournalReader>(
-    case: Case<J>,
-) {
+async fn the_same_body_under_an_unsigned_key_is_a_suspected_replay<J: Journal + JournalReader>(case: Case<J>) {
     let unsigned = |key: &str, body: &str| NewEvent { key_signed: false, ..event(key, body) };
     let elsewhere = NewEvent { source: SourceName::new("bank").unwrap(), ..unsigned("x", "same") };
     append(&*case.journal, [unsigned("first", "same"), unsigned("other", "different"), elsewhere]).await;
@@ -309,9 +304,7 @@ async fn the_same_body_under_an_unsigned_key_is_a_suspected_replay<J: Journal + 
     assert_eq!(flagged.iter().map(|event| event.id).collect::<Vec<_>>(), [replay.id]);
 }
 
-async fn a_replay_that_the_front_door_has_seen_is_held_and_flagged<J: Journal + JournalReader>(
-    case: Case<J>,
-) {
+async fn a_replay_that_the_front_door_has_seen_is_held_and_flagged<J: Journal + JournalReader>(case: Case<J>) {
     for key_signed in [true, false] {
         let quarantine = Some(Quarantine::SuspectedReplay);
         let key = format!("replay-{key_signed}");
@@ -347,9 +340,7 @@ async fn duplicates_are_counted_and_the_latest_remembered<J: Journal + JournalRe
     assert_eq!(case.journal.stats().await.unwrap().sources[0].duplicates, 20);
 }
 
-async fn duplicates_recognised_elsewhere_are_counted_like_the_journals_own<J: Journal + JournalReader>(
-    case: Case<J>,
-) {
+async fn duplicates_recognised_elsewhere_are_counted_like_the_journals_own<J: Journal + JournalReader>(case: Case<J>) {
     let first = append_one(&*case.journal, event("evt_1", "{}")).await;
     let shop = event("evt_1", "{}").source;
     for number in 0..20_u8 {
@@ -405,8 +396,7 @@ async fn lists_filter_and_page<J: Journal + JournalReader>(case: Case<J>) {
         ids.push(append_one(&*case.journal, event).await.id);
     }
     let expect = async |query: EventQuery, wanted: &dyn Fn(i64) -> bool| {
-        let found: Vec<_> =
-            find(&*case.journal, query.clone()).await.into_iter().map(|event| event.id).collect();
+        let found: Vec<_> = find(&*case.journal, query.clone()).await.into_iter().map(|event| event.id).collect();
         let wanted: Vec<_> =
             (0..50).rev().filter(|number| wanted(*number)).map(|number| ids[number as usize]).collect();
         assert_eq!(found, wanted, "{query:?}");
@@ -417,24 +407,16 @@ async fn lists_filter_and_page<J: Journal + JournalReader>(case: Case<J>) {
         expect(EventQuery::default(), &|_| true).await;
         expect(EventQuery { source: text("bank"), ..Default::default() }, &|n| n % 5 == 0).await;
         expect(EventQuery { source: text("nobody"), ..Default::default() }, &|_| false).await;
-        expect(EventQuery { kind: text("type-1"), ..Default::default() }, &|n| n % 7 != 0 && n % 3 == 1)
-            .await;
+        expect(EventQuery { kind: text("type-1"), ..Default::default() }, &|n| n % 7 != 0 && n % 3 == 1).await;
         expect(EventQuery { entity: text("entity-2"), ..Default::default() }, &|n| n % 4 == 2).await;
         expect(
-            EventQuery {
-                entity: text("entity-2"),
-                kind: text("type-1"),
-                source: text("shop"),
-                ..Default::default()
-            },
+            EventQuery { entity: text("entity-2"), kind: text("type-1"), source: text("shop"), ..Default::default() },
             &|n| n % 4 == 2 && n % 3 == 1 && n % 7 != 0 && n % 5 != 0,
         )
         .await;
         let second = |n: i64| Some(UnixMicros(NOW.0 + n * 1_000_000));
-        expect(EventQuery { since: second(10), until: second(20), ..Default::default() }, &|n| {
-            (10..20).contains(&n)
-        })
-        .await;
+        expect(EventQuery { since: second(10), until: second(20), ..Default::default() }, &|n| (10..20).contains(&n))
+            .await;
         expect(EventQuery { since: second(10), source: text("bank"), ..Default::default() }, &|n| {
             n >= 10 && n % 5 == 0
         })
@@ -516,10 +498,7 @@ async fn an_id_that_was_answered_before_the_journal_stays_valid<J: Journal + Jou
                 journal.keep_aliases(vec![alias]).await.unwrap();
                 journal.keep_aliases(vec![alias]).await.unwrap();
                 assert_eq!(journal.resolve(told).await.unwrap(), Some(appended.id), "{key}");
-                assert!(
-                    journal.show(told).await.unwrap().is_none(),
-                    "{key} has two names and is shown under one"
-                );
+                assert!(journal.show(told).await.unwrap().is_none(), "{key} has two names and is shown under one");
             }
             let shown = journal.show(appended.id).await.unwrap().unwrap();
             assert_eq!(shown.event.key.display(), key);

@@ -229,13 +229,7 @@ impl Database<'_> {
     /// The same, with the error's text.
     pub fn try_query(&self, sql: &str) -> Result<String, String> {
         let ran = Command::new("mariadb")
-            .args([
-                "--no-defaults",
-                "--batch",
-                "--raw",
-                "--skip-column-names",
-                "--default-character-set=utf8mb4",
-            ])
+            .args(["--no-defaults", "--batch", "--raw", "--skip-column-names", "--default-character-set=utf8mb4"])
             .arg("--socket")
             .arg(self.server.data.join("socket"))
             .args(["--user=root", &format!("--execute={sql}"), &self.name])

@@ -98,8 +98,7 @@ pub async fn run(engine: &Engine<'_>, plan: Plan, random: &mut Random) -> Report
     let mut workers = [start("worker"), start("worker")];
     let senders = Senders::new(600, plan.again);
     let begun = Instant::now();
-    let mut sending: Vec<_> =
-        doors.iter().map(|door| senders.start(door.ingress, plan.connections, random)).collect();
+    let mut sending: Vec<_> = doors.iter().map(|door| senders.start(door.ingress, plan.connections, random)).collect();
     let mut heard = Answers::default();
     let mut killed = 0;
     while senders.sent() < plan.events {

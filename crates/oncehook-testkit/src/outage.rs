@@ -59,13 +59,7 @@ pub const SHOP: &str = "CREATE TABLE orders (id bigserial PRIMARY KEY, key text 
 
 /// Starts a gateway in a directory with this configuration.
 #[must_use]
-pub fn serve(
-    binary: &Path,
-    url: &str,
-    directory: &Path,
-    config: &str,
-    environment: &[(&str, &str)],
-) -> Gateway {
+pub fn serve(binary: &Path, url: &str, directory: &Path, config: &str, environment: &[(&str, &str)]) -> Gateway {
     prepare(directory, config);
     let mut command = Command::new(binary);
     command.arg("serve").env("SHOP_DATABASE", url).envs(environment.iter().copied());
@@ -189,9 +183,8 @@ impl Told {
 
     /// Everything that was answered is there, once, in the order of its entity, and took effect once.
     pub fn check(&self, database: &Database<'_>) -> usize {
-        let rows = database.query(
-            "SELECT entity, convert_from(key, 'UTF8') FROM oncehook.events WHERE source = 'stripe' ORDER BY id",
-        );
+        let rows = database
+            .query("SELECT entity, convert_from(key, 'UTF8') FROM oncehook.events WHERE source = 'stripe' ORDER BY id");
         let mut by_entity: HashMap<&str, Vec<u64>> = HashMap::new();
         let mut stored = BTreeSet::new();
         for (entity, key) in rows.lines().map(|row| row.split_once('|').unwrap()) {
@@ -229,8 +222,7 @@ pub async fn until(gateway: &Gateway, what: &str, mut done: impl AsyncFnMut() ->
 /// Waits until nothing is pending.
 pub async fn worked_off(gateway: &Gateway, database: &Database<'_>) {
     let pending = "SELECT count(*) FROM oncehook.deliveries WHERE state IN ('ready', 'running', 'retrying')";
-    until(gateway, "the deliveries are done", async || block_in_place(|| database.query(pending)) == "0")
-        .await;
+    until(gateway, "the deliveries are done", async || block_in_place(|| database.query(pending)) == "0").await;
 }
 
 /// How long the database is away, and what comes in meanwhile.

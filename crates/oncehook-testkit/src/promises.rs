@@ -52,9 +52,8 @@ impl Promises {
             _ => panic!("{key}: an unexpected answer: {json}"),
         };
         let mut by_key = self.by_key.lock().unwrap();
-        let promise = by_key
-            .entry(key.to_owned())
-            .or_insert_with(|| Promise { event: event.to_owned(), accepted: false });
+        let promise =
+            by_key.entry(key.to_owned()).or_insert_with(|| Promise { event: event.to_owned(), accepted: false });
         assert_eq!(promise.event, event, "{key} now leads to another event");
         assert!(!(accepted && promise.accepted), "{key} was accepted twice");
         promise.accepted |= accepted;
@@ -101,17 +100,11 @@ impl Promises {
                 |row| row.get(0),
             )
             .unwrap();
-        assert_eq!(
-            odd, 0,
-            "keys without their event, or events that should have been merged without their key"
-        );
-        let mut statement = connection
-            .prepare("SELECT CAST(key AS TEXT), lower(hex(id)), body FROM oncehook_events")
-            .unwrap();
+        assert_eq!(odd, 0, "keys without their event, or events that should have been merged without their key");
+        let mut statement =
+            connection.prepare("SELECT CAST(key AS TEXT), lower(hex(id)), body FROM oncehook_events").unwrap();
         let rows = statement
-            .query_map([], |row| {
-                Ok((row.get::<_, String>(0)?, row.get::<_, String>(1)?, row.get::<_, Vec<u8>>(2)?))
-            })
+            .query_map([], |row| Ok((row.get::<_, String>(0)?, row.get::<_, String>(1)?, row.get::<_, Vec<u8>>(2)?)))
             .unwrap();
         let mut stored = Vec::new();
         for row in rows {
@@ -219,12 +212,7 @@ impl Senders {
     }
 
     /// Sends so many new events over so many connections, each once; all are accepted. Returns their keys.
-    pub async fn send_new(
-        self: &Arc<Self>,
-        address: SocketAddr,
-        count: usize,
-        connections: usize,
-    ) -> Vec<String> {
+    pub async fn send_new(self: &Arc<Self>, address: SocketAddr, count: usize, connections: usize) -> Vec<String> {
         let first = self.sent.fetch_add(count as u64, Ordering::Relaxed);
         let keys: Vec<String> = (first..first + count as u64).map(|number| format!("evt_{number}")).collect();
         let sending: Vec<_> = keys
@@ -258,8 +246,7 @@ impl Senders {
         let stop = Arc::new(AtomicBool::new(false));
         let connections = (0..connections)
             .map(|_| {
-                let (senders, stop, random) =
-                    (Arc::clone(self), Arc::clone(&stop), Random::new(random.next()));
+                let (senders, stop, random) = (Arc::clone(self), Arc::clone(&stop), Random::new(random.next()));
                 tokio::spawn(async move { senders.send(address, &stop, random).await })
             })
             .collect();

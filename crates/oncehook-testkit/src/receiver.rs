@@ -29,8 +29,7 @@ impl Arrived {
     /// The value of a header that is there once.
     #[must_use]
     pub fn header(&self, name: &str) -> Option<&str> {
-        let mut values =
-            self.headers.iter().filter(|(other, _)| other == name).map(|(_, value)| value.as_str());
+        let mut values = self.headers.iter().filter(|(other, _)| other == name).map(|(_, value)| value.as_str());
         let first = values.next();
         assert!(values.next().is_none(), "`{name}` came twice");
         first

@@ -107,8 +107,7 @@ impl Redis {
 
     /// Gives a command and returns what the server says, a line for each part.
     pub fn ask(&self, command: &[&str]) -> String {
-        let said =
-            Command::new("redis-cli").args(["-p", &self.port.to_string()]).args(command).output().unwrap();
+        let said = Command::new("redis-cli").args(["-p", &self.port.to_string()]).args(command).output().unwrap();
         String::from_utf8_lossy(&said.stdout).trim().to_owned()
     }
 

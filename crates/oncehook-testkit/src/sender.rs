@@ -132,8 +132,7 @@ impl Wire {
                 let head = String::from_utf8_lossy(&self.buffer[..end]).into_owned();
                 let status = head.split(' ').nth(1).and_then(|status| status.parse().ok()).unwrap_or(0);
                 let mut answer = Answer { status, head, body: Vec::new() };
-                let length =
-                    answer.header("content-length").and_then(|length| length.parse().ok()).unwrap_or(0);
+                let length = answer.header("content-length").and_then(|length| length.parse().ok()).unwrap_or(0);
                 let whole = end + 4 + length;
                 while self.buffer.len() < whole {
                     self.fill().await?;
@@ -178,8 +177,7 @@ pub async fn ask(address: SocketAddr, request: &[u8]) -> io::Result<Answer> {
 
 /// A GET on a connection of its own.
 pub async fn get(address: SocketAddr, path: &str) -> io::Result<Answer> {
-    ask(address, format!("GET {path} HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\n\r\n").as_bytes())
-        .await
+    ask(address, format!("GET {path} HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\n\r\n").as_bytes()).await
 }
 
 fn find(haystack: &[u8], needle: &[u8]) -> Option<usize> {

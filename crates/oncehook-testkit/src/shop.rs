@@ -209,9 +209,7 @@ pub async fn drained_within(gateway: &Gateway, patience: Duration) -> u64 {
     loop {
         let routes = gateway.json("/api/routes").await;
         let routes = routes["routes"].as_array().unwrap();
-        let sum = |field: &str| -> u64 {
-            routes.iter().map(|route| route["backlog"][field].as_u64().unwrap()).sum()
-        };
+        let sum = |field: &str| -> u64 { routes.iter().map(|route| route["backlog"][field].as_u64().unwrap()).sum() };
         if sum("waiting") + sum("running") == 0 {
             return sum("dead");
         }

@@ -100,8 +100,7 @@ pub async fn run_over(
         };
         tasks.push(tokio::spawn(sender.run()));
     }
-    let mut report =
-        Report { statuses: BTreeMap::new(), errors: 0, latency: latencies(), elapsed: Duration::ZERO };
+    let mut report = Report { statuses: BTreeMap::new(), errors: 0, latency: latencies(), elapsed: Duration::ZERO };
     for task in tasks {
         let sent = task.await.unwrap();
         for (status, micros) in sent.answers {
@@ -211,8 +210,5 @@ fn content_length(head: &[u8]) -> usize {
     let name = b"content-length: ";
     let at = head.windows(name.len()).position(|window| window.eq_ignore_ascii_case(name));
     let digits = at.map_or(&[][..], |at| &head[at + name.len()..]);
-    digits
-        .iter()
-        .take_while(|byte| byte.is_ascii_digit())
-        .fold(0, |sum, digit| sum * 10 + usize::from(digit - b'0'))
+    digits.iter().take_while(|byte| byte.is_ascii_digit()).fold(0, |sum, digit| sum * 10 + usize::from(digit - b'0'))
 }

@@ -8,9 +8,7 @@ use std::hint::black_box;
 
 use aws_lc_rs::hmac;
 use http::{HeaderMap, HeaderValue};
-use oncehook_verify::{
-    Identifier, MissingKey, Preset, Request, Secret, Settings, Signer, UnixMicros, Verifier,
-};
+use oncehook_verify::{Identifier, MissingKey, Preset, Request, Secret, Settings, Signer, UnixMicros, Verifier};
 
 #[global_allocator]
 static ALLOCATIONS: divan::AllocProfiler = divan::AllocProfiler::system();
@@ -36,7 +34,10 @@ impl Case {
         let preset = Preset::named(name).unwrap();
         let secret = Secret::new(WHSEC).unwrap();
         let padding = "x".repeat(1_024 - 96);
-        let body = format!(r#"{{"id":"evt_1","type":"a.b","created":1700000000,"data":{{"object":{{"id":"o"}}}},"p":"{padding}"}}"#).into_bytes();
+        let body = format!(
+            r#"{{"id":"evt_1","type":"a.b","created":1700000000,"data":{{"object":{{"id":"o"}}}},"p":"{padding}"}}"#
+        )
+        .into_bytes();
         let signer = Signer::new(&preset.verify, &secret).unwrap();
         let mut headers = HeaderMap::new();
         headers.insert("x-github-delivery", HeaderValue::from_static("evt_1"));

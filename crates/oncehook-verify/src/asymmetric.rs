@@ -57,9 +57,7 @@ impl PublicKey {
             Algorithm::Ed25519 => ParsedPublicKey::new(&ED25519, bytes),
             Algorithm::EcdsaP256 => ParsedPublicKey::new(&signature::ECDSA_P256_SHA256_ASN1, bytes),
             Algorithm::EcdsaP256Fixed => ParsedPublicKey::new(&signature::ECDSA_P256_SHA256_FIXED, bytes),
-            Algorithm::RsaSha1 => {
-                ParsedPublicKey::new(&signature::RSA_PKCS1_2048_8192_SHA1_FOR_LEGACY_USE_ONLY, bytes)
-            }
+            Algorithm::RsaSha1 => ParsedPublicKey::new(&signature::RSA_PKCS1_2048_8192_SHA1_FOR_LEGACY_USE_ONLY, bytes),
             _ => ParsedPublicKey::new(&signature::RSA_PKCS1_2048_8192_SHA256, bytes),
         };
         match parsed {
@@ -101,25 +99,20 @@ pub(crate) enum PrivateKey {
 impl PrivateKey {
     /// Takes the text of a PEM file; for Ed25519 also a seed (32 bytes, or 64 with the public key).
     pub(crate) fn new(algorithm: Algorithm, bytes: &[u8]) -> Result<Self, &'static str> {
-        let pkcs8 =
-            || pem_section(bytes, "PRIVATE KEY").ok_or("to sign, a private key in PEM (PKCS #8) is needed");
+        let pkcs8 = || pem_section(bytes, "PRIVATE KEY").ok_or("to sign, a private key in PEM (PKCS #8) is needed");
         match algorithm {
             Algorithm::Ed25519 => {
                 let pair = match (bytes.len(), pkcs8()) {
                     (KEY_BYTES, _) => Ed25519KeyPair::from_seed_unchecked(bytes),
-                    (PAIR_BYTES, _) => {
-                        Ed25519KeyPair::from_seed_unchecked(bytes.get(..KEY_BYTES).unwrap_or_default())
-                    }
+                    (PAIR_BYTES, _) => Ed25519KeyPair::from_seed_unchecked(bytes.get(..KEY_BYTES).unwrap_or_default()),
                     (_, Ok(pkcs8)) => Ed25519KeyPair::from_pkcs8_maybe_unchecked(&pkcs8),
                     _ => return Err("an Ed25519 private key has 32 bytes (or 64 with its public key)"),
                 };
                 pair.map(Self::Ed25519).map_err(|_| "it is not an Ed25519 private key")
             }
-            Algorithm::EcdsaP256 => {
-                EcdsaKeyPair::from_pkcs8(&signature::ECDSA_P256_SHA256_ASN1_SIGNING, &pkcs8()?)
-                    .map(Self::Ecdsa)
-                    .map_err(|_| "it is not a private key on P-256")
-            }
+            Algorithm::EcdsaP256 => EcdsaKeyPair::from_pkcs8(&signature::ECDSA_P256_SHA256_ASN1_SIGNING, &pkcs8()?)
+                .map(Self::Ecdsa)
+                .map_err(|_| "it is not a private key on P-256"),
             Algorithm::EcdsaP256Fixed => {
                 EcdsaKeyPair::from_pkcs8(&signature::ECDSA_P256_SHA256_FIXED_SIGNING, &pkcs8()?)
                     .map(Self::Ecdsa)

@@ -129,8 +129,7 @@ impl<'a> Der<'a> {
     fn time(&mut self) -> Option<UnixMicros> {
         let (tag, value) = self.any()?;
         let text = std::str::from_utf8(value.0).ok()?;
-        let digits =
-            text.strip_suffix('Z').filter(|digits| digits.bytes().all(|byte| byte.is_ascii_digit()))?;
+        let digits = text.strip_suffix('Z').filter(|digits| digits.bytes().all(|byte| byte.is_ascii_digit()))?;
         let (year, rest) = match (tag, digits.len()) {
             (UTC_TIME, 12) => {
                 let year = digits.get(..2)?;
@@ -141,14 +140,7 @@ impl<'a> Der<'a> {
             _ => return None,
         };
         let part = |at: usize| rest.get(at..at + 2);
-        UnixMicros::parse_rfc3339(&format!(
-            "{year}-{}-{}T{}:{}:{}Z",
-            part(0)?,
-            part(2)?,
-            part(4)?,
-            part(6)?,
-            part(8)?
-        ))
+        UnixMicros::parse_rfc3339(&format!("{year}-{}-{}T{}:{}:{}Z", part(0)?, part(2)?, part(4)?, part(6)?, part(8)?))
     }
 }
 
@@ -174,9 +166,7 @@ mod tests {
             assert!(Certificate::from_der(&der[..length]).is_err(), "{length}");
         }
         assert!(Certificate::from_der(&[&der[..], b"\0"].concat()).is_err());
-        assert!(
-            Certificate::from_pem(b"-----BEGIN CERTIFICATE-----\n%%%\n-----END CERTIFICATE-----").is_err()
-        );
+        assert!(Certificate::from_pem(b"-----BEGIN CERTIFICATE-----\n%%%\n-----END CERTIFICATE-----").is_err());
         assert!(Certificate::from_pem(b"").is_err());
     }
 

@@ -102,11 +102,9 @@ impl KeyEncoding {
             Self::Utf8 => text.as_bytes().to_vec(),
             Self::Hex => hex::decode(text).map_err(|_| "it is not hexadecimal")?,
             Self::Base64 => BASE64_FORGIVING_PADDING.decode(text).map_err(|_| "it is not base64")?,
-            Self::Sha1 => {
-                aws_lc_rs::digest::digest(&aws_lc_rs::digest::SHA1_FOR_LEGACY_USE_ONLY, text.as_bytes())
-                    .as_ref()
-                    .to_vec()
-            }
+            Self::Sha1 => aws_lc_rs::digest::digest(&aws_lc_rs::digest::SHA1_FOR_LEGACY_USE_ONLY, text.as_bytes())
+                .as_ref()
+                .to_vec(),
             Self::Pem => pem_section(text.as_bytes(), "PUBLIC KEY").ok_or("it is not a public key in PEM")?,
         };
         if bytes.is_empty() {

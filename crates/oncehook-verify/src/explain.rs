@@ -118,10 +118,8 @@ fn describe(facts: &Facts, secrets: usize, findings: &mut Vec<String>) {
         Integrity::None => "The sender knew the secret. Nothing of the request is signed.".to_owned(),
     });
     if facts.signed_at.is_none() {
-        findings.push(
-            "No time is signed, so a copy of this request stays valid; only its key stops a replay."
-                .to_owned(),
-        );
+        findings
+            .push("No time is signed, so a copy of this request stays valid; only its key stops a replay.".to_owned());
     }
 }
 
@@ -138,15 +136,10 @@ struct Attempt<'a> {
 impl Attempt<'_> {
     /// Which signatures are there instead, and whose are they?
     fn look_at_headers(&self, findings: &mut Vec<String>) {
-        let looks_signed =
-            |name: &str| ["signature", "hmac", "token", "-sig"].iter().any(|part| name.contains(part));
+        let looks_signed = |name: &str| ["signature", "hmac", "token", "-sig"].iter().any(|part| name.contains(part));
         let expected = |name: &http::HeaderName| self.scheme.signature_headers().any(|header| header == name);
-        let present: Vec<&http::HeaderName> = self
-            .request
-            .headers
-            .keys()
-            .filter(|name| looks_signed(name.as_str()) && !expected(name))
-            .collect();
+        let present: Vec<&http::HeaderName> =
+            self.request.headers.keys().filter(|name| looks_signed(name.as_str()) && !expected(name)).collect();
         for preset in Preset::all() {
             if preset.verify.signature_headers().any(|header| present.contains(&header)) {
                 findings.push(format!(
@@ -178,9 +171,7 @@ impl Attempt<'_> {
     fn try_urls(&self, findings: &mut Vec<String>) {
         let Some(url) = self.settings.url.as_deref().filter(|_| self.scheme.needs_url()) else { return };
         for variant in url_variants(url, self.request) {
-            if variant != url
-                && self.would_match_at(self.scheme, self.secrets, self.request.body, Some(&variant))
-            {
+            if variant != url && self.would_match_at(self.scheme, self.secrets, self.request.body, Some(&variant)) {
                 findings.push(format!(
                     "The signature fits the address {variant}, not the configured one: set `url` to exactly what was entered at the sender."
                 ));
@@ -207,12 +198,9 @@ impl Attempt<'_> {
             let bare = text.trim();
             let again = |text: &str| Secret::new(text).ok().map(|secret| vec![secret]);
             if bare != text
-                && again(bare)
-                    .is_some_and(|secrets| self.would_match(self.scheme, &secrets, self.request.body))
+                && again(bare).is_some_and(|secrets| self.would_match(self.scheme, &secrets, self.request.body))
             {
-                findings.push(format!(
-                    "Secret {position} has white space around it; without it the signature fits."
-                ));
+                findings.push(format!("Secret {position} has white space around it; without it the signature fits."));
                 return;
             }
             for (key, strip, finding) in [
@@ -228,9 +216,8 @@ impl Attempt<'_> {
                 }
                 let read = if strip { strip_kind(bare) } else { bare };
                 if again(read).is_some_and(|secrets| self.would_match(&scheme, &secrets, self.request.body)) {
-                    findings.push(format!(
-                        "Secret {position} fits if it is read {finding}: is this the right provider?"
-                    ));
+                    findings
+                        .push(format!("Secret {position} fits if it is read {finding}: is this the right provider?"));
                     return;
                 }
             }
@@ -239,20 +226,16 @@ impl Attempt<'_> {
 
     /// Would the signature fit if it were written in another encoding?
     fn try_encodings(&self, findings: &mut Vec<String>) {
-        for (encoding, name) in [
-            (Encoding::Hex, "hexadecimal"),
-            (Encoding::Base64, "base64"),
-            (Encoding::Base64Url, "URL-safe base64"),
-        ] {
+        for (encoding, name) in
+            [(Encoding::Hex, "hexadecimal"), (Encoding::Base64, "base64"), (Encoding::Base64Url, "URL-safe base64")]
+        {
             if self.scheme.encoding.is_none_or(|expected| expected == encoding) {
                 continue;
             }
             let mut scheme = self.scheme.clone();
             scheme.encoding = Some(encoding);
             if self.would_match(&scheme, self.secrets, self.request.body) {
-                findings.push(format!(
-                    "The signature is right but written in {name}, which this scheme does not use."
-                ));
+                findings.push(format!("The signature is right but written in {name}, which this scheme does not use."));
                 return;
             }
         }
@@ -263,8 +246,7 @@ impl Attempt<'_> {
     }
 
     fn would_match_at(&self, scheme: &Scheme, secrets: &[Secret], body: &[u8], url: Option<&str>) -> bool {
-        let settings =
-            Settings { url: url.map(str::to_owned), tolerance_secs: None, ..self.settings.clone() };
+        let settings = Settings { url: url.map(str::to_owned), tolerance_secs: None, ..self.settings.clone() };
         let Ok(verifier) = Verifier::with(scheme, secrets, settings) else { return false };
         let request = Request { body, ..*self.request };
         match verifier.verify_with(&request, self.now, self.fetched) {
@@ -282,14 +264,11 @@ fn url_variants(url: &str, request: &Request<'_>) -> Vec<String> {
     let bare = host.split(':').next().unwrap_or(host);
     let called = request.headers.get(http::header::HOST).and_then(|host| host.to_str().ok());
     let own_path = request.path.split('?').next().unwrap_or_default();
-    let slashed =
-        if path.ends_with('/') { path.trim_end_matches('/').to_owned() } else { format!("{path}/") };
+    let slashed = if path.ends_with('/') { path.trim_end_matches('/').to_owned() } else { format!("{path}/") };
     let mut variants = Vec::new();
     for scheme in [scheme, "https", "http"] {
         let port = if scheme == "https" { 443 } else { 80 };
-        for host in
-            [host.to_owned(), bare.to_owned(), format!("{bare}:{port}"), called.unwrap_or(host).to_owned()]
-        {
+        for host in [host.to_owned(), bare.to_owned(), format!("{bare}:{port}"), called.unwrap_or(host).to_owned()] {
             if !host.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'-' | b':')) {
                 continue;
             }
@@ -312,14 +291,9 @@ fn body_variants(body: &[u8]) -> Vec<(Cow<'_, [u8]>, &'static str)> {
     variants.push((with_end(b"\n"), "with a line feed at its end: something removed it"));
     variants.push((with_end(b"\r\n"), "with CR LF at its end: something removed it"));
     match body.strip_prefix(BOM) {
-        Some(rest) => {
-            variants.push((Cow::Borrowed(rest), "without its byte order mark: something added one"))
-        }
+        Some(rest) => variants.push((Cow::Borrowed(rest), "without its byte order mark: something added one")),
         None => {
-            variants.push((
-                Cow::Owned([BOM, body].concat()),
-                "with a byte order mark before it: something removed it",
-            ));
+            variants.push((Cow::Owned([BOM, body].concat()), "with a byte order mark before it: something removed it"));
         }
     }
     let unix = without_cr(body);

@@ -67,10 +67,7 @@ impl Plan {
     pub(crate) fn add(&mut self, pointer: &Pointer) -> Result<Slot, String> {
         let mut at = 0;
         for token in pointer.tokens() {
-            let child = self
-                .node(at)
-                .and_then(|node| self.child_named(node, token.as_bytes()))
-                .map(|(_, child)| child);
+            let child = self.node(at).and_then(|node| self.child_named(node, token.as_bytes())).map(|(_, child)| child);
             at = match child {
                 Some(child) => child,
                 None => self.grow(at, token)?,
@@ -97,8 +94,7 @@ impl Plan {
             return out;
         }
         let mut json = serde_json::Deserializer::from_slice(body);
-        let walked =
-            Walk { plan: self, at: 0, out: &mut out }.deserialize(&mut json).and_then(|()| json.end());
+        let walked = Walk { plan: self, at: 0, out: &mut out }.deserialize(&mut json).and_then(|()| json.end());
         if walked.is_err() {
             out.values.fill(None);
             // Not JSON: nothing there. JSON in form, yet the walk stumbled: a wanted value is broken.
@@ -114,12 +110,7 @@ impl Plan {
             return Err(format!("more than {MAX_CHILDREN} names are wanted side by side"));
         }
         parent.children.push(child);
-        self.nodes.push(Node {
-            name: token.into(),
-            index: array_index(token),
-            slot: None,
-            children: Vec::new(),
-        });
+        self.nodes.push(Node { name: token.into(), index: array_index(token), slot: None, children: Vec::new() });
         Ok(child)
     }
 
@@ -135,10 +126,7 @@ impl Plan {
     }
 
     fn child_at(&self, node: &Node, index: usize) -> Option<usize> {
-        node.children
-            .iter()
-            .copied()
-            .find(|number| self.node(*number).is_some_and(|child| child.index == Some(index)))
+        node.children.iter().copied().find(|number| self.node(*number).is_some_and(|child| child.index == Some(index)))
     }
 }
 
@@ -510,17 +498,9 @@ mod tests {
 
     #[test]
     fn nothing_counts_as_missing() {
-        for body in [
-            r#"{"id":null}"#,
-            r#"{"id":{}}"#,
-            r#"{"id":[]}"#,
-            r#"{"id":""}"#,
-            "{}",
-            "[]",
-            "3",
-            "null",
-            "\"id\"",
-        ] {
+        for body in
+            [r#"{"id":null}"#, r#"{"id":{}}"#, r#"{"id":[]}"#, r#"{"id":""}"#, "{}", "[]", "3", "null", "\"id\""]
+        {
             assert_eq!(get("/id", body.as_bytes()), Scalar::Missing, "{body}");
         }
     }
@@ -543,12 +523,9 @@ mod tests {
 
     #[test]
     fn a_name_given_twice_on_the_path_is_ambiguous() {
-        for body in [
-            r#"{"id":1,"id":2}"#,
-            r#"{"id":1,"\u0069d":1}"#,
-            r#"{"a":{"id":1},"a":{}}"#,
-            r#"{"a":{"id":1,"id":1}}"#,
-        ] {
+        for body in
+            [r#"{"id":1,"id":2}"#, r#"{"id":1,"\u0069d":1}"#, r#"{"a":{"id":1},"a":{}}"#, r#"{"a":{"id":1,"id":1}}"#]
+        {
             let pointer = if body.contains("\"a\"") { "/a/id" } else { "/id" };
             assert_eq!(get(pointer, body.as_bytes()), Scalar::Unreadable, "{body}");
         }
@@ -579,11 +556,7 @@ mod tests {
         let mut plan = Plan::new();
         let outer = plan.add(&Pointer::parse("/a").unwrap()).unwrap();
         let inner = plan.add(&Pointer::parse("/a/b").unwrap()).unwrap();
-        assert_eq!(
-            plan.add(&Pointer::parse("/a").unwrap()).unwrap(),
-            outer,
-            "the same pointer, the same slot"
-        );
+        assert_eq!(plan.add(&Pointer::parse("/a").unwrap()).unwrap(), outer, "the same pointer, the same slot");
         let found = plan.walk(br#"{"a": {"b":1} }"#);
         assert_eq!(found.raw(outer), Some(r#"{"b":1}"#));
         assert_eq!(found.scalar(inner), text("1"));

@@ -112,8 +112,7 @@ impl FetchRule {
     pub(crate) fn request(&self, view: &View<'_>, key_id: Option<&str>) -> Result<KeyRequest, Rejection> {
         let id = || {
             let id = key_id.ok_or(Rejection::KeyUnknown)?;
-            let plain =
-                id.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.'));
+            let plain = id.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.'));
             if id.is_empty() || id.len() > MAX_KEY_ID_BYTES || !plain {
                 return Err(Rejection::KeyUnknown);
             }
@@ -139,8 +138,8 @@ impl FetchRule {
                 certificate_key(answer, common_name.as_deref())
             }
             (Self::KeySet { .. }, KeyRequest::KeySet { id, .. }) => {
-                let set: KeySet = serde_json::from_slice(answer)
-                    .map_err(|_| KeyError("it is not a set of JSON Web Keys"))?;
+                let set: KeySet =
+                    serde_json::from_slice(answer).map_err(|_| KeyError("it is not a set of JSON Web Keys"))?;
                 let mut named = set.keys.into_iter().filter(|key| key.kid.as_deref() == Some(id));
                 match (named.next(), named.next()) {
                     (Some(key), None) => key.into_fetched(),
@@ -149,8 +148,7 @@ impl FetchRule {
                 }
             }
             (Self::KeyById { .. }, KeyRequest::KeyById { id, .. }) => {
-                let one: OneKey =
-                    serde_json::from_slice(answer).map_err(|_| KeyError("it is not a JSON Web Key"))?;
+                let one: OneKey = serde_json::from_slice(answer).map_err(|_| KeyError("it is not a JSON Web Key"))?;
                 if one.key.kid.as_deref() != Some(id) {
                     return Err(KeyError("it has another id than the wanted one"));
                 }
@@ -178,9 +176,8 @@ impl HostRule {
         };
         let Some(slash) = rest.find('/') else { return false };
         let (host, path) = rest.split_at(slash);
-        let plain_path = path
-            .bytes()
-            .all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'/' | b'-' | b'_' | b'.'));
+        let plain_path =
+            path.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'/' | b'-' | b'_' | b'.'));
         self.allows_host(host)
             && plain_path
             && !path.contains("..")
@@ -193,8 +190,7 @@ impl HostRule {
     /// Label by label, so that nothing but a name can match: no port, no user, no number of an address.
     fn allows_host(&self, host: &str) -> bool {
         let is_label = |label: &str| {
-            let plain =
-                label.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-');
+            let plain = label.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-');
             (1..=63).contains(&label.len()) && plain
         };
         let labels: Vec<&str> = host.split('.').collect();
@@ -335,10 +331,8 @@ mod tests {
         let rule = FetchRule::KeySet { url: "https://k.example/certs".into() };
         let request = KeyRequest::KeySet { url: "https://k.example/certs".into(), id: "k1".into() };
         let modulus = BASE64_URL_SAFE_NO_PAD.encode([0xd1; 256]);
-        let key =
-            |id: &str| format!(r#"{{"kty":"RSA","kid":"{id}","n":"{modulus}","e":"AQAB","use":"sig"}}"#);
-        let read =
-            |keys: &[String]| rule.read(&request, format!("{{\"keys\":[{}]}}", keys.join(",")).as_bytes());
+        let key = |id: &str| format!(r#"{{"kty":"RSA","kid":"{id}","n":"{modulus}","e":"AQAB","use":"sig"}}"#);
+        let read = |keys: &[String]| rule.read(&request, format!("{{\"keys\":[{}]}}", keys.join(",")).as_bytes());
         assert!(read(&[key("k0"), key("k1")]).is_ok());
         assert!(read(&[key("k0")]).is_err());
         assert!(read(&[key("k1"), key("k1")]).is_err());

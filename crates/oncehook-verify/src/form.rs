@@ -80,9 +80,7 @@ pub(crate) fn encode(text: &str) -> String {
     let mut encoded = String::with_capacity(text.len() + 16);
     for byte in text.bytes() {
         match byte {
-            b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'-' | b'_' | b'.' | b'~' => {
-                encoded.push(char::from(byte))
-            }
+            b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'-' | b'_' | b'.' | b'~' => encoded.push(char::from(byte)),
             _ => encoded.push_str(&format!("%{byte:02X}")),
         }
     }
@@ -136,11 +134,7 @@ fn part_name(head: &[u8]) -> Option<&str> {
         let (name, value) = line.split_once(':')?;
         name.eq_ignore_ascii_case("content-disposition").then_some(value)
     })?;
-    disposition
-        .split(';')
-        .find_map(|parameter| parameter.trim().strip_prefix("name="))?
-        .trim_matches('"')
-        .into()
+    disposition.split(';').find_map(|parameter| parameter.trim().strip_prefix("name="))?.trim_matches('"').into()
 }
 
 fn find_bytes(haystack: &[u8], needle: &[u8]) -> Option<usize> {
@@ -193,11 +187,8 @@ mod tests {
         assert_eq!(multipart_field(body, kind, "third"), None);
         assert_eq!(multipart_field(body, "application/json", "json"), None);
         assert_eq!(multipart_field(body, "multipart/form-data; boundary=\"yy\"", "json"), None);
-        let twice = [
-            &body[..body.len() - 4],
-            b"\r\nContent-Disposition: form-data; name=\"json\"\r\n\r\n1\r\n--xx--",
-        ]
-        .concat();
+        let twice =
+            [&body[..body.len() - 4], b"\r\nContent-Disposition: form-data; name=\"json\"\r\n\r\n1\r\n--xx--"].concat();
         assert_eq!(multipart_field(&twice, kind, "json"), None, "two parts of one name");
         for cut in 0..body.len() {
             let _ = multipart_field(&body[..cut], kind, "json");

@@ -105,8 +105,7 @@ mod tests {
 
     #[test]
     fn r9_no_preset_forwards_a_signature_a_token_or_a_time_that_only_the_signature_needs() {
-        let words =
-            ["signature", "hmac", "secret", "password", "passcode", "auth", "jwt", "cookie", "api-key"];
+        let words = ["signature", "hmac", "secret", "password", "passcode", "auth", "jwt", "cookie", "api-key"];
         for preset in Preset::all() {
             let name = &preset.name;
             for header in preset.verify.signature_headers() {

@@ -167,13 +167,7 @@ impl Grammar {
     }
 
     /// The header's value for one signature: the reverse of `parse`.
-    pub(crate) fn render(
-        &self,
-        kind: &str,
-        timestamp: Option<&str>,
-        names: Option<&str>,
-        signature: &str,
-    ) -> String {
+    pub(crate) fn render(&self, kind: &str, timestamp: Option<&str>, names: Option<&str>, signature: &str) -> String {
         match self {
             Self::Raw | Self::List(_) => signature.to_owned(),
             Self::Prefix(prefix) | Self::OptionalPrefix(prefix) => format!("{prefix}{signature}"),
@@ -220,10 +214,7 @@ mod tests {
     fn pairs_are_cut_and_unknown_ones_left_out() {
         let parsed = kv().parse("t=12,v1=aa,v0=bb,v1=cc,junk,=,v1").unwrap();
         assert_eq!(parsed.timestamp, Some("12"));
-        assert_eq!(
-            texts(&kv(), "t=12,v1=aa,v0=bb,v1=cc=,junk"),
-            [("".into(), "aa".into()), ("".into(), "cc=".into())]
-        );
+        assert_eq!(texts(&kv(), "t=12,v1=aa,v0=bb,v1=cc=,junk"), [("".into(), "aa".into()), ("".into(), "cc=".into())]);
         assert_eq!(texts(&kv(), "t=12, v1=aa"), [], "spaces are not trimmed");
     }
 
@@ -259,10 +250,7 @@ mod tests {
     #[test]
     fn lists_trimmed_pairs_and_optional_prefixes() {
         let none = String::new;
-        assert_eq!(
-            texts(&Grammar::List(",".into()), "aa,bb"),
-            [(none(), "aa".into()), (none(), "bb".into())]
-        );
+        assert_eq!(texts(&Grammar::List(",".into()), "aa,bb"), [(none(), "aa".into()), (none(), "bb".into())]);
         assert_eq!(texts(&Grammar::OptionalPrefix("sha256=".into()), "aa"), [(none(), "aa".into())]);
         assert_eq!(texts(&Grammar::OptionalPrefix("sha256=".into()), "sha256=aa"), [(none(), "aa".into())]);
         let positional = Grammar::TimeFirst(",".into());

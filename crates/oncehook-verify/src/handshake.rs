@@ -123,11 +123,10 @@ impl Handshakes {
     /// Values that the rules compare with and that a source may configure.
     #[must_use]
     pub fn params(&self) -> Vec<&str> {
-        let wanted =
-            self.rules.iter().flat_map(|rule| &rule.when).filter_map(|(_, expected)| match expected {
-                Expected::Text(text) => text.strip_prefix("param:"),
-                _ => None,
-            });
+        let wanted = self.rules.iter().flat_map(|rule| &rule.when).filter_map(|(_, expected)| match expected {
+            Expected::Text(text) => text.strip_prefix("param:"),
+            _ => None,
+        });
         let mut names: Vec<&str> = wanted.collect();
         names.sort_unstable();
         names.dedup();
@@ -147,11 +146,8 @@ impl Handshakes {
     }
 
     fn find(&self, request: &Request<'_>, verifier: &Verifier, unsigned: bool) -> Option<Reply> {
-        let mut rules = self
-            .rules
-            .iter()
-            .filter(|rule| rule.unsigned == unsigned && rule.method == request.method)
-            .peekable();
+        let mut rules =
+            self.rules.iter().filter(|rule| rule.unsigned == unsigned && rule.method == request.method).peekable();
         rules.peek()?;
         let view = View::new(request, verifier.settings(), &self.plan, request.body);
         rules.find_map(|rule| rule.answer(&view, verifier))
@@ -323,9 +319,9 @@ fn is_harmless(text: &str) -> bool {
 /// Plain text, without anything that could begin an element, an entity or an attribute.
 fn is_text(text: &str) -> bool {
     text.len() <= MAX_LOOSE_BYTES
-        && text.bytes().all(|byte| {
-            matches!(byte, b' '..=b'~') && !matches!(byte, b'<' | b'>' | b'&' | b'"' | b'\'' | b'`')
-        })
+        && text
+            .bytes()
+            .all(|byte| matches!(byte, b' '..=b'~') && !matches!(byte, b'<' | b'>' | b'&' | b'"' | b'\'' | b'`'))
 }
 
 /// A rule as it is written.
@@ -416,10 +412,9 @@ fn rule(text: RuleText, plan: &mut Plan) -> Result<Rule, String> {
     let secret = text.secret.as_deref().map(|place| Field::parse(place, plan)).transpose()?;
     let confirm = match text.confirm.as_deref() {
         None => None,
-        Some("sns") => Some(Confirm::Sns {
-            topic: Field::parse("/TopicArn", plan)?,
-            token: Field::parse("/Token", plan)?,
-        }),
+        Some("sns") => {
+            Some(Confirm::Sns { topic: Field::parse("/TopicArn", plan)?, token: Field::parse("/Token", plan)? })
+        }
         Some(other) => return Err(format!("confirm: `{other}` is not known")),
     };
     Ok(Rule {

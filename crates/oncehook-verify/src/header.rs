@@ -23,9 +23,9 @@ pub(crate) struct HeaderNames {
 impl HeaderNames {
     /// Reads names; at least one is needed.
     pub(crate) fn parse<'a>(names: impl IntoIterator<Item = &'a str>) -> Result<Self, String> {
-        let mut parsed = names.into_iter().map(|name| {
-            HeaderName::from_bytes(name.as_bytes()).map_err(|_| format!("`{name}` is not a header name"))
-        });
+        let mut parsed = names
+            .into_iter()
+            .map(|name| HeaderName::from_bytes(name.as_bytes()).map_err(|_| format!("`{name}` is not a header name")));
         let first = parsed.next().ok_or("a header needs a name")??;
         let others = parsed.collect::<Result<_, _>>()?;
         Ok(Self { first, others })

@@ -49,8 +49,7 @@ impl ConcatKey {
     }
 
     pub(crate) fn hash<P: AsRef<[u8]>>(&self, pieces: &[P]) -> [u8; 32] {
-        let all: Vec<&[u8]> =
-            std::iter::once(self.0.as_slice()).chain(pieces.iter().map(AsRef::as_ref)).collect();
+        let all: Vec<&[u8]> = std::iter::once(self.0.as_slice()).chain(pieces.iter().map(AsRef::as_ref)).collect();
         key::digest_of(&all)
     }
 }

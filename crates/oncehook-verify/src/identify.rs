@@ -265,8 +265,7 @@ impl Identify {
     #[must_use]
     pub fn headers(&self) -> Vec<&HeaderName> {
         let time = self.time.as_ref().map(|time| &time.from);
-        let places =
-            self.key.iter().flatten().chain(&self.kind).chain(time).chain(&self.entity).chain(&self.version);
+        let places = self.key.iter().flatten().chain(&self.kind).chain(time).chain(&self.entity).chain(&self.version);
         places.flat_map(Place::headers).collect()
     }
 
@@ -475,11 +474,8 @@ impl<'v> View<'v, '_> {
                 }
                 Source::Form(name) | Source::Query(name) => {
                     let is_form = matches!(source, Source::Form(_));
-                    let text = if is_form {
-                        self.request.body
-                    } else {
-                        self.request.query().unwrap_or_default().as_bytes()
-                    };
+                    let text =
+                        if is_form { self.request.body } else { self.request.query().unwrap_or_default().as_bytes() };
                     let Some(pairs) = form::pairs(text) else { continue };
                     match form::find(&pairs, name) {
                         Found::Nothing | Found::One("") => {}

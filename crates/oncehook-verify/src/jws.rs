@@ -21,8 +21,7 @@ use base64::{
 use serde::Deserialize;
 
 use crate::{
-    encoding::Encoding, hmac, key, rejection::Rejection, scheme::Algorithm, special, time::UnixMicros,
-    view::View,
+    encoding::Encoding, hmac, key, rejection::Rejection, scheme::Algorithm, special, time::UnixMicros, view::View,
 };
 
 /// The longest token; headers are limited anyway.
@@ -150,8 +149,7 @@ impl<'t> Token<'t> {
             return Err(malformed);
         }
         let decode = |part: &str| BASE64_URL_SAFE_NO_PAD.decode(part).map_err(|_| Rejection::MalformedToken);
-        let header: Header =
-            serde_json::from_slice(&decode(header)?).map_err(|_| Rejection::MalformedToken)?;
+        let header: Header = serde_json::from_slice(&decode(header)?).map_err(|_| Rejection::MalformedToken)?;
         if header.crit.is_some() {
             return Err(malformed);
         }
@@ -176,8 +174,7 @@ impl JwsRule {
     pub(crate) fn check(&self) -> Result<(), String> {
         let shared = self.algorithms.iter().filter(|algorithm| algorithm.is_shared()).count();
         if self.algorithms.is_empty() || (shared > 0 && shared < self.algorithms.len()) {
-            return Err("jws.algorithms: some, and either all with a shared secret or all with a public key"
-                .to_owned());
+            return Err("jws.algorithms: some, and either all with a shared secret or all with a public key".to_owned());
         }
         Ok(())
     }
@@ -236,11 +233,8 @@ impl JwsRule {
             }
         }
         if let Some(body) = &self.body {
-            let may_be_missing =
-                body.unless_empty && view.request.body.is_empty() && !claims.contains_key(&body.claim);
-            if !may_be_missing
-                && !text(&body.claim).is_some_and(|found| body.matches(found, view.request.body))
-            {
+            let may_be_missing = body.unless_empty && view.request.body.is_empty() && !claims.contains_key(&body.claim);
+            if !may_be_missing && !text(&body.claim).is_some_and(|found| body.matches(found, view.request.body)) {
                 return Err(Rejection::BodyHashMismatch);
             }
         }
@@ -309,11 +303,7 @@ impl JwsRule {
             header.insert("kid".to_owned(), key_id.as_str().into());
         }
         let encode = |value: String| BASE64_URL_SAFE_NO_PAD.encode(value);
-        Some(format!(
-            "{}.{}",
-            encode(header.to_string()),
-            encode(serde_json::Value::from(claims).to_string())
-        ))
+        Some(format!("{}.{}", encode(header.to_string()), encode(serde_json::Value::from(claims).to_string())))
     }
 }
 

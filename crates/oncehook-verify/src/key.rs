@@ -84,9 +84,7 @@ impl EventKey {
     #[must_use]
     pub fn display(&self) -> Cow<'_, str> {
         match std::str::from_utf8(&self.0) {
-            Ok(text) if !text.chars().any(char::is_control) && !text.starts_with(HEX_PREFIX) => {
-                Cow::Borrowed(text)
-            }
+            Ok(text) if !text.chars().any(char::is_control) && !text.starts_with(HEX_PREFIX) => Cow::Borrowed(text),
             _ => Cow::Owned(format!("{HEX_PREFIX}{}", hex::encode(&self.0))),
         }
     }
@@ -101,8 +99,8 @@ impl EventKey {
     }
 
     fn fit(bytes: Cow<'_, [u8]>) -> Self {
-        let looks_like_ours = bytes.starts_with(BODY_DIGEST_PREFIX.as_bytes())
-            || bytes.starts_with(ID_DIGEST_PREFIX.as_bytes());
+        let looks_like_ours =
+            bytes.starts_with(BODY_DIGEST_PREFIX.as_bytes()) || bytes.starts_with(ID_DIGEST_PREFIX.as_bytes());
         if bytes.len() <= MAX_KEY_BYTES && !looks_like_ours {
             return Self(bytes.into_owned().into());
         }
@@ -146,15 +144,7 @@ mod tests {
 
     #[test]
     fn one_part_stays_as_it_is() {
-        for id in [
-            &b"evt_1"[..],
-            b"EVT_1",
-            b"evt_1 ",
-            b"\0",
-            b"\xff\xfe",
-            "\u{e9}".as_bytes(),
-            "e\u{301}".as_bytes(),
-        ] {
+        for id in [&b"evt_1"[..], b"EVT_1", b"evt_1 ", b"\0", b"\xff\xfe", "\u{e9}".as_bytes(), "e\u{301}".as_bytes()] {
             assert_eq!(EventKey::from_parts(&[id]).as_bytes(), id);
         }
     }
@@ -202,10 +192,7 @@ mod tests {
 
     #[test]
     fn the_digest_is_sha_256() {
-        assert_eq!(
-            hex::encode(digest(b"")),
-            "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
-        );
+        assert_eq!(hex::encode(digest(b"")), "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855");
         assert_eq!(digest_of(&[b"a", b"bc"]), digest(b"abc"));
     }
 }

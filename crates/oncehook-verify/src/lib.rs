@@ -95,8 +95,7 @@ pub use fetch::{FetchedKey, KeyError, KeyRequest};
 pub use forward::EventHeaders;
 pub use handshake::{Action, Handshakes, Reply};
 pub use identify::{
-    Identified, Identifier, Identify, Item, MAX_BATCH_ITEMS, MAX_NAME_BYTES, MissingKey, Quarantine,
-    Unidentified,
+    Identified, Identifier, Identify, Item, MAX_BATCH_ITEMS, MAX_NAME_BYTES, MissingKey, Quarantine, Unidentified,
 };
 pub use key::{EventKey, MAX_KEY_BYTES, digest};
 pub use picker::{Ambiguous, Picker};

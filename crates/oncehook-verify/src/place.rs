@@ -207,20 +207,8 @@ mod tests {
 
     #[test]
     fn what_is_no_place_is_refused() {
-        for text in [
-            "",
-            "id",
-            "header:",
-            "header:a|",
-            "/a|b",
-            "json:",
-            "json:a",
-            "?",
-            "|/a",
-            "form:",
-            "xml:",
-            "file:a",
-        ] {
+        for text in ["", "id", "header:", "header:a|", "/a|b", "json:", "json:a", "?", "|/a", "form:", "xml:", "file:a"]
+        {
             assert!(Place::parse(text).is_err(), "{text:?}");
         }
     }

@@ -9,9 +9,7 @@ use std::{collections::BTreeMap, sync::LazyLock};
 use http::{HeaderMap, HeaderName, HeaderValue};
 use serde::Deserialize;
 
-use crate::{
-    form, forward::EventHeaders, handshake::Handshakes, identify::Identify, scheme::Scheme, time::UnixMicros,
-};
+use crate::{form, forward::EventHeaders, handshake::Handshakes, identify::Identify, scheme::Scheme, time::UnixMicros};
 
 mod files;
 
@@ -211,9 +209,7 @@ impl Preset {
     /// The provider of that name or alias.
     #[must_use]
     pub fn named(name: &str) -> Option<&'static Self> {
-        Self::all()
-            .iter()
-            .find(|preset| preset.name == name || preset.aliases.iter().any(|alias| alias == name))
+        Self::all().iter().find(|preset| preset.name == name || preset.aliases.iter().any(|alias| alias == name))
     }
 }
 
@@ -223,16 +219,10 @@ impl Sample {
     /// # Errors
     ///
     /// An id or type that cannot stand in a header.
-    pub fn render(
-        &self,
-        id: &str,
-        kind: Option<&str>,
-        now: UnixMicros,
-    ) -> Result<(HeaderMap, Vec<u8>), SampleError> {
+    pub fn render(&self, id: &str, kind: Option<&str>, now: UnixMicros) -> Result<(HeaderMap, Vec<u8>), SampleError> {
         let kind = kind.unwrap_or(&self.kind);
         let (event, action) = kind.split_once('.').unwrap_or((kind, ""));
-        let (secs, millis, time) =
-            (now.as_secs().to_string(), now.0.div_euclid(1_000).to_string(), now.to_rfc3339());
+        let (secs, millis, time) = (now.as_secs().to_string(), now.0.div_euclid(1_000).to_string(), now.to_rfc3339());
         let other = self.other.get(kind);
         let body = other.map_or(&self.body, |other| &other.body);
         let words = [
@@ -248,8 +238,7 @@ impl Sample {
         let own_headers = other.iter().flat_map(|other| &other.headers);
         for (name, template) in self.headers.iter().chain(own_headers) {
             let name = HeaderName::from_bytes(name.as_bytes()).map_err(|_| SampleError)?;
-            let value =
-                HeaderValue::from_str(&replace(template, &words, str::to_owned)).map_err(|_| SampleError)?;
+            let value = HeaderValue::from_str(&replace(template, &words, str::to_owned)).map_err(|_| SampleError)?;
             headers.insert(name, value);
         }
         let write = if self.form { form::encode } else { json_text };
@@ -264,8 +253,7 @@ fn replace(template: &str, words: &[(&str, &str)], write: impl Fn(&str) -> Strin
     while let Some(at) = rest.find('$') {
         let (before, from_word) = rest.split_at(at);
         text.push_str(before);
-        let found =
-            words.iter().find_map(|(word, value)| from_word.strip_prefix(word).map(|after| (value, after)));
+        let found = words.iter().find_map(|(word, value)| from_word.strip_prefix(word).map(|after| (value, after)));
         match found {
             Some((value, after)) => {
                 text.push_str(&write(value));

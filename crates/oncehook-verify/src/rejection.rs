@@ -62,9 +62,7 @@ pub enum Rejection {
         tolerance_secs: u64,
     },
     /// Genuine, but signed in the future: one of the two clocks is wrong.
-    #[error(
-        "the request is genuine but was signed {ahead_secs} s in the future; {tolerance_secs} s are allowed"
-    )]
+    #[error("the request is genuine but was signed {ahead_secs} s in the future; {tolerance_secs} s are allowed")]
     InFuture {
         /// Seconds between now and signing.
         ahead_secs: u64,

@@ -146,9 +146,7 @@ impl Scheme {
     /// The headers that may carry the signature; none if it stands elsewhere.
     pub fn signature_headers(&self) -> impl Iterator<Item = &HeaderName> {
         let (names, list): (Option<&HeaderNames>, &[HeaderName]) = match &self.signature {
-            Location::Header(names) | Location::Field(Field { at: At::Header(names), .. }) => {
-                (Some(names), &[])
-            }
+            Location::Header(names) | Location::Field(Field { at: At::Header(names), .. }) => (Some(names), &[]),
             Location::Headers(list) => (None, list),
             Location::Repeated(name) => (None, std::slice::from_ref(name)),
             Location::Field(_) => (None, &[]),
@@ -178,8 +176,7 @@ impl Scheme {
     /// Does it sign the address that is called, so that the source must know its own?
     #[must_use]
     pub fn needs_url(&self) -> bool {
-        self.content.as_ref().is_some_and(Template::needs_url)
-            || self.jws.as_ref().is_some_and(JwsRule::needs_url)
+        self.content.as_ref().is_some_and(Template::needs_url) || self.jws.as_ref().is_some_and(JwsRule::needs_url)
     }
 
     /// The names of the values that a source must configure beside its secrets.
@@ -232,11 +229,8 @@ impl Scheme {
             Part::Special(special) => special.needs_url() || special.covers_body(),
             _ => false,
         });
-        let named =
-            content.parts().any(|part| matches!(part, Part::Field(field, false) if field.at == *place));
-        named
-            || (matches!(place, At::Form(_)) && whole_form)
-            || (matches!(place, At::Query(_)) && self.needs_url())
+        let named = content.parts().any(|part| matches!(part, Part::Field(field, false) if field.at == *place));
+        named || (matches!(place, At::Form(_)) && whole_form) || (matches!(place, At::Query(_)) && self.needs_url())
     }
 }
 

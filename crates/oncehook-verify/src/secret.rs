@@ -100,9 +100,7 @@ mod tests {
 
     #[test]
     fn real_secrets_are_taken_even_short_ones() {
-        for text in
-            ["secret", "test", "mysecret", "whsec_test_secret", "It's a Secret to Everybody", "xx", "12345"]
-        {
+        for text in ["secret", "test", "mysecret", "whsec_test_secret", "It's a Secret to Everybody", "xx", "12345"] {
             assert_eq!(Secret::new(text).unwrap().reveal(), text);
         }
     }

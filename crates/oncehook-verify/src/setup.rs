@@ -21,9 +21,7 @@ pub enum SetupError {
     #[error("this scheme fetches its keys from the sender; remove the secrets")]
     NeedlessSecrets,
     /// The scheme signs the address that is called.
-    #[error(
-        "this scheme signs the address that is called: set `url` to it, exactly as it was entered at the sender"
-    )]
+    #[error("this scheme signs the address that is called: set `url` to it, exactly as it was entered at the sender")]
     MissingUrl,
     /// The address cannot be one.
     #[error("`url`: {0}")]

@@ -73,8 +73,8 @@ impl Signer {
     /// not set.
     pub fn with(scheme: &Scheme, secret: &Secret, settings: Settings) -> Result<Self, SetupError> {
         check_settings(scheme, &settings)?;
-        let (rule, key) = signing_key(&scheme.keys, secret)
-            .map_err(|problem| SetupError::BadSecret { position: 1, problem })?;
+        let (rule, key) =
+            signing_key(&scheme.keys, secret).map_err(|problem| SetupError::BadSecret { position: 1, problem })?;
         Ok(Self { kind: rule.tag_for(&settings), key, scheme: scheme.clone(), settings })
     }
 
@@ -185,14 +185,11 @@ impl Signer {
     fn item<'r>(&self, request: &Request<'r>, index: usize) -> Result<Option<Cow<'r, [u8]>>, SetupError> {
         match (&self.scheme.each, &self.scheme.container) {
             (None, None) => Ok(Some(Cow::Borrowed(request.body))),
-            (None, Some(container)) => container
-                .open(request)
-                .map(Some)
-                .ok_or_else(|| cannot("the field that holds the document is missing")),
+            (None, Some(container)) => {
+                container.open(request).map(Some).ok_or_else(|| cannot("the field that holds the document is missing"))
+            }
             (Some((plan, slot)), _) => match extract::elements(plan, *slot, request.body, MAX_BATCH_ITEMS) {
-                Elements::Found(items) => {
-                    Ok(items.get(index).map(|item| Cow::Borrowed(item.get().as_bytes())))
-                }
+                Elements::Found(items) => Ok(items.get(index).map(|item| Cow::Borrowed(item.get().as_bytes()))),
                 _ => Err(cannot("the list of items is missing")),
             },
         }
@@ -249,8 +246,7 @@ impl Signer {
         let At::Json(slot) = field.at else { return Err(cannot("the place is not in the document")) };
         let raw = view.raw(slot).ok_or_else(|| cannot(format!("the body has no {}", field.name)))?;
         let at = (raw.as_ptr() as usize).saturating_sub(document.as_ptr() as usize);
-        let written =
-            if raw.starts_with('"') { serde_json::Value::from(text).to_string() } else { text.to_owned() };
+        let written = if raw.starts_with('"') { serde_json::Value::from(text).to_string() } else { text.to_owned() };
         Ok(splice(document, at, raw.len(), written.as_bytes()))
     }
 
@@ -258,8 +254,7 @@ impl Signer {
     fn body_hash(&self, request: &Request<'_>) -> Option<String> {
         let content = self.scheme.content.as_ref()?;
         let kind = request.headers.get(CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();
-        let wanted =
-            content.contains(&Part::Special(Special::Twilio)) && kind.starts_with("application/json");
+        let wanted = content.contains(&Part::Special(Special::Twilio)) && kind.starts_with("application/json");
         wanted.then(|| format!("{}={}", Special::BODY_HASH, hex::encode(key::digest(request.body))))
     }
 }
@@ -335,9 +330,7 @@ fn signing_key<'r>(rules: &'r [KeyRule], secret: &Secret) -> Result<(&'r KeyRule
         }
         Algorithm::Ed25519 => SigningKey::Private(PrivateKey::new(rule.algorithm, &rule.key.decode(text)?)?),
         Algorithm::Sha256Concat => SigningKey::Concat(ConcatKey::new(&rule.key.decode(text)?)),
-        hmac => SigningKey::Hmac(
-            HmacKey::new(hmac, &rule.key.decode(text)?).ok_or("its algorithm is not an HMAC")?,
-        ),
+        hmac => SigningKey::Hmac(HmacKey::new(hmac, &rule.key.decode(text)?).ok_or("its algorithm is not an HMAC")?),
     };
     Ok((rule, key))
 }

@@ -82,8 +82,7 @@ impl Template {
             if let Some(doubled) = doubled {
                 literal.extend(doubled.chars().next());
                 rest = from.get(2..).unwrap_or_default();
-            } else if let Some((name, after)) = from.strip_prefix('{').and_then(|inner| inner.split_once('}'))
-            {
+            } else if let Some((name, after)) = from.strip_prefix('{').and_then(|inner| inner.split_once('}')) {
                 flush(&mut literal, &mut groups);
                 let part = Part::named(name, plan)?;
                 groups.iter_mut().last().ok_or("content: a bracket is not opened")?.push(part);
@@ -99,8 +98,7 @@ impl Template {
                 rest = after;
             } else {
                 return Err(
-                    "content: a brace or bracket is not closed or not opened; double it for a literal one"
-                        .to_owned(),
+                    "content: a brace or bracket is not closed or not opened; double it for a literal one".to_owned()
                 );
             }
         }
@@ -109,10 +107,7 @@ impl Template {
         let (Some(parts), 1) = (groups.pop(), groups.len() + 1) else {
             return Err("content: a bracket is not closed".to_owned());
         };
-        if parts
-            .iter()
-            .all(|part| matches!(part, Part::Literal(_) | Part::Field(Field { at: At::Param(_), .. }, _)))
-        {
+        if parts.iter().all(|part| matches!(part, Part::Literal(_) | Part::Field(Field { at: At::Param(_), .. }, _))) {
             return Err("content signs nothing of the request".to_owned());
         }
         Ok(Self { parts })
@@ -171,9 +166,7 @@ fn fill<'v>(parts: &'v [Part], filling: &Filling<'v, '_>, pieces: &mut Pieces<'v
         let piece: Cow<'v, [u8]> = match part {
             Part::Literal(literal) => Cow::Borrowed(literal.as_bytes()),
             Part::Body => Cow::Borrowed(view.request.body),
-            Part::Timestamp => {
-                Cow::Borrowed(filling.timestamp.ok_or(Rejection::MissingTimestamp)?.as_bytes())
-            }
+            Part::Timestamp => Cow::Borrowed(filling.timestamp.ok_or(Rejection::MissingTimestamp)?.as_bytes()),
             // A scheme with `{id}` always names the id's header, so the id has been read by now.
             Part::Id => Cow::Borrowed(filling.id.unwrap_or_default().as_bytes()),
             Part::Method => Cow::Borrowed(view.request.method.as_bytes()),

@@ -215,15 +215,13 @@ impl Verifier {
         let verdict = match (&self.scheme.each, &self.scheme.container) {
             (None, None) => self.check(request, request.body, now, fetched)?,
             (None, Some(container)) => {
-                let missing =
-                    || Rejection::MissingField { field: "the field that holds the document".to_owned() };
+                let missing = || Rejection::MissingField { field: "the field that holds the document".to_owned() };
                 let document = container.open(request).ok_or_else(missing)?;
                 self.check(request, &document, now, fetched)?
             }
             (Some((plan, slot)), _) => {
                 let unreadable = || Rejection::AmbiguousField { field: "the list of items".to_owned() };
-                let Elements::Found(items) = extract::elements(plan, *slot, request.body, MAX_BATCH_ITEMS)
-                else {
+                let Elements::Found(items) = extract::elements(plan, *slot, request.body, MAX_BATCH_ITEMS) else {
                     return Err(unreadable());
                 };
                 // One forged item spoils the request, and a request without items proves nothing.
@@ -340,8 +338,7 @@ impl Verifier {
 
     /// The one token of a request, without what stands before it.
     fn token_text<'t>(&self, texts: &'t [Cow<'_, str>]) -> Result<&'t str, Rejection> {
-        let entry =
-            texts.first().and_then(|text| self.scheme.grammar.parse(text).ok()?.entries.first().copied());
+        let entry = texts.first().and_then(|text| self.scheme.grammar.parse(text).ok()?.entries.first().copied());
         entry.map(|entry| entry.text).ok_or(Rejection::NoKnownSignature)
     }
 
@@ -416,8 +413,7 @@ impl Verifier {
             let mut expected = None;
             for entry in signatures {
                 // A bad entry never matches, and does not spoil the good one beside it.
-                let Some(offered) = self.scheme.encoding.and_then(|encoding| encoding.decode(entry.text))
-                else {
+                let Some(offered) = self.scheme.encoding.and_then(|encoding| encoding.decode(entry.text)) else {
                     continue;
                 };
                 let offered = offered.as_slice();
@@ -447,9 +443,7 @@ impl Verifier {
                 known = true;
                 let matches = match self.scheme.encoding {
                     None => token.matches(entry.text.as_bytes()),
-                    Some(encoding) => {
-                        encoding.decode(entry.text).is_some_and(|bytes| token.matches(bytes.as_slice()))
-                    }
+                    Some(encoding) => encoding.decode(entry.text).is_some_and(|bytes| token.matches(bytes.as_slice())),
                 };
                 if matches {
                     return Ok(prepared.secret);
@@ -595,16 +589,10 @@ impl KeyRule {
 
 impl PreparedKey {
     /// The keys that a secret is: one, or for signed tokens one per algorithm.
-    fn of(
-        scheme: &Scheme,
-        index: usize,
-        secret: &Secret,
-        settings: &Settings,
-    ) -> Result<Vec<Self>, &'static str> {
+    fn of(scheme: &Scheme, index: usize, secret: &Secret, settings: &Settings) -> Result<Vec<Self>, &'static str> {
         let rules = &scheme.keys;
         let text = secret.reveal();
-        let is_private =
-            |rule: &KeyRule| rule.sign_prefix.as_deref().is_some_and(|prefix| text.starts_with(prefix));
+        let is_private = |rule: &KeyRule| rule.sign_prefix.as_deref().is_some_and(|prefix| text.starts_with(prefix));
         if rules.iter().any(is_private) {
             return Err("it is a private signing key; to verify, configure its public half");
         }
@@ -652,9 +640,7 @@ impl PreparedKey {
             (Key::Concat(_), Expected::Hash(hash)) => hmac::equal(hash, offered),
             (Key::Public(key), Expected::Message(message)) => key.verifies(message, offered),
             (Key::Fetched, Expected::Message(message)) => {
-                let key = fetched
-                    .and_then(|fetched| fetched.at(self.algorithm, now))
-                    .ok_or(Rejection::KeyUnknown)?;
+                let key = fetched.and_then(|fetched| fetched.at(self.algorithm, now)).ok_or(Rejection::KeyUnknown)?;
                 key.verifies(message, offered)
             }
             _ => false,

@@ -88,12 +88,7 @@ pub(crate) struct View<'a> {
 
 impl<'a> View<'a> {
     /// `document` is the JSON in which pointers are followed: the body, what is inside its container, or one item.
-    pub(crate) fn new(
-        request: &'a Request<'a>,
-        settings: &'a Settings,
-        plan: &Plan,
-        document: &'a [u8],
-    ) -> Self {
+    pub(crate) fn new(request: &'a Request<'a>, settings: &'a Settings, plan: &Plan, document: &'a [u8]) -> Self {
         Self { request, settings, json: plan.walk(document), form: OnceCell::new(), query: OnceCell::new() }
     }
 
@@ -149,8 +144,7 @@ impl Field {
     pub(crate) fn read<'v>(&self, view: &'v View<'_>) -> Result<Cow<'v, str>, Rejection> {
         let missing = || Rejection::MissingField { field: self.name.clone() };
         let ambiguous = || Rejection::AmbiguousField { field: self.name.clone() };
-        let one = |pairs: Option<&'v Pairs<'_>>, name: &str| match pairs.map(|pairs| form::find(pairs, name))
-        {
+        let one = |pairs: Option<&'v Pairs<'_>>, name: &str| match pairs.map(|pairs| form::find(pairs, name)) {
             None | Some(Found::Nothing | Found::One("")) => Err(missing()),
             Some(Found::One(text)) => Ok(Cow::Borrowed(text)),
             Some(Found::Several) => Err(ambiguous()),

@@ -410,19 +410,13 @@ impl Verdict {
     pub(crate) fn columns(&self) -> Columns<'_> {
         let nothing = |state| Columns { state, run_at: None, result: None, error: None, cause: None };
         match self {
-            Self::Succeeded(result) => {
-                Columns { result: result.as_deref(), ..nothing(DeliveryState::Succeeded) }
+            Self::Succeeded(result) => Columns { result: result.as_deref(), ..nothing(DeliveryState::Succeeded) },
+            Self::RetryAt(at, failure) => {
+                Columns { run_at: Some(*at), error: Some(&failure.message), ..nothing(DeliveryState::Retrying) }
             }
-            Self::RetryAt(at, failure) => Columns {
-                run_at: Some(*at),
-                error: Some(&failure.message),
-                ..nothing(DeliveryState::Retrying)
-            },
-            Self::Dead(failure) => Columns {
-                error: Some(&failure.message),
-                cause: Some(failure.cause),
-                ..nothing(DeliveryState::Dead)
-            },
+            Self::Dead(failure) => {
+                Columns { error: Some(&failure.message), cause: Some(failure.cause), ..nothing(DeliveryState::Dead) }
+            }
             Self::Parked(at, failure) => {
                 Columns { run_at: Some(*at), error: Some(&failure.message), ..nothing(DeliveryState::Parked) }
             }
@@ -469,10 +463,7 @@ mod tests {
     #[test]
     fn the_log_gets_words_of_the_program_and_never_a_composed_text() {
         let fixed = Failure::retry(Cause::Ours, "the lease ran out");
-        assert_eq!(
-            (fixed.message.as_str(), fixed.summary.as_ref()),
-            ("the lease ran out", "the lease ran out")
-        );
+        assert_eq!((fixed.message.as_str(), fixed.summary.as_ref()), ("the lease ran out", "the lease ran out"));
         let quoting = Failure::permanent(Cause::Destination, format!("it answered {}", "card 4242"));
         assert_eq!(
             (quoting.message.as_str(), quoting.summary.as_ref()),

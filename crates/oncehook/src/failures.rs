@@ -170,8 +170,7 @@ mod tests {
 
     #[test]
     fn waits_are_said_in_one_unit() {
-        let said =
-            [0.25, 1.0, 4.9, 119.0, 120.0, 7_199.0, 7_200.0].map(Duration::from_secs_f64).map(in_words);
+        let said = [0.25, 1.0, 4.9, 119.0, 120.0, 7_199.0, 7_200.0].map(Duration::from_secs_f64).map(in_words);
         assert_eq!(said, ["250 ms", "1 s", "4 s", "119 s", "2 min", "119 min", "2 h"]);
     }
 }

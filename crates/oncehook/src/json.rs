@@ -97,19 +97,12 @@ mod tests {
             assert!(is_json_within(&arrays(levels), 32) && is_json_within(&objects(levels), 32), "{levels}");
         }
         for levels in [33, 126, 127, 128, 1_000, 100_000] {
-            assert!(
-                !is_json_within(&arrays(levels), 32) && !is_json_within(&objects(levels), 32),
-                "{levels}"
-            );
+            assert!(!is_json_within(&arrays(levels), 32) && !is_json_within(&objects(levels), 32), "{levels}");
         }
-        for text in
-            ["null", " [1.50, \"a\\u0041\", true, {\"a\":1,\"a\":-2e5}] \n", "12345678901234567890123"]
-        {
+        for text in ["null", " [1.50, \"a\\u0041\", true, {\"a\":1,\"a\":-2e5}] \n", "12345678901234567890123"] {
             assert!(is_json_within(text, 32), "{text}");
         }
-        for text in
-            ["", "1 2", "[1,]", "1e999", "\"\\ud800\"", "{\"\\udfff\":1}", "\u{feff}1", "nul", "\"\n\""]
-        {
+        for text in ["", "1 2", "[1,]", "1e999", "\"\\ud800\"", "{\"\\udfff\":1}", "\u{feff}1", "nul", "\"\n\""] {
             assert!(!is_json_within(text, 32), "{text}");
         }
     }

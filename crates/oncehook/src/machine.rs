@@ -292,8 +292,7 @@ mod tests {
         assert_eq!(payout.fit("new", Some("renamed")), Fit::Late);
         assert_eq!(payout.fit("new", None), Fit::Late);
         // In a circle nothing is ever late.
-        let door =
-            machine(&["new", "open"], vec![way("open", &["new"], "open"), way("shut", &["open"], "new")]);
+        let door = machine(&["new", "open"], vec![way("open", &["new"], "open"), way("shut", &["open"], "new")]);
         assert_eq!(door.unwrap().fit("open", Some("open")), Fit::Early);
     }
 

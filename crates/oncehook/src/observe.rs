@@ -227,12 +227,7 @@ impl Metrics {
         );
         registry.register("rejected", "Requests refused, by reason", metrics.rejected.clone());
         registry.register("unavailable", "Requests answered 503, by reason", metrics.unavailable.clone());
-        registry.register_with_unit(
-            "ack",
-            "From the request's head to the answer",
-            Unit::Seconds,
-            metrics.ack.clone(),
-        );
+        registry.register_with_unit("ack", "From the request's head to the answer", Unit::Seconds, metrics.ack.clone());
         registry.register("connections", "Open connections to the front door", metrics.connections.clone());
         registry.register("in_flight", "Requests being answered", metrics.in_flight.clone());
         registry.register("ready", "1 if events are accepted", metrics.ready.clone());
@@ -314,11 +309,7 @@ impl Metrics {
             "Events in the spool that cannot be drained",
             metrics.spool.set_aside.clone(),
         );
-        registry.register(
-            "spool_alarm",
-            "1 if somebody should look at the spool",
-            metrics.spool.alarm.clone(),
-        );
+        registry.register("spool_alarm", "1 if somebody should look at the spool", metrics.spool.alarm.clone());
         registry.register(
             "redis",
             "The shared cache of keys: 1 if it is up; hits, misses, unanswered, written and dropped since the start",
@@ -369,8 +360,7 @@ impl Metrics {
     pub fn set_paused(&self, pausable: impl Iterator<Item = Pausable>, paused: &[Paused]) {
         // What was taken out of the configuration is shown while it is paused.
         self.paused.clear();
-        for (what, value) in
-            pausable.map(|what| (what, 0)).chain(paused.iter().map(|paused| (paused.what.clone(), 1)))
+        for (what, value) in pausable.map(|what| (what, 0)).chain(paused.iter().map(|paused| (paused.what.clone(), 1)))
         {
             let (kind, name) = what.parts();
             self.paused.get_or_create(&PausedLabel { kind, name: name.to_owned() }).set(value);
@@ -426,9 +416,8 @@ impl Metrics {
     #[must_use]
     pub fn source(&self, source: &str) -> SourceMetrics {
         let label = SourceLabel { source: source.to_owned() };
-        let duplicates_by = |layer: &'static str| {
-            self.duplicates.get_or_create_owned(&LayerLabel { source: source.to_owned(), layer })
-        };
+        let duplicates_by =
+            |layer: &'static str| self.duplicates.get_or_create_owned(&LayerLabel { source: source.to_owned(), layer });
         let duplicates = |layer: Layer| duplicates_by(layer.as_str());
         SourceMetrics {
             source: source.to_owned(),
@@ -597,8 +586,7 @@ pub struct Latency(Arc<LatencyCells>);
 
 /// Upper bounds in microseconds. R3 asks for 200 ms and aims for 10 ms, so these are exact bounds.
 const BOUNDS_MICROS: [u64; 14] = [
-    250, 500, 1_000, 2_000, 5_000, 10_000, 25_000, 50_000, 100_000, 200_000, 500_000, 1_000_000, 5_000_000,
-    30_000_000,
+    250, 500, 1_000, 2_000, 5_000, 10_000, 25_000, 50_000, 100_000, 200_000, 500_000, 1_000_000, 5_000_000, 30_000_000,
 ];
 
 #[derive(Debug, Default)]

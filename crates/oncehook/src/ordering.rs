@@ -164,10 +164,7 @@ impl Ordering {
     /// What to do with an event of an entity that stands so.
     pub(crate) fn judge(&self, standing: &Standing, mark: Mark, kind: Option<&str>) -> Step {
         if self.newer_only && mark.is_older_than(&standing.newest) {
-            return Step::Settle(Verdict::Superseded(format!(
-                "a newer event took effect before: {}",
-                standing.newest
-            )));
+            return Step::Settle(Verdict::Superseded(format!("a newer event took effect before: {}", standing.newest)));
         }
         let Some(machine) = &self.machine else { return Step::Run(None) };
         let state = standing.state.as_deref().unwrap_or(machine.initial());
@@ -175,9 +172,7 @@ impl Ordering {
         let kind = kind.unwrap_or("an event without a type");
         match (fit, machine.misfit()) {
             (Fit::Moves(to), _) => Step::Run(Some(to.to_owned())),
-            (Fit::Early, Misfit::Park) => {
-                Step::Defer(format!("`{kind}` does not fit the state `{state}` yet"))
-            }
+            (Fit::Early, Misfit::Park) => Step::Defer(format!("`{kind}` does not fit the state `{state}` yet")),
             (Fit::Late, Misfit::Park) | (_, Misfit::Supersede) => {
                 Step::Settle(Verdict::Superseded(format!("`{kind}` does not fit the state `{state}`")))
             }

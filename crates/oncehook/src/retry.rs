@@ -191,14 +191,10 @@ mod tests {
     #[test]
     fn a_destination_may_ask_for_patience() {
         let failure = Failure::retry(Cause::Destination, "busy").after(Duration::from_secs(600));
-        let Verdict::RetryAt(at, _) = POLICY.after_failure(failure, 1, 5, UnixMicros(0), 0.9) else {
-            panic!()
-        };
+        let Verdict::RetryAt(at, _) = POLICY.after_failure(failure, 1, 5, UnixMicros(0), 0.9) else { panic!() };
         assert_eq!(at, UnixMicros(600_000_000));
         let forever = Failure::retry(Cause::Destination, "busy").after(Duration::from_secs(u64::MAX));
-        let Verdict::RetryAt(at, _) = POLICY.after_failure(forever, 1, 5, UnixMicros(0), 0.9) else {
-            panic!()
-        };
+        let Verdict::RetryAt(at, _) = POLICY.after_failure(forever, 1, 5, UnixMicros(0), 0.9) else { panic!() };
         assert_eq!(at, UnixMicros(24 * 3_600 * 1_000_000));
     }
 }

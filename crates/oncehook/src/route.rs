@@ -215,8 +215,7 @@ impl Routes {
             let mut at = route.after.as_ref();
             let mut steps = 0;
             while let Some(name) = at {
-                let before =
-                    find(name).ok_or_else(|| RouteError::AfterNothing(route.name.clone(), name.clone()))?;
+                let before = find(name).ok_or_else(|| RouteError::AfterNothing(route.name.clone(), name.clone()))?;
                 steps += 1;
                 if steps > originals.len() {
                     return Err(RouteError::Circle(route.name.clone()));

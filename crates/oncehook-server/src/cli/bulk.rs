@@ -138,8 +138,7 @@ impl Bulk {
     /// The order for what a survey has found; without one, the order to make it.
     fn order(&self, filter: &Filter, pacing: &Pacing, survey: Option<&Survey>) -> Value {
         let conditions = filter.conditions();
-        let given =
-            conditions.iter().filter_map(|(name, value)| Some(((*name).to_owned(), (*value)?.into())));
+        let given = conditions.iter().filter_map(|(name, value)| Some(((*name).to_owned(), (*value)?.into())));
         let mut filter: Map<String, Value> = given.collect();
         if let Some(survey) = survey {
             filter.insert("until".to_owned(), survey.until.as_str().into());
@@ -158,8 +157,7 @@ impl Bulk {
     }
 
     fn question(&self, survey: &Survey) -> String {
-        let statuses: Vec<_> =
-            survey.statuses.iter().map(|(status, count)| format!("{count} {status}")).collect();
+        let statuses: Vec<_> = survey.statuses.iter().map(|(status, count)| format!("{count} {status}")).collect();
         let at_least = if survey.complete { "" } else { "at least " };
         let events = if survey.matched == 1 { "event" } else { "events" };
         let mut lines = vec![format!("{}: {at_least}{} {events}", self.verb, survey.matched)];

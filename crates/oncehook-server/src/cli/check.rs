@@ -70,9 +70,7 @@ fn report(
             doubts(&config, largest_body).iter().for_each(|doubt| say(&format!("warning: {doubt}")));
             for Finding { route, statement, problem } in findings {
                 let problem = text::shown(problem, 400);
-                say(&format!(
-                    "route {route}: statement {statement} would fail as the tables are now: {problem}"
-                ));
+                say(&format!("route {route}: statement {statement} would fail as the tables are now: {problem}"));
             }
             Ok(ExitCode::SUCCESS)
         }
@@ -92,20 +90,15 @@ fn doubts(config: &Config, largest_body: usize) -> Vec<String> {
         for state in machine.unreachable() {
             doubts.push(format!("machine {name}: nothing leads to the state `{state}`"));
         }
-        let route = config
-            .routes
-            .iter()
-            .find(|route| route.ordering.machine.as_ref().is_some_and(|used| used.name() == name));
+        let route =
+            config.routes.iter().find(|route| route.ordering.machine.as_ref().is_some_and(|used| used.name() == name));
         let Some(route) = route else {
             doubts.push(format!("machine {name}: no route uses it"));
             continue;
         };
         let types = route.types.iter().map(Glob::as_str);
         for kind in types.filter(|kind| !kind.contains(['*', '?']) && !machine.knows(kind)) {
-            doubts.push(format!(
-                "machine {name}: route {} takes `{kind}`, which has no transition",
-                route.name
-            ));
+            doubts.push(format!("machine {name}: route {} takes `{kind}`, which has no transition", route.name));
         }
         for way in machine.transitions().iter().filter(|way| !route.takes(Some(&way.on))) {
             doubts.push(format!("machine {name}: route {} does not take `{}`", route.name, way.on));

@@ -58,10 +58,8 @@ pub(super) struct ErrorText {
 impl Client {
     /// A client for the gateway that runs with this configuration. Connects to nothing yet.
     pub(super) fn new(config: Config) -> anyhow::Result<Self> {
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .build()
-            .context("start the runtime")?;
+        let runtime =
+            tokio::runtime::Builder::new_current_thread().enable_all().build().context("start the runtime")?;
         let sources = config.sources.iter().map(|source| source.name.to_string()).collect();
         Ok(Self { runtime, http: http_client(false, 1)?, server: config.server, sources })
     }
@@ -71,8 +69,7 @@ impl Client {
         if self.sources.iter().any(|known| known == name) {
             return Ok(());
         }
-        let page: Found =
-            self.get_json("/api/events", &[("source", Some(name)), ("limit", Some("1"))])?.read()?;
+        let page: Found = self.get_json("/api/events", &[("source", Some(name)), ("limit", Some("1"))])?.read()?;
         if page.events.is_empty() { Err(no_source(name, &self.sources).into()) } else { Ok(()) }
     }
 
@@ -119,8 +116,7 @@ impl Client {
         }
         let response = request.send().await.map_err(|error| self.unreachable(&error))?;
         let status = response.status();
-        let (body, whole) =
-            read_answer(response, MAX_ANSWER_BYTES).await.map_err(|error| self.unreachable(&error))?;
+        let (body, whole) = read_answer(response, MAX_ANSWER_BYTES).await.map_err(|error| self.unreachable(&error))?;
         if !status.is_success() {
             return Err(Refused { status, code: code(&body), message: refusal(status, &body) }.into());
         }
@@ -160,8 +156,7 @@ pub(super) struct Refused {
 
 /// Whether the same call may work in a moment: the gateway is being restarted, or its journal is busy.
 pub(super) fn may_pass(error: &anyhow::Error) -> bool {
-    error.is::<Unreachable>()
-        || error.downcast_ref::<Refused>().is_some_and(|refused| refused.status.is_server_error())
+    error.is::<Unreachable>() || error.downcast_ref::<Refused>().is_some_and(|refused| refused.status.is_server_error())
 }
 
 /// Whether the gateway refused for this reason.
@@ -204,10 +199,7 @@ pub(super) fn http_client(secure: bool, connections: usize) -> anyhow::Result<re
 }
 
 /// An answer's body up to a limit, and whether that was all of it.
-pub(super) async fn read_answer(
-    mut response: Response,
-    limit: usize,
-) -> Result<(Vec<u8>, bool), reqwest::Error> {
+pub(super) async fn read_answer(mut response: Response, limit: usize) -> Result<(Vec<u8>, bool), reqwest::Error> {
     let mut body = Vec::new();
     while let Some(chunk) = response.chunk().await? {
         let room = limit.saturating_sub(body.len());
@@ -257,10 +249,9 @@ fn refusal(status: reqwest::StatusCode, body: &[u8]) -> String {
         Ok(ErrorBody { error }) => {
             format!("{} [{}]", text::shown(&error.message, 500), text::shown(&error.code, 64))
         }
-        Err(_) => format!(
-            "it answered HTTP {}, not as a gateway does; is something else on that port?",
-            status.as_u16()
-        ),
+        Err(_) => {
+            format!("it answered HTTP {}, not as a gateway does; is something else on that port?", status.as_u16())
+        }
     };
     let help = if status == reqwest::StatusCode::UNAUTHORIZED {
         "; server.admin_token must be the one that the running gateway has"
@@ -277,8 +268,7 @@ mod tests {
     #[test]
     fn queries_are_encoded_and_empty_ones_left_out() {
         let admin = "127.0.0.1:8081".parse().unwrap();
-        let url =
-            |params: &[(&str, Option<&str>)]| super::url(admin, "/api/events", params).unwrap().to_string();
+        let url = |params: &[(&str, Option<&str>)]| super::url(admin, "/api/events", params).unwrap().to_string();
         assert_eq!(url(&[]), "http://127.0.0.1:8081/api/events");
         assert_eq!(url(&[("source", None)]), "http://127.0.0.1:8081/api/events");
         assert_eq!(

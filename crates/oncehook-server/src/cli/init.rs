@@ -83,20 +83,14 @@ fn write_config(path: &Path, text: &str, force: bool) -> anyhow::Result<()> {
     let mut options = OpenOptions::new();
     // A password may come to stand in it.
     options.write(true).mode(0o600);
-    let mut file = if force {
-        options.create(true).truncate(true).open(path)?
-    } else {
-        options.create_new(true).open(path)?
-    };
+    let mut file =
+        if force { options.create(true).truncate(true).open(path)? } else { options.create_new(true).open(path)? };
     Ok(file.write_all(text.as_bytes())?)
 }
 
 fn next_steps(config: &Path, secret: &Path, made_secret: bool) -> String {
-    let option = if config.as_os_str() == "oncehook.toml" {
-        String::new()
-    } else {
-        format!(" --config {}", config.display())
-    };
+    let option =
+        if config.as_os_str() == "oncehook.toml" { String::new() } else { format!(" --config {}", config.display()) };
     let (config, secret) = (config.display(), secret.display());
     let written = if made_secret {
         format!("wrote {config} and {secret} (a made-up secret; put Stripe's there for real events)")

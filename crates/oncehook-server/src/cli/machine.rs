@@ -38,8 +38,7 @@ impl ShowMachine {
             return Err(match &self.name {
                 Some(name) => {
                     let known = config.machines.iter().map(|machine| machine.name());
-                    let meant =
-                        did_you_mean(name, known).map(|meant| format!("; {meant}")).unwrap_or_default();
+                    let meant = did_you_mean(name, known).map(|meant| format!("; {meant}")).unwrap_or_default();
                     let name = text::shown(name, 64);
                     Usage(format!("there is no machine `{name}` in the configuration{meant}")).into()
                 }

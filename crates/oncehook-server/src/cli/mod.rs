@@ -56,8 +56,7 @@ with retries, in order where you want it, and with every step on record.
 
 Begin with `oncehook init`, then `oncehook serve`, and from another terminal `oncehook send --source stripe`.";
 
-const EXIT_CODES: &str =
-    "Exit codes: 0 done; 1 it failed, or something is wrong; 2 the command line is wrong.";
+const EXIT_CODES: &str = "Exit codes: 0 done; 1 it failed, or something is wrong; 2 the command line is wrong.";
 
 /// Options of every command.
 #[derive(Debug, Clone, clap::Args)]

@@ -48,14 +48,10 @@ impl Providers {
         }
         match (self.name, shared.json) {
             (None, false) => print(&overview()),
-            (None, true) => {
-                print_json(&json!(Preset::all().iter().map(facts).collect::<Vec<_>>()).to_string())
-            }
+            (None, true) => print_json(&json!(Preset::all().iter().map(facts).collect::<Vec<_>>()).to_string()),
             (Some(name), false) if name == CUSTOM => print(&format!("{CUSTOM_STORY}\n\n{CUSTOM_BLOCK}")),
             (Some(name), true) if name == CUSTOM => {
-                print_json(
-                    &json!({ "name": CUSTOM, "title": CUSTOM_STORY, "config": CUSTOM_BLOCK }).to_string(),
-                );
+                print_json(&json!({ "name": CUSTOM, "title": CUSTOM_STORY, "config": CUSTOM_BLOCK }).to_string());
             }
             (Some(name), false) => print(&story(named(&name)?)),
             (Some(name), true) => print_json(&facts(named(&name)?).to_string()),
@@ -179,8 +175,7 @@ fn facts(preset: &Preset) -> serde_json::Value {
 fn config_block(preset: &Preset) -> String {
     let variable = preset.name.to_ascii_uppercase().replace('-', "_");
     let name = &preset.name;
-    let mut lines =
-        vec!["[[source]]".to_owned(), format!("name = \"{name}\""), format!("provider = \"{name}\"")];
+    let mut lines = vec!["[[source]]".to_owned(), format!("name = \"{name}\""), format!("provider = \"{name}\"")];
     if !preset.verify.fetches_keys() {
         lines.push(format!("secrets = [\"env:{variable}_SECRET\"]"));
     }
@@ -232,21 +227,15 @@ fn page(preset: &Preset) -> String {
     } else {
         "one event per request"
     };
-    let retries = if preset.retries {
-        "retries by itself"
-    } else {
-        "never retries: while the gateway is away, events are lost"
-    };
+    let retries =
+        if preset.retries { "retries by itself" } else { "never retries: while the gateway is away, events are lost" };
     let key = if key_is_signed(preset) { "covered by the signature" } else { "not covered by the signature" };
     for (what, fact) in [
         ("signed", signed(preset)),
         ("signature in", format!("`{}`", preset.verify.signature_place().replace('|', "\\|"))),
         ("key of an event", key.to_owned()),
         ("events", batch.to_owned()),
-        (
-            "retries",
-            format!("{retries}; a copy may come up to {} later", text::duration(preset.retry_horizon_secs)),
-        ),
+        ("retries", format!("{retries}; a copy may come up to {} later", text::duration(preset.retry_horizon_secs))),
         ("waits for an answer", timeout(preset)),
         ("wants", wants(preset)),
         ("handshake", handshakes(preset).to_owned()),
@@ -264,11 +253,9 @@ fn page(preset: &Preset) -> String {
 fn trial(preset: &Preset) -> String {
     let name = &preset.name;
     if name == "paddle-classic" {
-        return "Signatures with SHA-1 are checked but no longer made: send a test alert from Paddle.\n"
-            .to_owned();
+        return "Signatures with SHA-1 are checked but no longer made: send a test alert from Paddle.\n".to_owned();
     }
-    let half =
-        preset.verify.fetches_keys() || ["discord", "telnyx", "sendgrid", "wise"].contains(&name.as_str());
+    let half = preset.verify.fetches_keys() || ["discord", "telnyx", "sendgrid", "wise"].contains(&name.as_str());
     let secret = if half { " --secret file:private-key.pem" } else { "" };
     let mut text = format!(
         "```sh\noncehook serve &\noncehook send --source {name}{secret}          # `{}`, signed as the provider does\n",
@@ -404,17 +391,12 @@ mod tests {
     #[test]
     fn r45_the_pages_of_all_providers_are_up_to_date() {
         let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/providers");
-        let read =
-            |name: &str| std::fs::read_to_string(directory.join(format!("{name}.md"))).unwrap_or_default();
+        let read = |name: &str| std::fs::read_to_string(directory.join(format!("{name}.md"))).unwrap_or_default();
         assert_eq!(read("README"), index_page());
         for preset in Preset::all() {
             assert_eq!(read(&preset.name), page(preset), "{}", preset.name);
         }
-        assert_eq!(
-            std::fs::read_dir(&directory).unwrap().count(),
-            Preset::all().len() + 1,
-            "no page too many"
-        );
+        assert_eq!(std::fs::read_dir(&directory).unwrap().count(), Preset::all().len() + 1, "no page too many");
     }
 
     #[test]

@@ -84,8 +84,7 @@ pub(super) fn small_sources(config: &Config, largest_body: usize) -> Vec<String>
     let mut told = Vec::new();
     for source in &config.sources {
         let name = &source.name;
-        let sent = Preset::named(&source.provider)
-            .and_then(|preset| preset.max_body_bytes.map(|most| (preset, most)));
+        let sent = Preset::named(&source.provider).and_then(|preset| preset.max_body_bytes.map(|most| (preset, most)));
         let wanted = sent.map_or(source.body_bytes, |(_, most)| most.max(source.body_bytes));
         if largest_body < source.body_bytes {
             told.push(format!(

@@ -32,9 +32,7 @@ impl SavedRequest {
     /// Reads a request in whichever form it was saved.
     pub(super) fn read(raw: &[u8]) -> anyhow::Result<Self> {
         match raw.trim_ascii_start() {
-            json @ [b'{', ..] if json.windows(9).any(|window| window == b"\"entries\"") => {
-                Self::parse_har(json)
-            }
+            json @ [b'{', ..] if json.windows(9).any(|window| window == b"\"entries\"") => Self::parse_har(json),
             text if is_curl(text) => Self::parse_curl(text),
             _ => Self::parse(raw),
         }
@@ -49,8 +47,7 @@ impl SavedRequest {
             .map(|line| line.strip_prefix(' ').unwrap_or(line))
             .collect();
         // Only the last request, if there was a redirect.
-        let first =
-            sent.iter().rposition(|line| request_line(line).is_some()).context("there is no request line")?;
+        let first = sent.iter().rposition(|line| request_line(line).is_some()).context("there is no request line")?;
         let head: String = sent
             .iter()
             .skip(first)
@@ -64,8 +61,7 @@ impl SavedRequest {
     fn parse_har(json: &[u8]) -> anyhow::Result<Self> {
         let har: Har = serde_json::from_slice(json).context("this is not a HAR file")?;
         let mut requests = har.log.entries.into_iter().map(|entry| entry.request);
-        let request =
-            requests.find(|request| request.method == "POST").context("there is no POST in the HAR file")?;
+        let request = requests.find(|request| request.method == "POST").context("there is no POST in the HAR file")?;
         let mut headers = HeaderMap::new();
         for pair in request.headers.iter().filter(|pair| !pair.name.starts_with(':')) {
             let (name, value) = parse_header(&format!("{}: {}", pair.name, pair.value))
@@ -95,10 +91,8 @@ impl SavedRequest {
     /// Why the body may not be the bytes that were signed.
     pub(super) fn doubts(&self) -> Vec<String> {
         let mut doubts = Vec::new();
-        let length = self
-            .headers
-            .get(header::CONTENT_LENGTH)
-            .and_then(|value| value.to_str().ok()?.parse::<usize>().ok());
+        let length =
+            self.headers.get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse::<usize>().ok());
         if let Some(length) = length.filter(|length| *length > 0 && self.body.is_empty()) {
             doubts.push(format!(
                 "{length} bytes of body were sent, but none were saved (curl -v shows none): give them with --body."
@@ -110,9 +104,7 @@ impl SavedRequest {
             ));
         }
         if self.headers.contains_key(header::TRANSFER_ENCODING) {
-            doubts.push(
-                "The request was sent in chunks: save the body without the lengths between them.".to_owned(),
-            );
+            doubts.push("The request was sent in chunks: save the body without the lengths between them.".to_owned());
         }
         if self.headers.contains_key(header::CONTENT_ENCODING) {
             doubts.push("The body was sent compressed; the gateway refuses such requests (415).".to_owned());
@@ -210,8 +202,7 @@ pub(super) fn parse_header(line: &str) -> Result<(HeaderName, HeaderValue), Stri
     let (name, value) = line.split_once(':').ok_or("a header is written as 'Name: value'")?;
     let name = HeaderName::from_bytes(name.as_bytes()).map_err(|_| "this is not the name of a header")?;
     let value = value.trim_matches([' ', '\t', '\r']);
-    let value =
-        HeaderValue::from_bytes(value.as_bytes()).map_err(|_| "the value holds control characters")?;
+    let value = HeaderValue::from_bytes(value.as_bytes()).map_err(|_| "the value holds control characters")?;
     Ok((name, value))
 }
 
@@ -249,10 +240,7 @@ mod tests {
                 "{\"a\":1}\r\n\r\nb\n",
             ];
             let request = parse(&raw.join(end));
-            assert_eq!(
-                (request.method.as_str(), request.path.as_deref()),
-                ("POST", Some("/webhooks/stripe?x=1"))
-            );
+            assert_eq!((request.method.as_str(), request.path.as_deref()), ("POST", Some("/webhooks/stripe?x=1")));
             assert_eq!(request.headers["stripe-signature"], "t=1,v1=ab");
             assert_eq!(request.headers.len(), 2);
             assert_eq!(request.body, b"{\"a\":1}\r\n\r\nb\n", "the body is untouched");
@@ -310,10 +298,7 @@ mod tests {
     fn the_text_of_curl_is_read() {
         let text = "*   Trying 127.0.0.1:8080...\n* Connected\n> POST /webhooks/stripe?a=1 HTTP/1.1\r\n> Host: a\r\n> Stripe-Signature: t=1,v1=ab\r\n> \n* upload completely sent off\n< HTTP/1.1 401 Unauthorized\n< content-type: application/json\n< \n{}";
         let request = SavedRequest::read(text.as_bytes()).unwrap();
-        assert_eq!(
-            (request.method.as_str(), request.path.as_deref()),
-            ("POST", Some("/webhooks/stripe?a=1"))
-        );
+        assert_eq!((request.method.as_str(), request.path.as_deref()), ("POST", Some("/webhooks/stripe?a=1")));
         assert_eq!(request.headers["stripe-signature"], "t=1,v1=ab");
         assert_eq!((request.headers.len(), request.body.len()), (2, 0));
         assert!(SavedRequest::read(b"* nothing\n> nothing\n").is_err());

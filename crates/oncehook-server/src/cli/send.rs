@@ -383,10 +383,8 @@ pub(super) fn signer(chosen: &Chosen, settings: &Settings) -> anyhow::Result<Sig
             .context("there is no secret to sign with; give one with --secret env:NAME or file:PATH")?;
         return Ok(Signer::with(&chosen.scheme, secret, settings.clone())?);
     }
-    let mut signers = chosen
-        .secrets
-        .iter()
-        .filter_map(|secret| Signer::with(&chosen.scheme, secret, settings.clone()).ok());
+    let mut signers =
+        chosen.secrets.iter().filter_map(|secret| Signer::with(&chosen.scheme, secret, settings.clone()).ok());
     signers.next().ok_or_else(|| needs_private_key(chosen))
 }
 
@@ -479,22 +477,17 @@ mod tests {
 
     #[test]
     fn copies_are_the_same_and_events_differ() {
-        let plan =
-            plan(&chosen("stripe", "s3cr3t"), &["--key", "evt_7", "--events", "2", "--times", "3"]).unwrap();
+        let plan = plan(&chosen("stripe", "s3cr3t"), &["--key", "evt_7", "--events", "2", "--times", "3"]).unwrap();
         let bodies: Vec<_> = (0..plan.total).map(|index| plan.request(index).unwrap().body).collect();
         assert_eq!(bodies.len(), 6);
-        assert!(
-            bodies[..3].iter().all(|body| *body == bodies[0])
-                && bodies[3..].iter().all(|body| *body == bodies[3])
-        );
+        assert!(bodies[..3].iter().all(|body| *body == bodies[0]) && bodies[3..].iter().all(|body| *body == bodies[3]));
         assert!(bodies[0].starts_with(br#"{"id":"evt_7_1""#) && bodies[3].starts_with(br#"{"id":"evt_7_2""#));
     }
 
     #[test]
     fn own_headers_and_signatures_win() {
         let chosen = chosen("github", "s3cr3t");
-        let options =
-            ["--header", "X-GitHub-Event: push", "--header", "X-Hub-Signature-256: sha256=00", "--key", "k"];
+        let options = ["--header", "X-GitHub-Event: push", "--header", "X-Hub-Signature-256: sha256=00", "--key", "k"];
         let Ready { headers, .. } = plan(&chosen, &options).unwrap().request(0).unwrap();
         assert_eq!(headers["x-github-event"], "push");
         assert_eq!(headers["x-hub-signature-256"], "sha256=00");

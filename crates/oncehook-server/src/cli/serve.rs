@@ -155,10 +155,8 @@ impl Serve {
         };
         let admin = listen(config.server.admin, "server.admin").await?;
         let told_to_stop = listen_for_signals()?;
-        let places = Places {
-            ingress: ingress.as_ref().map(TcpListener::local_addr).transpose()?,
-            admin: admin.local_addr()?,
-        };
+        let places =
+            Places { ingress: ingress.as_ref().map(TcpListener::local_addr).transpose()?, admin: admin.local_addr()? };
         let state = journal.journal.state();
         match self.log_json {
             true => log_welcome(&config, &state, &places),
@@ -187,10 +185,7 @@ fn run_to_end<T>(runtime: Runtime, gateway: impl Future<Output = T>) -> T {
 
 /// Opens a journal on a server. One that is not there is waited for, so that the database and the gateway may be started in
 /// any order; meanwhile no port is open. What waiting does not mend ends it at once.
-async fn in_patience(
-    seconds: u64,
-    open: impl AsyncFn() -> Result<Opened, OpenError>,
-) -> Result<Opened, OpenError> {
+async fn in_patience(seconds: u64, open: impl AsyncFn() -> Result<Opened, OpenError>) -> Result<Opened, OpenError> {
     let begun = Instant::now();
     let mut told = None;
     loop {
@@ -208,11 +203,8 @@ async fn in_patience(
 }
 
 fn open_spool(config: &SpoolConfig) -> anyhow::Result<Spool> {
-    let options = SpoolOptions {
-        path: config.path.clone(),
-        max_events: config.max_events,
-        max_bytes: config.max_bytes,
-    };
+    let options =
+        SpoolOptions { path: config.path.clone(), max_events: config.max_events, max_bytes: config.max_bytes };
     Spool::open(&options).with_context(|| format!("open the spool {} (spool.path)", config.path.display()))
 }
 
@@ -235,9 +227,7 @@ fn listen_for_signals() -> anyhow::Result<oneshot::Receiver<()>> {
         while told_at.elapsed() < SAID_TWICE {
             next().await;
         }
-        tracing::warn!(
-            "told to stop a second time: ending at once; what was under way goes on at the next start"
-        );
+        tracing::warn!("told to stop a second time: ending at once; what was under way goes on at the next start");
         std::process::exit(1);
     });
     Ok(told)
@@ -247,8 +237,7 @@ fn listen_for_signals() -> anyhow::Result<oneshot::Receiver<()>> {
 #[cfg(feature = "planted")]
 fn plant() -> anyhow::Result<()> {
     let Some(name) = crate::config::planted_bug() else { return Ok(()) };
-    let bug =
-        oncehook::planted::Bug::named(&name).with_context(|| format!("there is no mistake `{name}`"))?;
+    let bug = oncehook::planted::Bug::named(&name).with_context(|| format!("there is no mistake `{name}`"))?;
     say(&format!("planted   {}", bug.name()));
     if oncehook::planted::plant(Some(bug)) { Ok(()) } else { bail!("this build has no mistakes") }
 }
@@ -300,12 +289,7 @@ fn welcome(
         lines.push(format!("  route     {}", check::line(route)));
     }
     lines.push(format!("  admin     http://{}/api/events", places.admin));
-    lines.push(format!(
-        "  journal   {} ({}, {})",
-        config.journal.shown(),
-        state.kind,
-        state.durability.as_str()
-    ));
+    lines.push(format!("  journal   {} ({}, {})", config.journal.shown(), state.kind, state.durability.as_str()));
     if places.ingress.is_some() && config.needs_spool() {
         let spooled = config.sources.iter().filter(|source| source.on_outage == OnOutage::Spool);
         let names: Vec<&str> = spooled.map(|source| source.name.as_str()).collect();
@@ -331,8 +315,7 @@ fn welcome(
 /// The same as one line of the log, for machines.
 fn log_welcome(config: &Config, state: &JournalState, places: &Places) {
     let urls = config.sources.iter().zip(places.ingress.iter().cycle());
-    let urls: Vec<_> =
-        urls.map(|(source, ingress)| format!("http://{ingress}/webhooks/{}", source.name)).collect();
+    let urls: Vec<_> = urls.map(|(source, ingress)| format!("http://{ingress}/webhooks/{}", source.name)).collect();
     let routes: Vec<&str> = config.routes.iter().map(|route| route.name.as_str()).collect();
     tracing::info!(
         version = env!("CARGO_PKG_VERSION"),

@@ -145,8 +145,7 @@ impl Story {
             fact("key", &event.key),
             fact("type", event.r#type.as_deref().unwrap_or("-")),
             fact("entity", event.entity.as_deref().unwrap_or("-")),
-            fact("status", "")
-                + &colours.status(event.shown_status(), &text::shown(event.shown_status(), MAX_SHOWN)),
+            fact("status", "") + &colours.status(event.shown_status(), &text::shown(event.shown_status(), MAX_SHOWN)),
             fact("flags", &if event.flags.is_empty() { "none".to_owned() } else { event.flags.join(", ") }),
             fact("integrity", &event.integrity),
             fact("occurred", event.occurred_at.as_deref().unwrap_or("-")),
@@ -155,11 +154,7 @@ impl Story {
             fact("digest", &self.digest),
         ];
         if !event.reasons.is_empty() {
-            list(
-                &mut lines,
-                "reasons",
-                event.reasons.iter().map(|(flag, reason)| format!("{flag}: {reason}")),
-            );
+            list(&mut lines, "reasons", event.reasons.iter().map(|(flag, reason)| format!("{flag}: {reason}")));
         }
         self.tell_duplicates(&mut lines);
         list(&mut lines, "conflicts", self.conflicts.iter().map(Conflict::line));
@@ -181,10 +176,7 @@ impl Story {
             None => lines.push(fact("duplicates", &self.event.duplicates.to_string())),
             Some(seen) => {
                 let count = self.event.duplicates;
-                lines.push(fact(
-                    "duplicates",
-                    &format!("{count}, first {}, last {}", seen.first_at, seen.last_at),
-                ));
+                lines.push(fact("duplicates", &format!("{count}, first {}, last {}", seen.first_at, seen.last_at)));
                 lines.extend(seen.latest.iter().map(|copy| item(&format!("{} from {}", copy.at, copy.peer))));
             }
         }

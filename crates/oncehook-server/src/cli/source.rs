@@ -58,9 +58,7 @@ impl SourceArgs {
         let secrets = self
             .secrets
             .iter()
-            .map(|reference| {
-                secret_from_reference(reference).map_err(|problem| anyhow!("--secret: {problem}"))
-            })
+            .map(|reference| secret_from_reference(reference).map_err(|problem| anyhow!("--secret: {problem}")))
             .collect::<Result<Vec<_>, _>>()?;
         let mut chosen = match &self.provider {
             Some(provider) => from_preset(providers::named(provider)?, secrets)?,
@@ -124,9 +122,7 @@ fn find(config: Config, name: Option<&str>) -> anyhow::Result<SourceConfig> {
     let names: Vec<_> = config.sources.iter().map(|source| source.name.to_string()).collect();
     let mut sources = config.sources.into_iter();
     match name {
-        Some(name) => {
-            sources.find(|source| source.name.as_str() == name).ok_or_else(|| no_source(name, &names).into())
-        }
+        Some(name) => sources.find(|source| source.name.as_str() == name).ok_or_else(|| no_source(name, &names).into()),
         None => match (sources.next(), sources.next()) {
             (Some(only), None) => Ok(only),
             _ => {

@@ -89,7 +89,8 @@ pub(super) struct Storm {
     junit: Option<PathBuf>,
 }
 
-const AFTER: &str = "Example: oncehook storm --provider stripe --secret env:STRIPE_SECRET --url http://127.0.0.1:3000/hook \\
+const AFTER: &str =
+    "Example: oncehook storm --provider stripe --secret env:STRIPE_SECRET --url http://127.0.0.1:3000/hook \\
            --count-sql \"SELECT count(*) FROM orders WHERE event = '{key}'\" --database sqlite://shop.db
 
 Exit codes: 0 every event took effect once; 1 some did not, or it could not be told; 2 the command line is wrong.";
@@ -104,8 +105,7 @@ impl Storm {
         let (json, junit) = (shared.json, self.junit.clone());
         let (findings, url, exact) = runtime.block_on(self.blow(shared))?;
         if let Some(path) = junit {
-            std::fs::write(&path, report::junit(&findings))
-                .with_context(|| format!("write {}", path.display()))?;
+            std::fs::write(&path, report::junit(&findings)).with_context(|| format!("write {}", path.display()))?;
         }
         match json {
             true => print_json(&report::json(&findings, url.as_str(), exact).to_string()),
@@ -130,8 +130,7 @@ impl Storm {
         hazards.dedup();
         let maker = Maker::new(self.source.choose(shared)?, self.url, self.kind)?;
         let url = maker.url().clone();
-        let counting =
-            Counting { counter: Counter::new(self.count)?, patience: self.patience, quiet: self.quiet };
+        let counting = Counting { counter: Counter::new(self.count)?, patience: self.patience, quiet: self.quiet };
         let exact = counting.counter.is_exact();
         let pace = Pace {
             copies: self.copies.into(),
@@ -168,9 +167,7 @@ async fn rehearse(script: &Arc<Script>, counting: &Counting) -> anyhow::Result<(
     let before = counting.counter.count(event.key()).await?;
     let ending = script.sender.whole(script.maker.sign(&event, event::Age::Now)?).await;
     if !ending.is_acknowledged() {
-        bail!(
-            "one plain event was not acknowledged ({ending:?}), so nothing can be told; are URL and secret right?"
-        );
+        bail!("one plain event was not acknowledged ({ending:?}), so nothing can be told; are URL and secret right?");
     }
     let heard = [Heard { key: event.key().to_owned(), endings: vec![ending] }];
     let effects = counting.settle(&heard, &[before]).await?;
@@ -191,18 +188,11 @@ async fn face(
     events: Vec<Event>,
 ) -> anyhow::Result<Finding> {
     let (began, count) = (Instant::now(), events.len());
-    let finding = |verdict, effects, heard| Finding {
-        hazard,
-        verdict,
-        events: count,
-        effects,
-        heard,
-        took: began.elapsed(),
-    };
+    let finding =
+        |verdict, effects, heard| Finding { hazard, verdict, events: count, effects, heard, took: began.elapsed() };
     if hazard == Hazard::Conflict && events.iter().any(|event| script.maker.changed(event).is_none()) {
         script.progress.inc(count as u64);
-        let why =
-            "events of this provider have no id apart from their body, so another body is another event";
+        let why = "events of this provider have no id apart from their body, so another body is another event";
         return Ok(finding(Verdict::Skipped(why.to_owned()), 0, Tally::default()));
     }
     let before = match (counting.counter.is_exact(), events.first()) {

@@ -108,13 +108,9 @@ impl Tail {
                     if std::mem::take(&mut away) {
                         say("the gateway answers again");
                     }
-                    let fresh: Vec<&Line> =
-                        lines.iter().filter(|line| seen.note(&line.event, self.changes)).collect();
+                    let fresh: Vec<&Line> = lines.iter().filter(|line| seen.note(&line.event, self.changes)).collect();
                     if !all {
-                        say(&format!(
-                            "more events than can be followed; the latest {} are shown",
-                            fresh.len()
-                        ));
+                        say(&format!("more events than can be followed; the latest {} are shown", fresh.len()));
                         seen.leave_out_before(lines.first());
                     }
                     if !write_lines(fresh.into_iter(), shared.json) {
@@ -248,8 +244,7 @@ fn human(event: &Event, colours: Colours) -> String {
         *status = format!("{status:<STATUS_WIDTH$}");
     }
     let mut line = text::narrow_line(cells, &[3, 4, 5, 6], (2, colours));
-    let failing =
-        event.deliveries.iter().find_map(|delivery| Some((&delivery.route, delivery.error.as_ref()?)));
+    let failing = event.deliveries.iter().find_map(|delivery| Some((&delivery.route, delivery.error.as_ref()?)));
     if let Some((route, error)) = failing {
         let failed = text::shown(&format!("{route}: {error}"), 400);
         line.push_str(&format!("\n    {}", text::cut(&failed, 96)));
@@ -302,8 +297,7 @@ mod tests {
         let page = |cursor: Option<&str>| {
             asked.set(asked.get() + 1);
             let newest: u64 = cursor.map_or(99_999_999, |cursor| cursor.parse().unwrap());
-            let json =
-                |number: u64| serde_json::value::to_raw_value(&raw(&format!("{number:08}"), "dead")).unwrap();
+            let json = |number: u64| serde_json::value::to_raw_value(&raw(&format!("{number:08}"), "dead")).unwrap();
             let events = (0..10).map(|older| json(newest - older)).collect();
             Ok(Page { events, next: Some((newest - 10).to_string()) })
         };

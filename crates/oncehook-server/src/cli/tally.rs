@@ -126,9 +126,7 @@ impl Tally {
 
     /// Did all of this many requests get a 2xx?
     pub(super) fn is_success(&self, requests: u64) -> bool {
-        self.requests == requests
-            && self.errors == 0
-            && self.statuses.keys().all(|status| (200..300).contains(status))
+        self.requests == requests && self.errors == 0 && self.statuses.keys().all(|status| (200..300).contains(status))
     }
 
     fn count_verdict(&mut self, word: String) {
@@ -178,10 +176,8 @@ impl Tally {
         let (p50, p99) = (ms(self.percentile_ms(50)), ms(self.percentile_ms(99)));
         let seconds = elapsed.as_secs_f64();
         let rate = self.answers as f64 / seconds.max(1e-6);
-        let mut lines = vec![format!(
-            "{} requests in {seconds:.2} s, {rate:.0} answers/s, p50 {p50}, p99 {p99}",
-            self.requests
-        )];
+        let mut lines =
+            vec![format!("{} requests in {seconds:.2} s, {rate:.0} answers/s, p50 {p50}, p99 {p99}", self.requests)];
         let mut fact = |name: &str, value: String| lines.push(format!("  {name:<10} {value}"));
         fact("status", counts(&self.statuses));
         if !self.verdicts.is_empty() {
@@ -193,10 +189,7 @@ impl Tally {
             fact("events", format!("{} distinct: {}{more}", self.events.len(), listed.join(", ")));
         }
         for (code, (count, message)) in &self.refusals {
-            fact(
-                "refused",
-                format!("{count} × {}: {}", text::shown(code, MAX_WORD_BYTES), text::shown(message, 200)),
-            );
+            fact("refused", format!("{count} × {}: {}", text::shown(code, MAX_WORD_BYTES), text::shown(message, 200)));
         }
         if let Some(error) = &self.first_error {
             fact("no answer", format!("{} ×; the first: {error}", self.errors));
@@ -207,9 +200,8 @@ impl Tally {
 
 /// `accepted × 1, duplicate × 99`
 fn counts<K: ToString>(counts: &BTreeMap<K, u64>) -> String {
-    let words = counts
-        .iter()
-        .map(|(word, count)| format!("{} × {count}", text::shown(&word.to_string(), MAX_WORD_BYTES)));
+    let words =
+        counts.iter().map(|(word, count)| format!("{} × {count}", text::shown(&word.to_string(), MAX_WORD_BYTES)));
     let words: Vec<_> = words.collect();
     if words.is_empty() { "none".to_owned() } else { words.join(", ") }
 }
@@ -254,10 +246,7 @@ mod tests {
         tally.answer(&answer(200, r#"{"status":"accepted","event":"e1"}"#), took);
         tally.answer(&answer(200, r#"{"status":"duplicate","event":"e1"}"#), took);
         tally.answer(
-            &answer(
-                200,
-                r#"{"events":[{"status":"accepted","event":"e2"},{"status":"duplicate","event":"e1"}]}"#,
-            ),
+            &answer(200, r#"{"events":[{"status":"accepted","event":"e2"},{"status":"duplicate","event":"e1"}]}"#),
             took,
         );
         assert!(tally.is_success(3) && !tally.is_success(4));

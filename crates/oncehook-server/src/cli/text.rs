@@ -249,8 +249,7 @@ mod tests {
 
     #[test]
     fn durations_in_two_units() {
-        for (seconds, text) in
-            [(0, "0 s"), (90, "1 min 30 s"), (259_200, "3 d"), (272_105, "3 d 3 h"), (14_400, "4 h")]
+        for (seconds, text) in [(0, "0 s"), (90, "1 min 30 s"), (259_200, "3 d"), (272_105, "3 d 3 h"), (14_400, "4 h")]
         {
             assert_eq!(duration(seconds), text);
         }
@@ -269,8 +268,7 @@ mod tests {
     #[test]
     fn what_is_too_wide_is_cut_where_it_is_widest() {
         let row = |long: &str| vec!["id".to_owned(), "dead".to_owned(), long.to_owned(), "evt_1".to_owned()];
-        let text =
-            narrow_table(&["A", "B", "C", "D"], [row(&"東".repeat(80))], &[2, 3], (1, Colours::none()));
+        let text = narrow_table(&["A", "B", "C", "D"], [row(&"東".repeat(80))], &[2, 3], (1, Colours::none()));
         assert!(text.lines().all(|line| line.width() <= COLUMNS), "{text}");
         assert!(text.contains("東…") && text.ends_with("evt_1"), "{text}");
         let text = narrow_table(&["A", "B", "C", "D"], [row("short")], &[2, 3], (1, Colours(true)));

@@ -11,9 +11,7 @@ use std::process::ExitCode;
 use anyhow::{Context as _, bail};
 use http::{HeaderName, HeaderValue};
 use oncehook::clock::Clock;
-use oncehook_verify::{
-    Facts, FetchedKey, Item, Rejection, Request, Unidentified, UnixMicros, Verifier, explain_with,
-};
+use oncehook_verify::{Facts, FetchedKey, Item, Rejection, Request, Unidentified, UnixMicros, Verifier, explain_with};
 use serde_json::json;
 
 use super::request::{SavedRequest, parse_header, parse_headers, read_input};
@@ -90,8 +88,7 @@ impl Verify {
 
     fn saved_request(&self) -> anyhow::Result<SavedRequest> {
         if let Some(path) = &self.request {
-            let saved =
-                SavedRequest::read(&read_input(path)?).with_context(|| format!("read {}", path.display()))?;
+            let saved = SavedRequest::read(&read_input(path)?).with_context(|| format!("read {}", path.display()))?;
             return match &self.body {
                 None => Ok(saved),
                 Some(body) => Ok(SavedRequest { body: read_input(body)?, ..saved }),
@@ -130,13 +127,10 @@ impl Verify {
         }
         let verifier = Verifier::with(&chosen.scheme, &chosen.secrets, settings.clone())?;
         let key = self.published_key(&verifier, &request)?;
-        let explanation =
-            explain_with(&chosen.scheme, &chosen.secrets, &settings, &request, now, key.as_ref())?;
+        let explanation = explain_with(&chosen.scheme, &chosen.secrets, &settings, &request, now, key.as_ref())?;
         let mut findings = explanation.findings;
         let verdict = match explanation.verdict {
-            Ok(facts) => {
-                Ok(Genuine { facts, content: content(chosen, &verifier, key.as_ref(), &request, now)? })
-            }
+            Ok(facts) => Ok(Genuine { facts, content: content(chosen, &verifier, key.as_ref(), &request, now)? }),
             Err(rejection) => {
                 // The verdict says it already.
                 let said = rejection.to_string();
@@ -149,8 +143,7 @@ impl Verify {
                 doubts.append(&mut findings);
                 findings = doubts;
                 if matches!(rejection, Rejection::TooOld { .. }) && self.at.is_none() {
-                    findings
-                        .push("A saved request grows old: --at TIME judges it as of its arrival.".to_owned());
+                    findings.push("A saved request grows old: --at TIME judges it as of its arrival.".to_owned());
                 }
                 Err(rejection)
             }
@@ -161,11 +154,7 @@ impl Verify {
 
 impl Verify {
     /// The key that the provider publishes, from the file that was given for it.
-    fn published_key(
-        &self,
-        verifier: &Verifier,
-        request: &Request<'_>,
-    ) -> anyhow::Result<Option<FetchedKey>> {
+    fn published_key(&self, verifier: &Verifier, request: &Request<'_>) -> anyhow::Result<Option<FetchedKey>> {
         let Ok(Some(wanted)) = verifier.key_request(request) else { return Ok(None) };
         let Some(path) = &self.key else {
             bail!("the key is published at {}: save what stands there and give it with --key", wanted.url());
@@ -229,8 +218,7 @@ impl Genuine {
     fn lines(&self) -> Vec<String> {
         // What the signature covers is among the findings.
         let Facts { signed_at, secret_position, .. } = self.facts;
-        let signed =
-            signed_at.map_or_else(|| "no signed time".to_owned(), |at| format!("signed {}", at.to_rfc3339()));
+        let signed = signed_at.map_or_else(|| "no signed time".to_owned(), |at| format!("signed {}", at.to_rfc3339()));
         let genuine = format!("genuine: {signed}, matched secret {secret_position}");
         match &self.content {
             Content::Handshake => {
@@ -320,12 +308,8 @@ mod tests {
         let signer = oncehook_verify::Signer::new(&chosen.scheme, &chosen.secrets[0]).unwrap();
         let headers = http::HeaderMap::new();
         let request = Request { method: "POST", path: "/", headers: &headers, body: signed };
-        let mut saved = SavedRequest {
-            method: "POST".into(),
-            path: None,
-            headers: headers.clone(),
-            body: received.to_vec(),
-        };
+        let mut saved =
+            SavedRequest { method: "POST".into(), path: None, headers: headers.clone(), body: received.to_vec() };
         for (name, value) in signer.sign(&request, "id", UnixMicros::from_secs(1_000)).unwrap() {
             saved.headers.insert(name, value);
         }

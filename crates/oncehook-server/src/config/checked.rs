@@ -17,9 +17,7 @@ use oncehook::handler::Handler;
 use oncehook::journal::open::Location;
 use oncehook::machine::Machine;
 use oncehook::route::Routes;
-use oncehook_verify::{
-    Ack, EventHeaders, Handshakes, Identifier, Preset, Scheme, Secret, Settings, Verifier,
-};
+use oncehook_verify::{Ack, EventHeaders, Handshakes, Identifier, Preset, Scheme, Secret, Settings, Verifier};
 
 use self::source::{Named, find_awaited, read_source};
 use super::duration::parse_seconds;
@@ -304,11 +302,7 @@ fn read(file: &File<'_>) -> Option<Config> {
     let tables = root.take_tables("source", "[[source]]");
     let count = tables.len();
     if tables.is_empty() && root.lacks("source") {
-        root.problem_with_help(
-            0..0,
-            "no [[source]] is declared",
-            "a gateway without a source accepts nothing",
-        );
+        root.problem_with_help(0..0, "no [[source]] is declared", "a gateway without a source accepts nothing");
     }
     let mut complete = true;
     let mut named = Named::default();
@@ -376,13 +370,7 @@ fn read(file: &File<'_>) -> Option<Config> {
 }
 
 /// Keys must be remembered for as long as the same event may come again. One problem, however many reasons there are.
-fn check_window(
-    root: &Table<'_, '_>,
-    window: u64,
-    span: &Range<usize>,
-    payload: Option<u64>,
-    presets: &[&Preset],
-) {
+fn check_window(root: &Table<'_, '_>, window: u64, span: &Range<usize>, payload: Option<u64>, presets: &[&Preset]) {
     let longest = presets.iter().max_by_key(|preset| preset.retry_horizon_secs);
     if let Some(preset) = longest.filter(|preset| window < preset.retry_horizon_secs) {
         let problem = format!(
@@ -437,9 +425,7 @@ fn read_server(mut table: Table<'_, '_>) -> (ServerConfig, BodyLimits) {
     let token = token.map(toml::Spanned::into_inner);
     let admin_hosts = table
         .take_strings("admin_hosts")
-        .map(|hosts| {
-            hosts.into_inner().into_iter().map(|host| host.into_inner().to_ascii_lowercase()).collect()
-        })
+        .map(|hosts| hosts.into_inner().into_iter().map(|host| host.into_inner().to_ascii_lowercase()).collect())
         .unwrap_or_default();
     let trusted_proxies = read_networks(&mut table, "trusted_proxies");
     let (limits, body_limits) = read_limits(table.take_table("limits", "[server.limits]"));
@@ -459,21 +445,19 @@ fn share_a_port(one: SocketAddr, other: SocketAddr) -> bool {
 fn is_strong(token: &str) -> bool {
     let has = |kind: fn(u8) -> bool| token.bytes().any(kind);
     let beyond_hex = |byte: u8| byte.is_ascii_lowercase() && !byte.is_ascii_hexdigit();
-    let alphabet: f64 =
-        match (has(beyond_hex), has(|b| b.is_ascii_uppercase()), has(|b| b.is_ascii_alphabetic())) {
-            (true, true, _) => 62.0,
-            (true, false, _) | (false, true, _) => 36.0,
-            (false, false, true) => 16.0,
-            (false, false, false) => 10.0,
-        };
+    let alphabet: f64 = match (has(beyond_hex), has(|b| b.is_ascii_uppercase()), has(|b| b.is_ascii_alphabetic())) {
+        (true, true, _) => 62.0,
+        (true, false, _) | (false, true, _) => 36.0,
+        (false, false, true) => 16.0,
+        (false, false, false) => 10.0,
+    };
     let distinct: std::collections::HashSet<u8> = token.bytes().collect();
     distinct.len() >= 8 && token.len() as f64 * alphabet.log2() >= 128.0
 }
 
 fn read_limits(mut table: Table<'_, '_>) -> (Limits, BodyLimits) {
     let usual = Limits::default();
-    let bytes =
-        |number: Option<u64>, usual: usize| number.map_or(usual, |n| usize::try_from(n).unwrap_or(usual));
+    let bytes = |number: Option<u64>, usual: usize| number.map_or(usual, |n| usize::try_from(n).unwrap_or(usual));
     let seconds = |found: Option<toml::Spanned<u64>>, usual: Duration| {
         found.map_or(usual, |found| Duration::from_secs(found.into_inner().max(1)))
     };
@@ -544,14 +528,11 @@ fn read_spool(mut table: Table<'_, '_>, journal: Option<&Location>) -> SpoolConf
 fn read_networks(table: &mut Table<'_, '_>, key: &'static str) -> Vec<IpNet> {
     let mut networks = Vec::new();
     for text in table.take_strings(key).map(toml::Spanned::into_inner).unwrap_or_default() {
-        let parsed = text
-            .get_ref()
-            .parse::<IpNet>()
-            .or_else(|_| text.get_ref().parse::<std::net::IpAddr>().map(IpNet::from));
+        let parsed =
+            text.get_ref().parse::<IpNet>().or_else(|_| text.get_ref().parse::<std::net::IpAddr>().map(IpNet::from));
         match parsed {
             Ok(network) => networks.push(network),
-            Err(_) => table
-                .problem(text.span(), format!("{:?} is not an address or network (CIDR)", text.get_ref())),
+            Err(_) => table.problem(text.span(), format!("{:?} is not an address or network (CIDR)", text.get_ref())),
         }
     }
     networks

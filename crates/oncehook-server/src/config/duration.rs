@@ -43,9 +43,7 @@ fn unit(text: &str) -> &str {
 fn wanted(text: &str, units: &str, examples: &str) -> String {
     if !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit()) {
         let shown: String = text.chars().take(20).collect();
-        return format!(
-            "{text:?} has no unit; write \"{shown}s\" for seconds or \"{shown}m\" for minutes ({units})"
-        );
+        return format!("{text:?} has no unit; write \"{shown}s\" for seconds or \"{shown}m\" for minutes ({units})");
     }
     format!("{text:?} is not a duration; write a whole number and {units}, such as {examples}")
 }
@@ -64,9 +62,7 @@ mod tests {
             assert_eq!(parse_seconds(text), Ok(seconds));
             assert_eq!(parse_duration(text), Ok(Duration::from_secs(seconds)));
         }
-        for bad in
-            ["", "5", "s", "ms", "-5s", "5 s", "5S", "1h30m", "1e3s", "99999999999999999999s", "9999999999d"]
-        {
+        for bad in ["", "5", "s", "ms", "-5s", "5 s", "5S", "1h30m", "1e3s", "99999999999999999999s", "9999999999d"] {
             assert!(parse_seconds(bad).is_err(), "{bad}");
             assert!(parse_duration(bad).is_err(), "{bad}");
         }

@@ -148,11 +148,7 @@ impl<'t, 'f> Table<'t, 'f> {
     }
 
     /// A sub-table that means something by being there. Nothing if it is not a table; that is noted.
-    pub(super) fn take_table_if_written(
-        &mut self,
-        key: &'static str,
-        title: &'static str,
-    ) -> Option<Table<'t, 'f>> {
+    pub(super) fn take_table_if_written(&mut self, key: &'static str, title: &'static str) -> Option<Table<'t, 'f>> {
         let before = self.problems();
         let table = self.take_table(key, title);
         (self.wrote(key) && self.problems() == before).then_some(table)
@@ -219,11 +215,7 @@ impl<'t, 'f> Table<'t, 'f> {
     }
 
     /// A duration. A bare number is no duration, in quotes or not, and what to write instead is said for both.
-    fn take_time<T>(
-        &mut self,
-        key: &'static str,
-        parse: impl FnOnce(&str) -> Result<T, String>,
-    ) -> Option<Placed<T>> {
+    fn take_time<T>(&mut self, key: &'static str, parse: impl FnOnce(&str) -> Result<T, String>) -> Option<Placed<T>> {
         let number = self.values.iter().find(|(found, _)| found.get_ref() == key);
         let number = number.and_then(|(_, value)| Some(value.get_ref().as_integer()?.as_str().to_owned()));
         let Some(number) = number else { return self.take_parsed(key, parse) };
@@ -267,23 +259,16 @@ impl<'t, 'f> Table<'t, 'f> {
         (pairs, whole)
     }
 
-    pub(super) fn take_number(
-        &mut self,
-        key: &'static str,
-        allowed: std::ops::RangeInclusive<u64>,
-    ) -> Option<u64> {
+    pub(super) fn take_number(&mut self, key: &'static str, allowed: std::ops::RangeInclusive<u64>) -> Option<u64> {
         let value = self.take(key)?;
         let number = value.get_ref().as_integer().map(|number| {
-            u64::from_str_radix(number.as_str(), number.radix())
-                .ok()
-                .filter(|number| allowed.contains(number))
+            u64::from_str_radix(number.as_str(), number.radix()).ok().filter(|number| allowed.contains(number))
         });
         match number {
             None => self.wrong_type(key, &value, "a whole number"),
-            Some(None) => self.problem(
-                value.span(),
-                format!("`{key}` must be between {} and {}", allowed.start(), allowed.end()),
-            ),
+            Some(None) => {
+                self.problem(value.span(), format!("`{key}` must be between {} and {}", allowed.start(), allowed.end()))
+            }
             Some(found) => return found,
         }
         None
@@ -344,10 +329,7 @@ impl<'t, 'f> Table<'t, 'f> {
         for key in self.values.keys() {
             let name = key.get_ref().as_ref();
             if later.contains(&name) {
-                self.problem(
-                    key.span(),
-                    format!("`{name}` in {} is not part of this version yet", self.title),
-                );
+                self.problem(key.span(), format!("`{name}` in {} is not part of this version yet", self.title));
                 continue;
             }
             let help = did_you_mean(name, self.known.iter().copied())
@@ -361,8 +343,7 @@ impl<'t, 'f> Table<'t, 'f> {
 /// What was probably meant, if a type that reads itself says "unknown … `word`, expected one of `a`, `b`".
 fn nearest_expected(message: &str) -> Option<String> {
     let (found, expected) = message.split_once(", expected ")?;
-    let quoted =
-        |text: &str| -> Vec<String> { text.split('`').skip(1).step_by(2).map(str::to_owned).collect() };
+    let quoted = |text: &str| -> Vec<String> { text.split('`').skip(1).step_by(2).map(str::to_owned).collect() };
     let known = quoted(expected);
     did_you_mean(quoted(found).first()?, known.iter().map(String::as_str))
 }

@@ -14,9 +14,7 @@ mod problem;
 mod reference;
 mod route;
 
-pub use checked::{
-    Config, Limits, OnOutage, Rate, RateLimits, ServerConfig, SourceConfig, SpoolConfig, WaitConfig,
-};
+pub use checked::{Config, Limits, OnOutage, Rate, RateLimits, ServerConfig, SourceConfig, SpoolConfig, WaitConfig};
 pub(crate) use duration::parse_duration;
 pub(crate) use near::did_you_mean;
 pub use problem::{Problem, Problems};

@@ -17,8 +17,7 @@ fn nearest<'k>(name: &str, known: impl IntoIterator<Item = &'k str>) -> Vec<&'k 
     let mut near: Vec<&str> =
         by_letters.into_iter().filter(|(edits, _)| Some(*edits) == best).map(|(_, known)| known).collect();
     if near.is_empty() && name.chars().count() >= 3 {
-        near =
-            known.into_iter().filter(|known| known.starts_with(&name) || name.starts_with(*known)).collect();
+        near = known.into_iter().filter(|known| known.starts_with(&name) || name.starts_with(*known)).collect();
     }
     near.truncate(4);
     near

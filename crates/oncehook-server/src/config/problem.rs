@@ -32,12 +32,7 @@ pub struct Problems {
 
 impl Problem {
     /// A problem at a byte range of the text.
-    pub(super) fn new(
-        text: &str,
-        span: Range<usize>,
-        message: impl Into<String>,
-        help: Option<String>,
-    ) -> Self {
+    pub(super) fn new(text: &str, span: Range<usize>, message: impl Into<String>, help: Option<String>) -> Self {
         let start = span.start.min(text.len());
         let before = text.get(..start).unwrap_or_default();
         let line = before.matches('\n').count() + 1;
@@ -69,9 +64,8 @@ impl Problems {
 impl fmt::Display for Problems {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for problem in &self.list {
-            let mut group = Level::ERROR
-                .primary_title(problem.message.as_str())
-                .elements(Vec::<annotate_snippets::Padding>::new());
+            let mut group =
+                Level::ERROR.primary_title(problem.message.as_str()).elements(Vec::<annotate_snippets::Padding>::new());
             if !self.text.is_empty() {
                 group = group.element(
                     Snippet::source(self.text.as_str())

@@ -8,12 +8,9 @@ pub fn secret_from_reference(reference: &str) -> Result<Secret, String> {
     let text = if let Some(name) = reference.strip_prefix("env:") {
         environment(name)?
     } else if let Some(path) = reference.strip_prefix("file:") {
-        std::fs::read_to_string(path)
-            .map_err(|error| format!("the secret file {path} cannot be read: {error}"))?
+        std::fs::read_to_string(path).map_err(|error| format!("the secret file {path} cannot be read: {error}"))?
     } else {
-        return Err(
-            "a secret is written as \"env:NAME\" or \"file:PATH\", never as plain text here".to_owned()
-        );
+        return Err("a secret is written as \"env:NAME\" or \"file:PATH\", never as plain text here".to_owned());
     };
     Secret::new(text).map_err(|error| format!("the secret of {reference}: {error}"))
 }

@@ -17,8 +17,8 @@ use oncehook::event::SourceName;
 use oncehook::glob::Glob;
 use oncehook::handler::http::LONGEST_TIMEOUT;
 use oncehook::handler::{
-    Dialect, Elsewhere, Expression, Fetch, FetchOptions, Guarded, Handler, HeaderTemplate, HttpHandler,
-    HttpOptions, OnClientError, SqlHandler, Template,
+    Dialect, Elsewhere, Expression, Fetch, FetchOptions, Guarded, Handler, HeaderTemplate, HttpHandler, HttpOptions,
+    OnClientError, SqlHandler, Template,
 };
 use oncehook::journal::open;
 use oncehook::machine::Machine;
@@ -81,18 +81,13 @@ struct Declared {
 impl Declared {
     /// Whether a route of that name is there, or one with problems may be meant.
     fn may_have(&self, name: &str) -> bool {
-        let meant =
-            |written: &String| RouteName::new(written).is_err() && is_near(&written.to_lowercase(), name);
+        let meant = |written: &String| RouteName::new(written).is_err() && is_near(&written.to_lowercase(), name);
         self.nameless || self.names.iter().any(|written| written == name || meant(written))
     }
 }
 
 /// Reads all routes. `None` if one of them cannot be used; the problems are noted.
-pub(super) fn read_routes(
-    file: &File<'_>,
-    tables: Vec<Table<'_, '_>>,
-    ground: &Ground<'_>,
-) -> Option<Routes> {
+pub(super) fn read_routes(file: &File<'_>, tables: Vec<Table<'_, '_>>, ground: &Ground<'_>) -> Option<Routes> {
     let mut used: Vec<String> = Vec::new();
     let mut declared = Declared::default();
     let mut placings = Vec::new();
@@ -102,10 +97,7 @@ pub(super) fn read_routes(
         if let Some(machine) = &ordering.machine {
             // Two routes would move the same state, and each would find the other's event late.
             if used.iter().any(|name| name == machine.name()) {
-                table.problem(
-                    table.span(),
-                    format!("another route has the machine `{}` already", machine.name()),
-                );
+                table.problem(table.span(), format!("another route has the machine `{}` already", machine.name()));
                 complete = false;
             }
             used.push(machine.name().to_owned());
@@ -172,16 +164,11 @@ fn read_route(
     };
     let types = types.map(|types| read_types(table, &types)).unwrap_or_default();
     let retry = table.take_table("retry", "[route.retry]");
-    let concurrency =
-        table.take_number("concurrency", 1..=1_000).and_then(|number| usize::try_from(number).ok());
+    let concurrency = table.take_number("concurrency", 1..=1_000).and_then(|number| usize::try_from(number).ok());
     let breaker = read_breaker(table.take_table("breaker", "[route.breaker]"));
     let written = table.take_table_if_written("fetch", "fetch");
     // What is written wrongly is meant nevertheless.
-    let known = Known {
-        result: !table.lacks("after"),
-        state: !table.lacks("machine"),
-        current: !table.lacks("fetch"),
-    };
+    let known = Known { result: !table.lacks("after"), state: !table.lacks("machine"), current: !table.lacks("fetch") };
     let fetch_is_right = written.is_some() || !table.wrote("fetch");
     let fetch = written.map(read_fetch);
     let handler = read_handler(table, known, ground);
@@ -216,11 +203,7 @@ fn follow_up_has_none(table: &Table<'_, '_>, key: &str, written: Option<Range<us
     }
 }
 
-fn read_source(
-    table: &Table<'_, '_>,
-    source: Option<Placed<String>>,
-    ground: &Ground<'_>,
-) -> Option<SourceName> {
+fn read_source(table: &Table<'_, '_>, source: Option<Placed<String>>, ground: &Ground<'_>) -> Option<SourceName> {
     let Some(source) = source else {
         if table.lacks("source") && table.lacks("after") {
             table.problem_with_help(
@@ -367,8 +350,7 @@ fn read_fetch(mut table: Table<'_, '_>) -> Option<Fetch> {
 }
 
 fn read_retry(mut table: Table<'_, '_>, usual: RetryPolicy) -> RetryPolicy {
-    let max_attempts =
-        table.take_number("max_attempts", 1..=100).and_then(|number| u32::try_from(number).ok());
+    let max_attempts = table.take_number("max_attempts", 1..=100).and_then(|number| u32::try_from(number).ok());
     let before = table.problems();
     let base = table.take_duration("base");
     let cap = table.take_duration("cap");
@@ -382,10 +364,7 @@ fn read_retry(mut table: Table<'_, '_>, usual: RetryPolicy) -> RetryPolicy {
     if readable && policy.base > policy.cap {
         table.problem(
             span,
-            format!(
-                "`base` ({:?}) is longer than `cap` ({:?}), which no wait exceeds",
-                policy.base, policy.cap
-            ),
+            format!("`base` ({:?}) is longer than `cap` ({:?}), which no wait exceeds", policy.base, policy.cap),
         );
     }
     table.finish(&[]);
@@ -588,10 +567,7 @@ fn read_http(mut table: Table<'_, '_>, known: Known) -> Option<Handler> {
         table.problem(body.span(), NO_CURRENT);
     }
     if let Some(timeout) = timeout.as_ref().filter(|timeout| *timeout.get_ref() > LONGEST_TIMEOUT) {
-        table.problem(
-            timeout.span(),
-            format!("`timeout` must not be longer than {} s", LONGEST_TIMEOUT.as_secs()),
-        );
+        table.problem(timeout.span(), format!("`timeout` must not be longer than {} s", LONGEST_TIMEOUT.as_secs()));
     }
     let right = table.problems() == before;
     let handler = match url {
@@ -641,10 +617,7 @@ fn to_blame(
         return url.span();
     }
     match secret {
-        Some(secret)
-            if HttpHandler::new(HttpOptions { secret: Some(secret.get_ref().clone()), ..bare() })
-                .is_err() =>
-        {
+        Some(secret) if HttpHandler::new(HttpOptions { secret: Some(secret.get_ref().clone()), ..bare() }).is_err() => {
             secret.span()
         }
         _ => table.span(),
@@ -653,10 +626,7 @@ fn to_blame(
 
 /// Headers whose values are secrets, and headers that are filled from events. A value may be a reference to a secret, so that
 /// a token need not stand in the file; what it refers to is never filled.
-fn read_headers(
-    table: &mut Table<'_, '_>,
-    known: Known,
-) -> (NamedHeaders<String>, NamedHeaders<HeaderTemplate>) {
+fn read_headers(table: &mut Table<'_, '_>, known: Known) -> (NamedHeaders<String>, NamedHeaders<HeaderTemplate>) {
     let (mut secrets, mut templates) = (Vec::new(), Vec::new());
     let (pairs, _) = table.take_map("headers");
     for (name, value) in pairs {

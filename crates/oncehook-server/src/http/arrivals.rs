@@ -42,13 +42,7 @@ struct Untold {
 
 impl Arrivals {
     /// Logs what an event was to the journal, or counts it. New events are neither.
-    pub(super) fn note(
-        &self,
-        source: &str,
-        appended: &Appended,
-        layer: &'static str,
-        quarantine: Option<Quarantine>,
-    ) {
+    pub(super) fn note(&self, source: &str, appended: &Appended, layer: &'static str, quarantine: Option<Quarantine>) {
         let Appended { id: event, verdict, .. } = appended;
         if *verdict == Verdict::New || !self.tell(*event, *verdict) {
             return;

@@ -213,8 +213,7 @@ impl Arrival<'_> {
         let held = self.bodies.held.fetch_add(more, Ordering::Relaxed) + more;
         let limit = self.bodies.limit_for(in_all);
         held <= limit
-            || (self.bodies.make_room(&mut unfinished, limit, now)
-                && unfinished.bodies.contains_key(&self.id))
+            || (self.bodies.make_room(&mut unfinished, limit, now) && unfinished.bodies.contains_key(&self.id))
     }
 
     /// Returns when the body was evicted.

@@ -258,24 +258,18 @@ impl Open {
     }
 
     fn find_idlest(&mut self, head: Duration, now: Instant) {
-        let evictable = |connection: &Connection| {
-            matches!(connection.phase.load(Ordering::Relaxed), phase::IDLE | phase::READING)
-        };
+        let evictable =
+            |connection: &Connection| matches!(connection.phase.load(Ordering::Relaxed), phase::IDLE | phase::READING);
         let mut found: Vec<_> = self
             .connections
             .iter()
             .filter(|(_, connection)| evictable(connection))
-            .map(|(id, connection)| {
-                (connection.idleness(head, now), *id, connection.genuine.load(Ordering::Relaxed))
-            })
+            .map(|(id, connection)| (connection.idleness(head, now), *id, connection.genuine.load(Ordering::Relaxed)))
             .collect();
         found.sort_unstable();
         let few = AT_ONCE.min(self.connections.len() / AT_ONCE + 1);
-        self.idlest = found
-            .split_off(found.len().saturating_sub(few))
-            .into_iter()
-            .map(|(_, id, at)| (id, at))
-            .collect();
+        self.idlest =
+            found.split_off(found.len().saturating_sub(few)).into_iter().map(|(_, id, at)| (id, at)).collect();
     }
 }
 

@@ -27,16 +27,7 @@ pub(crate) struct HttpError {
 impl HttpError {
     pub(super) fn new(status: StatusCode, code: &'static str, message: impl Into<String>) -> Self {
         let message = message.into();
-        Self {
-            status,
-            code,
-            message,
-            retry_after: None,
-            allow: None,
-            close: false,
-            reason: code,
-            detail: None,
-        }
+        Self { status, code, message, retry_after: None, allow: None, close: false, reason: code, detail: None }
     }
 
     /// Counted and logged under another word than its code.

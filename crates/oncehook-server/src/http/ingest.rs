@@ -19,9 +19,7 @@ use oncehook::event::{NewEvent, NewEvents};
 use oncehook::fastpath::Settled;
 use oncehook::intake::{Refused, SpoolError, Taken};
 use oncehook::journal::{AppendError, Layer, Receipt, Verdict};
-use oncehook_verify::{
-    Ack, Action, Identified, Item, KeyRequest, Quarantine, Rejection, Reply, Secret, UnixMicros,
-};
+use oncehook_verify::{Ack, Action, Identified, Item, KeyRequest, Quarantine, Rejection, Reply, Secret, UnixMicros};
 use prometheus_client::metrics::gauge::Gauge;
 
 use super::connections::Connection;
@@ -160,8 +158,7 @@ async fn receive<'g>(
             Some(key.ok_or(Rejection::KeyUnknown).map_err(refused)?)
         }
     };
-    let verified =
-        source.verifier.verify_with(&request, now, key.as_ref().map(|key| &key.key)).map_err(refused)?;
+    let verified = source.verifier.verify_with(&request, now, key.as_ref().map(|key| &key.key)).map_err(refused)?;
     connection.mark_genuine(started);
     if let Some(key) = &key {
         source.keys.prove(key);
@@ -230,9 +227,7 @@ fn find_source<'g>(gate: &'g Gate, head: &Parts) -> Result<&'g Source, HttpError
 
 /// Whether the source takes this method: POST, or one that its provider asks with before it sends.
 fn check_method(source: &Source, head: &Parts) -> Result<(), HttpError> {
-    if head.method != Method::POST
-        && !source.handshakes.methods().any(|method| method == head.method.as_str())
-    {
+    if head.method != Method::POST && !source.handshakes.methods().any(|method| method == head.method.as_str()) {
         return Err(not_a_post());
     }
     Ok(())
@@ -334,8 +329,7 @@ async fn read_rest(
     mut data: Bytes,
     mut body: Incoming,
 ) -> Result<Bytes, HttpError> {
-    let most =
-        body.size_hint().exact().map_or(limit, |rest| data.len() + usize::try_from(rest).unwrap_or(limit));
+    let most = body.size_hint().exact().map_or(limit, |rest| data.len() + usize::try_from(rest).unwrap_or(limit));
     let proxy = address::contains(&gate.trusted_proxies, sender);
     let mut arrival = gate.bodies.arrive((!proxy).then(|| network(sender)), started);
     let mut whole: Vec<u8> = Vec::new();
@@ -345,8 +339,7 @@ async fn read_rest(
             return Err(too_large(limit, None));
         }
         // What is allocated is what counts.
-        let capacity =
-            if length > whole.capacity() { (2 * length).min(most).max(length) } else { whole.capacity() };
+        let capacity = if length > whole.capacity() { (2 * length).min(most).max(length) } else { whole.capacity() };
         if !arrival.grow(data.len(), capacity, Instant::now()) {
             return Err(no_room());
         }
@@ -403,8 +396,7 @@ fn no_room() -> HttpError {
 }
 
 fn too_large(limit: usize, declared: Option<u64>) -> HttpError {
-    let size =
-        declared.map_or_else(|| "a body of undeclared size".to_owned(), |size| format!("{size} bytes"));
+    let size = declared.map_or_else(|| "a body of undeclared size".to_owned(), |size| format!("{size} bytes"));
     let message = format!("a body may have at most {limit} bytes");
     HttpError {
         detail: Some(format!("{size}, and this source takes at most {limit}")),
@@ -593,19 +585,12 @@ async fn handshake(source: &Source, reply: Reply) -> Result<Answer, HttpError> {
 /// Keeps a handed-over secret for the operator, or refuses it.
 async fn take_secret(source: &Source, secret: Secret) -> Result<(), HttpError> {
     let Some(path) = source.handover.clone() else {
-        return Err(HttpError::new(
-            StatusCode::FORBIDDEN,
-            "handover",
-            "this source takes no secret from a request",
-        ));
+        return Err(HttpError::new(StatusCode::FORBIDDEN, "handover", "this source takes no secret from a request"));
     };
     let kept = tokio::task::spawn_blocking(move || handover::keep(&path, &secret)).await;
     match kept {
         Ok(Ok(Kept::New)) => {
-            tracing::warn!(
-                source = source.name.as_str(),
-                "a secret was handed over and waits to be confirmed"
-            );
+            tracing::warn!(source = source.name.as_str(), "a secret was handed over and waits to be confirmed");
             Ok(())
         }
         Ok(Ok(Kept::Again)) => Ok(()),
@@ -626,8 +611,7 @@ fn replied(reply: Reply) -> Answer {
         headers.insert(header::CONTENT_TYPE, content_type);
     }
     for (name, value) in reply.headers {
-        if let (Ok(name), Ok(value)) =
-            (header::HeaderName::from_bytes(name.as_bytes()), HeaderValue::from_str(&value))
+        if let (Ok(name), Ok(value)) = (header::HeaderName::from_bytes(name.as_bytes()), HeaderValue::from_str(&value))
         {
             headers.insert(name, value);
         }

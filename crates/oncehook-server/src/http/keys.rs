@@ -68,11 +68,7 @@ pub(super) trait KeyFetcher: Send + Sync {
     /// The provider's answer, byte for byte. `params` are the source's, for providers that want credentials.
     ///
     /// Dropped half-way, nothing has happened but a call.
-    fn fetch<'a>(
-        &'a self,
-        request: &'a KeyRequest,
-        params: &'a BTreeMap<String, String>,
-    ) -> Fetching<'a, Vec<u8>>;
+    fn fetch<'a>(&'a self, request: &'a KeyRequest, params: &'a BTreeMap<String, String>) -> Fetching<'a, Vec<u8>>;
 
     /// Calls an address that confirms a subscription; an error unless the answer is a 2xx.
     fn confirm<'a>(&'a self, url: &'a str) -> Fetching<'a, ()>;
@@ -161,11 +157,7 @@ pub(super) struct KeySource {
 }
 
 impl KeyRing {
-    pub(super) fn new(
-        source: KeySource,
-        fetcher: Arc<dyn KeyFetcher>,
-        remembered: Arc<RememberedKeys>,
-    ) -> Arc<Self> {
+    pub(super) fn new(source: KeySource, fetcher: Arc<dyn KeyFetcher>, remembered: Arc<RememberedKeys>) -> Arc<Self> {
         let KeySource { name, verifier, params, clock, max_waiting_bytes } = source;
         let now = Instant::now();
         let memory = Memory {
@@ -354,8 +346,7 @@ impl KeyRing {
 
     /// Uses a key from before the start for what is left of its time. It is fetched again with its first use.
     fn take_remembered(&self, remembered: &RememberedKey, now: Instant) {
-        let age =
-            self.clock.now().0.checked_sub(remembered.fetched_at).and_then(|age| u64::try_from(age).ok());
+        let age = self.clock.now().0.checked_sub(remembered.fetched_at).and_then(|age| u64::try_from(age).ok());
         let left = age.and_then(|age| USABLE.checked_sub(Duration::from_micros(age)));
         let request = remembered.request();
         let Some(left) = left else { return };

@@ -104,11 +104,8 @@ async fn serve<S, B>(
     B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
 {
     end_lost_connections(&listener, limits.write);
-    let connections = Connections::new(
-        limits.connections,
-        limits.head,
-        gate.as_ref().map(|gate| Arc::clone(&gate.metrics)),
-    );
+    let connections =
+        Connections::new(limits.connections, limits.head, gate.as_ref().map(|gate| Arc::clone(&gate.metrics)));
     let mut http = http1::Builder::new();
     http.timer(TokioTimer::new())
         .header_read_timeout(limits.head)
@@ -211,8 +208,7 @@ async fn turn_away(mut stream: TcpStream) {
 
 /// Out of file descriptors and the like: wait for some to come back rather than spin.
 async fn pause_after(error: &io::Error) {
-    let peers_fault =
-        matches!(error.kind(), io::ErrorKind::ConnectionAborted | io::ErrorKind::ConnectionReset);
+    let peers_fault = matches!(error.kind(), io::ErrorKind::ConnectionAborted | io::ErrorKind::ConnectionReset);
     if !peers_fault {
         tracing::error!(%error, "accepting a connection failed");
         tokio::time::sleep(Duration::from_millis(50)).await;

@@ -167,8 +167,7 @@ mod tests {
     fn r6_each_address_has_its_own_and_a_network_is_one() {
         let start = Instant::now();
         let limiter = limiter(start);
-        let of =
-            |text: &str| (0..5).filter(|_| limiter.take_of(text.parse().unwrap(), start).is_ok()).count();
+        let of = |text: &str| (0..5).filter(|_| limiter.take_of(text.parse().unwrap(), start).is_ok()).count();
         assert_eq!((of("192.0.2.1"), of("192.0.2.2")), (3, 3));
         assert_eq!(of("::ffff:192.0.2.1"), 0, "the same address, written otherwise");
         assert_eq!((of("2001:db8::1"), of("2001:db8::2"), of("2001:db8:0:1::1")), (3, 0, 3));

@@ -87,9 +87,7 @@ pub(super) async fn answer(
         DeliveryState::Succeeded if source.endpoint => {
             replayed(is_http(gate, awaited.wait), standing.result.as_deref())
         }
-        DeliveryState::Dead => {
-            told(StatusCode::BAD_GATEWAY, awaited, appended, standing.state, Some(&standing))
-        }
+        DeliveryState::Dead => told(StatusCode::BAD_GATEWAY, awaited, appended, standing.state, Some(&standing)),
         state => told(StatusCode::OK, awaited, appended, state, Some(&standing)),
     };
     Ok(marked(answer, appended))

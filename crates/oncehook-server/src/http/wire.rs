@@ -53,11 +53,7 @@ impl<S> Wire<S> {
 }
 
 impl<S: AsyncRead + Unpin> AsyncRead for Wire<S> {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        buf: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
+    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         if self.connection.tap.is_long() != self.long_head.is_some() {
             self.long_head = match self.long_head {
                 None => Some(self.connections.count_long_head()),

@@ -122,10 +122,7 @@ async fn an_event_has_the_promised_fields() {
     assert_eq!(shown["digest"].as_str().unwrap().len(), 64);
     let headers = shown["headers"].as_array().unwrap();
     assert!(headers.iter().any(|header| header[0] == "stripe-signature"), "{headers:?}");
-    assert!(
-        !headers.iter().any(|header| header[0] == "host" || header[0] == "content-length"),
-        "{headers:?}"
-    );
+    assert!(!headers.iter().any(|header| header[0] == "host" || header[0] == "content-length"), "{headers:?}");
     let seen = &shown["duplicates_seen"];
     check_time(&seen["first_at"]);
     check_time(&seen["last_at"]);
@@ -233,8 +230,7 @@ async fn pages_follow_each_other_without_gaps_or_repeats() {
                 match page["next"].as_str() {
                     Some(next) => {
                         assert!(
-                            next.bytes()
-                                .all(|byte| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_'),
+                            next.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_'),
                             "{next}"
                         );
                         cursor = format!("&cursor={next}");
@@ -282,22 +278,13 @@ async fn wrong_parameters_are_400_and_unknown_ids_404() {
         assert_eq!(answer.status, 400, "{query}: {}", String::from_utf8_lossy(&answer.body));
         check_error(&answer, 400, "query");
     }
-    for id in [
-        "00000000-0000-7000-8000-000000000000",
-        "nothing",
-        "1",
-        "%00",
-        "..",
-        "ffffffff-ffff-ffff-ffff-ffffffffffff",
-    ] {
+    for id in
+        ["00000000-0000-7000-8000-000000000000", "nothing", "1", "%00", "..", "ffffffff-ffff-ffff-ffff-ffffffffffff"]
+    {
         for path in [format!("/api/events/{id}"), format!("/api/events/{id}/body")] {
             let answer = rig.gateway.get(&path).await;
             assert_eq!(answer.status, 404, "{path}");
-            assert!(
-                answer.json()["error"]["code"].is_string(),
-                "{path}: {}",
-                String::from_utf8_lossy(&answer.body)
-            );
+            assert!(answer.json()["error"]["code"].is_string(), "{path}: {}", String::from_utf8_lossy(&answer.body));
         }
     }
     // A known id with another tail is another id.

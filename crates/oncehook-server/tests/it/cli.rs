@@ -67,10 +67,7 @@ fn help_and_version() {
         let (code, out, _) = run(directory.path(), &[command, "--help"]);
         assert!(code == 0 && out.contains("Usage: oncehook"), "{command}: {out}");
     }
-    assert_eq!(
-        run(directory.path(), &["--version"]).1.trim(),
-        format!("oncehook {}", env!("CARGO_PKG_VERSION"))
-    );
+    assert_eq!(run(directory.path(), &["--version"]).1.trim(), format!("oncehook {}", env!("CARGO_PKG_VERSION")));
     for wrong in [
         &[][..],
         &["nonsense"],
@@ -113,8 +110,7 @@ fn without_a_configuration_every_command_says_what_to_do() {
         let (code, out, err) = run(directory.path(), command);
         assert_eq!((code, out.as_str()), (1, ""), "{command:?}");
         assert!(
-            err.contains("cannot read oncehook.toml")
-                && err.contains("`oncehook init` writes a commented one"),
+            err.contains("cannot read oncehook.toml") && err.contains("`oncehook init` writes a commented one"),
             "{command:?}: {err}"
         );
     }
@@ -193,10 +189,7 @@ fn providers_need_no_configuration() {
     let listed = json(&run(directory.path(), &["providers", "--json"]).1);
     let listed = listed.as_array().unwrap();
     let names: Vec<_> = listed.iter().map(|provider| text(&provider["name"])).collect();
-    assert_eq!(
-        names,
-        oncehook_verify::Preset::all().iter().map(|preset| preset.name.clone()).collect::<Vec<_>>()
-    );
+    assert_eq!(names, oncehook_verify::Preset::all().iter().map(|preset| preset.name.clone()).collect::<Vec<_>>());
     for provider in listed {
         let name = text(&provider["name"]);
         assert!(out.contains(&name), "{out}");
@@ -246,10 +239,8 @@ async fn send_once() {
         &["send", "--provider", "github", "--secret", "file:github.secret", "--url", &url, "--type", "push"],
     );
     assert!(code == 0 && out.contains("accepted"), "{out}");
-    let (code, out, _) = run(
-        rig.directory.path(),
-        &["send", "--provider", "github", "--secret", "file:stripe.secret", "--url", &url],
-    );
+    let (code, out, _) =
+        run(rig.directory.path(), &["send", "--provider", "github", "--secret", "file:stripe.secret", "--url", &url]);
     assert!(code == 1 && out.starts_with("401 Unauthorized"), "{out}");
 }
 
@@ -288,10 +279,8 @@ async fn send_many_at_once_and_one_is_accepted() {
     assert!(out.contains("accepted × 20, duplicate × 80") && out.contains("20 distinct"), "{out}");
     assert_eq!(rig.stored().await, 21);
     // One that is refused is a failure.
-    let (code, out, _) = client(
-        &rig,
-        &["send", "--source", "stripe", "--times", "3", "--header", "Stripe-Signature: t=1,v1=00"],
-    );
+    let (code, out, _) =
+        client(&rig, &["send", "--source", "stripe", "--times", "3", "--header", "Stripe-Signature: t=1,v1=00"]);
     assert!(code == 1 && out.contains("401 × 3") && out.contains("refused    3 × signature"), "{out}");
 }
 
@@ -321,8 +310,7 @@ fn send_to_nobody() {
 
 /// A saved request: its file, and the same as separate files.
 fn save(directory: &Path, body: &[u8], at: UnixMicros) -> Headers {
-    let headers =
-        Signs::preset("stripe", STRIPE, "stripe").headers(&[], br#"{"id":"evt_v","type":"a.b"}"#, "", at);
+    let headers = Signs::preset("stripe", STRIPE, "stripe").headers(&[], br#"{"id":"evt_v","type":"a.b"}"#, "", at);
     std::fs::write(directory.join("request.http"), raw("/webhooks/stripe", &headers, body)).unwrap();
     std::fs::write(directory.join("body.json"), body).unwrap();
     headers
@@ -331,15 +319,11 @@ fn save(directory: &Path, body: &[u8], at: UnixMicros) -> Headers {
 #[test]
 fn verify_explains() {
     let directory = directory(SOURCES, &SECRETS);
-    let verify =
-        |arguments: &[&str]| run(directory.path(), &[&["verify", "--source", "stripe"], arguments].concat());
+    let verify = |arguments: &[&str]| run(directory.path(), &[&["verify", "--source", "stripe"], arguments].concat());
     let genuine = br#"{"id":"evt_v","type":"a.b"}"#;
     let headers = save(directory.path(), genuine, now());
     let (code, out, _) = verify(&["--request", "request.http"]);
-    assert!(
-        code == 0 && out.starts_with("genuine: signed ") && out.contains("\n  event key evt_v, type a.b"),
-        "{out}"
-    );
+    assert!(code == 0 && out.starts_with("genuine: signed ") && out.contains("\n  event key evt_v, type a.b"), "{out}");
     let (code, out, _) = verify(&["--request", "request.http", "--json"]);
     let report = json(&out);
     assert_eq!((code, &report["genuine"], &report["events"][0]["key"]), (0, &true.into(), &"evt_v".into()));
@@ -387,8 +371,7 @@ fn verify_explains() {
     let (code, out, _) = verify(&["--request", "request.http"]);
     assert!(code == 1 && out.contains("[too_old]") && out.contains("--at TIME"), "{out}");
     assert_eq!(verify(&["--request", "request.http", "--at", "1700000010"]).0, 0);
-    let (code, out, _) =
-        run(directory.path(), &["verify", "--source", "github", "--request", "request.http"]);
+    let (code, out, _) = run(directory.path(), &["verify", "--source", "github", "--request", "request.http"]);
     assert!(code == 1 && out.contains("Stripe"), "{out}");
     // Neither secrets nor the right signature.
     let right = crate::kit::value(&headers, "stripe-signature");
@@ -419,8 +402,7 @@ async fn events_and_show() {
     let (code, out, err) = client(&rig, &["events"]);
     assert_eq!((code, out.as_str(), err.as_str()), (0, "", "no events\n"));
     for number in 0..3 {
-        let body =
-            format!(r#"{{"id":"evt_{number}","type":"a.b","data":{{"object":{{"id":"pi_{number}"}}}}}}"#);
+        let body = format!(r#"{{"id":"evt_{number}","type":"a.b","data":{{"object":{{"id":"pi_{number}"}}}}}}"#);
         rig.deliver(&Signs::preset("stripe", STRIPE, "stripe").post(&[], body.as_bytes())).await;
     }
     let body = br#"{"id":"evt_1","type":"a.b","data":{"object":{"id":"pi_1"}}}"#;
@@ -487,11 +469,8 @@ async fn fault_83_the_terminal_is_given_no_orders() {
     let headers = with(&headers, "user-agent", "agent\u{9b}31m\u{200b}");
     let (_, event) = rig.deliver(&raw("/webhooks/github", &headers, body)).await;
     // And a key with an escape in it.
-    rig.deliver(
-        &Signs::preset("stripe", STRIPE, "stripe")
-            .post(&[], br#"{"id":"a\u001b]0;title\u0007b","type":"x"}"#),
-    )
-    .await;
+    rig.deliver(&Signs::preset("stripe", STRIPE, "stripe").post(&[], br#"{"id":"a\u001b]0;title\u0007b","type":"x"}"#))
+        .await;
     for arguments in [&["events"][..], &["show", &event]] {
         let (code, out, _) = client(&rig, arguments);
         assert_eq!(code, 0);
@@ -516,9 +495,7 @@ async fn a_token_is_passed_on() {
         write_client_config(&rig, server);
         let (code, _, err) = client(&rig, &["events"]);
         assert!(
-            code == 1
-                && err.contains("a valid bearer token is needed [token]")
-                && err.contains("server.admin_token"),
+            code == 1 && err.contains("a valid bearer token is needed [token]") && err.contains("server.admin_token"),
             "{err}"
         );
         assert!(!err.contains("another token"), "{err}");
@@ -552,24 +529,12 @@ fn r45_what_is_printed_and_saved_from_curl_is_explained() {
     ] {
         save_as_curl(directory.path(), provider, &["--type", kind, "--url", URL]);
         let verify = |secret: &str, more: &[&str]| {
-            let verify = [
-                "verify",
-                "--provider",
-                provider,
-                "--secret",
-                secret,
-                "--request",
-                "saved.curl",
-                "--public-url",
-                URL,
-            ];
+            let verify =
+                ["verify", "--provider", provider, "--secret", secret, "--request", "saved.curl", "--public-url", URL];
             run(directory.path(), &[&verify, more].concat())
         };
         let (code, out, error) = verify("file:secret", &["--body", "saved.body"]);
-        assert!(
-            code == 0 && out.starts_with("genuine: ") && out.contains(&format!("type {kind}")),
-            "{out}{error}"
-        );
+        assert!(code == 0 && out.starts_with("genuine: ") && out.contains(&format!("type {kind}")), "{out}{error}");
         let (code, out, _) = verify("file:other", &["--body", "saved.body"]);
         assert!(code == 1 && out.contains("most likely the secret belongs to another endpoint"), "{out}");
         if !["mailgun", "twilio"].contains(&provider) {

@@ -97,8 +97,7 @@ const FOUND: [(&str, &str, usize); 29] = [
 ];
 
 fn place(text: &str, needle: &str, occurrence: usize) -> (u64, u64) {
-    let (at, _) =
-        text.match_indices(needle).nth(occurrence).unwrap_or_else(|| panic!("{needle:?} is not in the file"));
+    let (at, _) = text.match_indices(needle).nth(occurrence).unwrap_or_else(|| panic!("{needle:?} is not in the file"));
     let before = &text[..at];
     let line = before.matches('\n').count() as u64 + 1;
     let column = before.rsplit('\n').next().unwrap().chars().count() as u64 + 1;
@@ -178,8 +177,7 @@ fn fault_108_a_slip_of_the_pen_is_understood() {
 #[test]
 fn fault_61_no_secret_means_no_source() {
     let source = |secrets: &str| format!("[[source]]\nname = \"a\"\nprovider = \"stripe\"\n{secrets}");
-    let directory =
-        directory("", &[("empty", ""), ("blank", " \n"), ("whsec", "whsec_"), ("dots", "whsec_...")]);
+    let directory = directory("", &[("empty", ""), ("blank", " \n"), ("whsec", "whsec_"), ("dots", "whsec_...")]);
     let file = |name: &str| format!("secrets = [\"file:{}\"]", directory.path().join(name).display());
     for secrets in [
         String::new(),
@@ -215,11 +213,7 @@ fn what_cannot_be_read_is_said_with_its_place() {
     }
     // Columns count characters.
     let problems = Config::parse("x.toml", "\"größe\" = 1; \n").unwrap_err();
-    assert!(
-        problems.list.iter().any(|problem| (problem.line, problem.column) == (1, 11)),
-        "{:#?}",
-        problems.list
-    );
+    assert!(problems.list.iter().any(|problem| (problem.line, problem.column) == (1, 11)), "{:#?}", problems.list);
     // Not text at all.
     let directory = tempfile::tempdir().unwrap();
     std::fs::write(directory.path().join("oncehook.toml"), b"\xff\xfe").unwrap();
@@ -254,8 +248,7 @@ fn r31_what_is_fetched_is_checked_in_the_configuration() {
         let problems = Config::parse("x.toml", &config(fetch, handler)).unwrap_err().to_string();
         assert!(problems.contains(said), "{fetch} {handler}: {problems}");
     }
-    let whole =
-        "fetch = { url = \"https://api.example.com/{entity}\", timeout = \"5s\", allow_private = true }";
+    let whole = "fetch = { url = \"https://api.example.com/{entity}\", timeout = \"5s\", allow_private = true }";
     for handler in [current, body] {
         let parsed = Config::parse("x.toml", &config(whole, handler));
         assert!(parsed.is_ok(), "{}", parsed.unwrap_err());
@@ -337,8 +330,7 @@ fn the_default_file_shows_the_defaults() {
     };
     let (own, endpoint) = example.split_once("# An ordinary endpoint").unwrap();
     assert_eq!(read(own, "env:BILLING_SECRET", "").sources[0].name.as_str(), "billing");
-    let route =
-        "\n[[route]]\nname = \"pay\"\nsource = \"payouts\"\n[route.http]\nurl = \"http://127.0.0.1:1/\"\n";
+    let route = "\n[[route]]\nname = \"pay\"\nsource = \"payouts\"\n[route.http]\nurl = \"http://127.0.0.1:1/\"\n";
     let endpoint = read(&format!("#{endpoint}"), "env:PAYOUTS_TOKEN", route);
     assert!(endpoint.sources[0].endpoint && endpoint.sources[0].wait.is_some());
 
@@ -357,8 +349,7 @@ fn the_default_file_shows_the_defaults() {
     // The rest of the line with the marker.
     let text = text.replacen(" Without a route they are kept", "# Without a route they are kept", 1);
     let config = Config::parse("routes", &text).unwrap_or_else(|problems| panic!("{problems}"));
-    let (orders, mail) =
-        (config.routes.get("orders").unwrap(), config.routes.get("confirmation-mail").unwrap());
+    let (orders, mail) = (config.routes.get("orders").unwrap(), config.routes.get("confirmation-mail").unwrap());
     assert_eq!((orders.handler.kind(), mail.handler.kind()), ("sql", "http"));
     assert_eq!(orders.followups, std::slice::from_ref(&mail.name));
     assert_eq!((orders.retry, mail.retry), (RetryPolicy::default(), RetryPolicy::patient()));
@@ -392,10 +383,7 @@ fn every_key_is_in_the_default_file() {
             format!("[source.{key}]"),
             format!("[route.{key}]"),
         ];
-        assert!(
-            written.iter().any(|written| DEFAULT_FILE.contains(written)),
-            "`{key}` is not in the default file"
-        );
+        assert!(written.iter().any(|written| DEFAULT_FILE.contains(written)), "`{key}` is not in the default file");
     }
 }
 

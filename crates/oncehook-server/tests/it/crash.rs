@@ -188,12 +188,7 @@ async fn fault_13_10000_clients_that_hang_up_leave_nothing_half_done() {
     let whole = whole.lock().unwrap().clone();
     let stored: HashSet<String> =
         gateway.events().await.iter().map(|event| event["key"].as_str().unwrap().to_owned()).collect();
-    eprintln!(
-        "{} keys sent whole, {} stored, {} promised",
-        whole.len(),
-        stored.len(),
-        senders.promises.len()
-    );
+    eprintln!("{} keys sent whole, {} stored, {} promised", whole.len(), stored.len(), senders.promises.len());
     assert!(stored.is_subset(&whole), "stored from a part: {:?}", stored.difference(&whole).next());
     assert!(stored.len() > senders.promises.len(), "nobody hung up between the append and its answer");
     settle(&directory, gateway, &senders).await;
@@ -292,18 +287,12 @@ impl Syncs {
         let log = Arc::new(Mutex::new(Vec::new()));
         let lines = BufReader::new(strace.0.stderr.take().unwrap()).lines();
         let sink = Arc::clone(&log);
-        std::thread::spawn(move || {
-            lines.map_while(Result::ok).for_each(|line| sink.lock().unwrap().push(line))
-        });
+        std::thread::spawn(move || lines.map_while(Result::ok).for_each(|line| sink.lock().unwrap().push(line)));
         let syncs = Self { strace, log };
         let threads = std::fs::read_dir(format!("/proc/{}/task", gateway.pid())).unwrap().count();
         let deadline = Instant::now() + Duration::from_secs(10);
         while syncs.lines("attached") == 0 || syncs.traced(gateway) < threads {
-            assert!(
-                Instant::now() < deadline,
-                "strace did not attach:\n{}",
-                syncs.log.lock().unwrap().join("\n")
-            );
+            assert!(Instant::now() < deadline, "strace did not attach:\n{}", syncs.log.lock().unwrap().join("\n"));
             std::thread::sleep(Duration::from_millis(5));
         }
         syncs
@@ -328,9 +317,7 @@ impl Syncs {
 
     /// Lets go of the gateway. Returns how many syncs have failed.
     fn heal(mut self) -> usize {
-        assert!(
-            Command::new("kill").args(["-INT", &self.strace.0.id().to_string()]).status().unwrap().success()
-        );
+        assert!(Command::new("kill").args(["-INT", &self.strace.0.id().to_string()]).status().unwrap().success());
         let deadline = Instant::now() + Duration::from_secs(10);
         while self.strace.0.try_wait().unwrap().is_none() {
             assert!(Instant::now() < deadline, "strace does not let go");

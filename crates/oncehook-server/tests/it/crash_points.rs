@@ -98,11 +98,7 @@ async fn r25_killed_in_a_follow_up_20_times() {
 #[tokio::test(flavor = "multi_thread")]
 async fn r25_fault_47_killed_between_the_destinations_answer_and_its_record_20_times() {
     let left = kill_at("before_settle", 20).await;
-    assert!(
-        left.lost >= 20,
-        "each kill leaves an attempt without an end, and the log says so: {}",
-        left.lost
-    );
+    assert!(left.lost >= 20, "each kill leaves an attempt without an end, and the log says so: {}", left.lost);
     assert!(left.repeated >= 20, "what was answered and not recorded is sent again: {}", left.repeated);
 }
 
@@ -134,8 +130,7 @@ async fn r33_killed_between_dropping_a_day_and_sweeping_behind_it() {
 async fn spool_kill_at(point: &str, passings: u64) {
     let mut random = Random::from_environment();
     let shop = Shop::new(BINARY, env!("CARGO_TARGET_TMPDIR"), &[]);
-    let spooling =
-        CONFIG.replace("[[source]]", "[spool]\nafter = \"100ms\"\n[[source]]") + "on_outage = \"spool\"\n";
+    let spooling = CONFIG.replace("[[source]]", "[spool]\nafter = \"100ms\"\n[[source]]") + "on_outage = \"spool\"\n";
     shop.configure(&spooling, &[ORDERS]);
     let senders = Senders::new(600, 0);
     let told: Mutex<HashMap<String, String>> = Mutex::default();

@@ -83,11 +83,7 @@ breaker = { failures = 5, rest = "100ms", longest_rest = "400ms" }"#;
     check_inbox(&up, &shop);
     check_inbox(&down, &shop);
     assert_eq!(up.arrivals(), 300, "what went well was not repeated");
-    assert_eq!(
-        down.arrivals() - down.refused(),
-        300,
-        "each was applied by the first request that was not refused"
-    );
+    assert_eq!(down.arrivals() - down.refused(), 300, "each was applied by the first request that was not refused");
     senders.promises.check_file(&shop.file(), |key| senders.body_of(key));
 }
 
@@ -177,7 +173,8 @@ fn check_log(shop: &Shop, route: &str) {
     assert_eq!(shop.count(&format!("SELECT count(*) {of_route} AND outcome IS NULL")), 0);
     let succeeded = format!("SELECT count(*) {of_route} AND outcome = 'succeeded'");
     assert_eq!(shop.count(&succeeded), shop.count("SELECT count(*) FROM oncehook_events"));
-    let last = "SELECT count(*) FROM oncehook_attempts a JOIN oncehook_deliveries d USING (event, route, epoch, attempt)
+    let last =
+        "SELECT count(*) FROM oncehook_attempts a JOIN oncehook_deliveries d USING (event, route, epoch, attempt)
                  WHERE a.outcome = 'succeeded' AND d.state = 'succeeded'";
     assert_eq!(shop.count(&format!("{last} AND a.route = '{route}'")), shop.count(&succeeded));
 }
@@ -214,14 +211,11 @@ async fn fault_17_frozen_and_killed_the_attempts_are_lost_in_the_log_and_made_ag
 #[tokio::test(flavor = "multi_thread")]
 async fn fault_16_sigterm_lets_attempts_finish_and_gives_the_rest_back() {
     // A failed attempt would wait for minutes: this is how a lease that was given back differs from one that ran out.
-    let patient =
-        "source = \"stripe\"\nconcurrency = 8\nretry = { max_attempts = 2, base = \"10m\", cap = \"10m\" }";
+    let patient = "source = \"stripe\"\nconcurrency = 8\nretry = { max_attempts = 2, base = \"10m\", cap = \"10m\" }";
     let inbox = Inbox::start().await;
     let shop = new_shop(&[&shop::http("forward", patient, &inbox.url("/"))]);
     let senders = Senders::new(600, 0);
-    let states = |state: &str| {
-        shop.count(&format!("SELECT count(*) FROM oncehook_deliveries WHERE state = '{state}'"))
-    };
+    let states = |state: &str| shop.count(&format!("SELECT count(*) FROM oncehook_deliveries WHERE state = '{state}'"));
 
     let mut gateway = shop.start();
     inbox.set(Mood::Hesitant);

@@ -67,8 +67,7 @@ impl Scene {
         let keyless = Signs::preset("stripe", "whsec_operate", "careful");
         let (status, held) = rig.deliver(&keyless.post(&[], br#"{"type":"order.paid"}"#)).await;
         assert_eq!(status, "quarantined");
-        for (event, status) in
-            [(&done, "succeeded"), (&dead, "dead"), (&retrying, "retrying"), (&held, "quarantined")]
+        for (event, status) in [(&done, "succeeded"), (&dead, "dead"), (&retrying, "retrying"), (&held, "quarantined")]
         {
             until(&rig, event, status).await;
         }
@@ -86,16 +85,12 @@ impl Scene {
                   WHERE type = 'table' AND name NOT LIKE 'sqlite_%' AND name <> 'oncehook_meta'",
             )
             .unwrap();
-        let names: Vec<String> =
-            tables.query_map([], |row| row.get(0)).unwrap().collect::<Result<_, _>>().unwrap();
+        let names: Vec<String> = tables.query_map([], |row| row.get(0)).unwrap().collect::<Result<_, _>>().unwrap();
         let dump = |table: &String| {
             let mut rows = connection.prepare(&format!("SELECT * FROM \"{table}\"")).unwrap();
             let columns = rows.column_count();
             let row = |row: &rusqlite::Row<'_>| {
-                Ok((0..columns)
-                    .map(|at| format!("{:?}", row.get_ref(at).unwrap()))
-                    .collect::<Vec<_>>()
-                    .join("|"))
+                Ok((0..columns).map(|at| format!("{:?}", row.get_ref(at).unwrap())).collect::<Vec<_>>().join("|"))
             };
             let mut lines: Vec<String> = rows.query_map([], row).unwrap().collect::<Result<_, _>>().unwrap();
             lines.sort();
@@ -138,10 +133,7 @@ async fn r48_no_command_with_dry_run_changes_anything() {
     // Each with what it must say.
     let table: Vec<(Vec<&str>, &str)> = vec![
         (vec!["replay", done, "--force", "--reason", "x"], "would replay: notify, orders (epoch 1)"),
-        (
-            vec!["replay", done, "--force", "--reason", "x", "--route", "mails"],
-            "would replay: mails (epoch 1)",
-        ),
+        (vec!["replay", done, "--force", "--reason", "x", "--route", "mails"], "would replay: mails (epoch 1)"),
         (vec!["replay", done], "would replay: nothing to do (epoch 0)"),
         (vec!["replay", dead], "would replay: gone (epoch 0)"),
         (vec!["replay", "--type", "gone"], "replay: 1 event"),
@@ -155,10 +147,7 @@ async fn r48_no_command_with_dry_run_changes_anything() {
     ];
     let (all, accepting) = commands_with("--dry-run");
     for command in &accepting {
-        assert!(
-            table.iter().any(|(words, _)| words[0] == command),
-            "`{command} --dry-run` is not tried here"
-        );
+        assert!(table.iter().any(|(words, _)| words[0] == command), "`{command} --dry-run` is not tried here");
     }
     let before = scene.state();
     for (words, said) in &table {

@@ -202,9 +202,8 @@ async fn fault_21_fault_40_r32_keys_outlive_payloads_and_what_is_not_final_stays
     assert!(gateway.stop().success());
 
     // The janitor goes round when the gateway starts.
-    let status = async |gateway: &Gateway, key: &str| {
-        gateway.get(&format!("/api/events/{}", senders.event(key))).await.status
-    };
+    let status =
+        async |gateway: &Gateway, key: &str| gateway.get(&format!("/api/events/{}", senders.event(key))).await.status;
     let forgotten = async |gateway: &Gateway, key: &str| {
         soon(async {
             while status(gateway, key).await != 404 {

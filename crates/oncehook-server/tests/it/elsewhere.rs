@@ -89,13 +89,10 @@ impl<'s> Shop<'s> {
         assert_eq!(ask("SELECT count(DISTINCT key) FROM orders WHERE payment = 'pi_' || key"), all);
         assert_eq!(ask("SELECT count(*) FROM notes"), all);
         assert_eq!(
-            ask(
-                "SELECT count(DISTINCT id) FROM orders o JOIN notes n ON n.order_id = o.id AND n.key = o.key"
-            ),
+            ask("SELECT count(DISTINCT id) FROM orders o JOIN notes n ON n.order_id = o.id AND n.key = o.key"),
             all
         );
-        let guards =
-            "SELECT route, void, count(*) FROM oncehook_guard.oncehook_applied GROUP BY 1, 2 ORDER BY 1";
+        let guards = "SELECT route, void, count(*) FROM oncehook_guard.oncehook_applied GROUP BY 1, 2 ORDER BY 1";
         assert_eq!(ask(guards), format!("hopeless|t|{all}\nnotes|f|{all}\norders|f|{all}"));
     }
 }
@@ -213,17 +210,15 @@ async fn fault_41_what_is_skipped_can_take_no_effect_in_another_database() {
     let server = Server::start(&[]);
     let shop = Shop::new(&server);
     let patient = r#"max_attempts = 100, base = "1h", cap = "1h""#;
-    let config =
-        format!("{CONFIG}{ROUTES}").replace(r#"max_attempts = 100, base = "10ms", cap = "50ms""#, patient);
+    let config = format!("{CONFIG}{ROUTES}").replace(r#"max_attempts = 100, base = "10ms", cap = "50ms""#, patient);
     prepare(shop.directory.path(), &config);
     shop.database.query("ALTER TABLE orders RENAME COLUMN payment TO pay");
     let gateway = shop.start();
     let senders = Senders::new(600, 0);
     senders.send_new(gateway.ingress, 2, 1).await;
     let of = |key: &str| senders.event(key);
-    let skip = async |key: &str| {
-        gateway.post(&format!("/api/events/{}/skip", of(key)), &json!({ "route": "orders" })).await
-    };
+    let skip =
+        async |key: &str| gateway.post(&format!("/api/events/{}/skip", of(key)), &json!({ "route": "orders" })).await;
     for key in ["evt_0", "evt_1"] {
         soon(async {
             while delivery(&gateway, &of(key), "orders").await["state"] != "retrying" {
@@ -238,11 +233,7 @@ async fn fault_41_what_is_skipped_can_take_no_effect_in_another_database() {
         of("evt_0")
     ));
     let refused = skip("evt_0").await;
-    assert_eq!(
-        (refused.status, &refused.json()["error"]["code"]),
-        (409, &json!("took_effect")),
-        "{refused:?}"
-    );
+    assert_eq!((refused.status, &refused.json()["error"]["code"]), (409, &json!("took_effect")), "{refused:?}");
 
     server.stop();
     let refused = skip("evt_1").await;
@@ -258,8 +249,7 @@ async fn fault_41_what_is_skipped_can_take_no_effect_in_another_database() {
     assert_eq!(shop.database.query(&void), "t");
 
     // What took effect is recorded by one more attempt, which runs nothing.
-    let retried =
-        gateway.post(&format!("/api/events/{}/retry", of("evt_0")), &json!({ "route": "orders" })).await;
+    let retried = gateway.post(&format!("/api/events/{}/retry", of("evt_0")), &json!({ "route": "orders" })).await;
     assert_eq!(retried.status, 200, "{retried:?}");
     soon(async {
         while shop.database.query("SELECT count(*) FROM notes") == "0" {
@@ -300,10 +290,7 @@ fn r46_check_looks_into_the_other_database() {
     let (code, _, said) = run(path, &["check", "--database"]);
     assert!(code == 1 && said.contains("route notes: statement 1 would fail"), "{said}");
     // Nothing was made for it.
-    assert_eq!(
-        shop.database.query("SELECT count(*) FROM pg_namespace WHERE nspname = 'oncehook_guard'"),
-        "0"
-    );
+    assert_eq!(shop.database.query("SELECT count(*) FROM pg_namespace WHERE nspname = 'oncehook_guard'"), "0");
 }
 
 #[test]

@@ -40,8 +40,7 @@ async fn the_request(gateway: &Gateway, receiver: &Receiver) -> Arrived {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn r21_the_providers_event_headers_go_along_and_its_signature_does_not() {
-    type Case =
-        (&'static str, &'static [(&'static str, &'static str)], &'static [(&'static str, &'static str)]);
+    type Case = (&'static str, &'static [(&'static str, &'static str)], &'static [(&'static str, &'static str)]);
     let cases: [Case; 4] = [
         (
             "github",
@@ -91,11 +90,9 @@ async fn r21_the_providers_event_headers_go_along_and_its_signature_does_not() {
     ];
     for (preset, wanted, unwanted) in cases {
         let receiver = Receiver::start(|_, _| Reply::status(200, "")).await;
-        let to_shop =
-            route("shop", &format!("source = \"{preset}\""), &receiver.url("/"), "secret = \"file:secret\"");
+        let to_shop = route("shop", &format!("source = \"{preset}\""), &receiver.url("/"), "secret = \"file:secret\"");
         let rig = rig(&(source(preset, "") + &to_shop));
-        let given =
-            [wanted, unwanted, &[("idempotency-key", "k1"), ("content-type", "application/json")]].concat();
+        let given = [wanted, unwanted, &[("idempotency-key", "k1"), ("content-type", "application/json")]].concat();
         let body = br#"{"id":1,"action":"opened","object_kind":"push"}"#;
         rig.deliver(&Signs::preset(preset, SECRET, preset).post(&given, body)).await;
         let arrived = the_request(&rig.gateway, &receiver).await;
@@ -124,8 +121,7 @@ async fn r21_headers_of_a_route_are_filled_from_the_event_and_secrets_are_not() 
     let secrets = [("secret", SECRET), ("token", "Bearer {{$type}}-0123456789")];
     let rig = Rig::start("", &(source("github", "") + &to_shop), &secrets);
     let given = [("x-github-event", "push"), ("x-github-delivery", "d1")];
-    let body =
-        r#"{"repository":{"id":12345678901234567890},"name":"caf\u00e9 \"x\"","list":[1, {"a":null}]}"#;
+    let body = r#"{"repository":{"id":12345678901234567890},"name":"caf\u00e9 \"x\"","list":[1, {"a":null}]}"#;
     rig.deliver(&Signs::preset("github", SECRET, "github").post(&given, body.as_bytes())).await;
     let arrived = the_request(&rig.gateway, &receiver).await;
     for (name, value) in [
@@ -144,23 +140,17 @@ async fn r21_headers_of_a_route_are_filled_from_the_event_and_secrets_are_not() 
 #[tokio::test(flavor = "multi_thread")]
 async fn r21_a_value_that_cannot_stand_in_a_header_ends_the_delivery_and_injects_nothing() {
     let receiver = Receiver::start(|_, _| Reply::status(200, "")).await;
-    let to_shop =
-        route("shop", "source = \"github\"", &receiver.url("/"), "headers = { x-name = \"a {{/name}}\" }");
+    let to_shop = route("shop", "source = \"github\"", &receiver.url("/"), "headers = { x-name = \"a {{/name}}\" }");
     let rig = rig(&(source("github", "") + &to_shop));
     let long = format!("{:?}", "x".repeat(9_000));
     let bad = [r#""a\r\nx-evil: 1""#, r#""a\nb""#, r#""a\u0000b""#, r#""\u007f""#, r#""\u0085""#, &long];
     for (number, name) in bad.iter().enumerate() {
         let given = [("x-github-event", "push"), ("x-github-delivery", &*format!("d{number}"))];
         let body = format!(r#"{{"name":{name}}}"#);
-        let (_, event) =
-            rig.deliver(&Signs::preset("github", SECRET, "github").post(&given, body.as_bytes())).await;
+        let (_, event) = rig.deliver(&Signs::preset("github", SECRET, "github").post(&given, body.as_bytes())).await;
         assert_eq!(drained(&rig.gateway).await, number as u64 + 1, "every one of them is dead");
         let delivery = rig.show(&event).await["deliveries"][0].clone();
-        assert_eq!(
-            (&delivery["state"], &delivery["cause"]),
-            (&json!("dead"), &json!("poison")),
-            "{delivery}"
-        );
+        assert_eq!((&delivery["state"], &delivery["cause"]), (&json!("dead"), &json!("poison")), "{delivery}");
         assert_eq!(delivery["attempt"], 1, "{delivery}");
         let error = text(&delivery["error"]);
         assert!(error.contains("`x-name`") && !error.contains("x-evil"), "{error}");
@@ -201,11 +191,7 @@ async fn r21_the_whole_body_in_a_template_is_json_where_it_is_json() {
             true => assert_eq!(sent, format!(r#"{{"event": {}, "type": "push"}}"#, body.trim()), "{number}"),
             false => assert_eq!(said["event"], **body, "{number}"),
         }
-        assert_eq!(
-            arrived.header("x-github-event"),
-            None,
-            "a message of one's own has no header of the provider's"
-        );
+        assert_eq!(arrived.header("x-github-event"), None, "a message of one's own has no header of the provider's");
     }
 }
 
@@ -227,12 +213,8 @@ fn r21_headers_that_cannot_be_filled_are_found_by_check() {
         ("idempotency-key = \"{{$key}}\"", "cannot be set"),
         ("x-a = \"{{$key}}\", X-A = \"b\"", "twice"),
     ] {
-        let to_shop = route(
-            "shop",
-            "source = \"github\"",
-            "http://127.0.0.1:9/",
-            &format!("headers = {{ {headers} }}"),
-        );
+        let to_shop =
+            route("shop", "source = \"github\"", "http://127.0.0.1:9/", &format!("headers = {{ {headers} }}"));
         let found = problems(&(source("github", "") + &to_shop));
         assert!(found.contains(wanted), "{headers}: {found}");
     }
@@ -342,12 +324,7 @@ async fn r9_a_destination_that_repeats_our_credentials_has_them_hidden_everywher
         route("json", "source = \"github\"", &receiver.url("/json"), auth),
         route("after", "after = \"json\"", &receiver.url("/after"), "body = '{\"result\": {{$result}}}'"),
         route("text", "source = \"idempotency-key\"", &receiver.url("/text"), auth),
-        route(
-            "refusing",
-            "source = \"github\"\nretry = { max_attempts = 1 }",
-            &receiver.url("/refusing"),
-            auth,
-        ),
+        route("refusing", "source = \"github\"\nretry = { max_attempts = 1 }", &receiver.url("/refusing"), auth),
         format!(
             "[[route]]\nname = \"fetching\"\nsource = \"github\"\nfetch = {{ url = \"{}\", auth = \"file:token\" }}\n\
              [route.http]\nurl = \"{}\"\nbody = '{{\"current\": {{{{$current}}}}}}'\n",
@@ -359,8 +336,7 @@ async fn r9_a_destination_that_repeats_our_credentials_has_them_hidden_everywher
     let mut rig = Rig::start("", &sources.concat(), &secrets);
     let given = [("x-github-event", "push"), ("x-github-delivery", "d1")];
     let body = br#"{"repository":{"id":7}}"#;
-    let github =
-        soon(ask(rig.gateway.ingress, &Signs::preset("github", SECRET, "github").post(&given, body))).await;
+    let github = soon(ask(rig.gateway.ingress, &Signs::preset("github", SECRET, "github").post(&given, body))).await;
     let github = github.unwrap();
     assert_eq!(github.status, 200, "{}", String::from_utf8_lossy(&github.body));
     assert_hidden("waited for", &github.body);
@@ -383,8 +359,7 @@ async fn r9_a_destination_that_repeats_our_credentials_has_them_hidden_everywher
         assert!(shown.contains("(hidden)"), "{shown}");
         assert_hidden("show", shown.as_bytes());
     }
-    let handed: Vec<_> =
-        receiver.requests().into_iter().filter(|request| request.line.contains("/after")).collect();
+    let handed: Vec<_> = receiver.requests().into_iter().filter(|request| request.line.contains("/after")).collect();
     assert_eq!(handed.len(), 2);
     for request in handed {
         assert!(String::from_utf8_lossy(&request.body).contains("(hidden)"));
@@ -414,10 +389,8 @@ fn objects(levels: usize) -> String {
 
 /// Answers that some parsers cannot read, or read differently.
 fn monsters() -> Vec<String> {
-    let mut monsters: Vec<String> = [30, 32, 33, 120, 126, 127, 128, 1_000]
-        .iter()
-        .flat_map(|levels| [arrays(*levels), objects(*levels)])
-        .collect();
+    let mut monsters: Vec<String> =
+        [30, 32, 33, 120, 126, 127, 128, 1_000].iter().flat_map(|levels| [arrays(*levels), objects(*levels)]).collect();
     monsters.extend(
         [
             "1e999",
@@ -453,18 +426,12 @@ async fn fault_79_no_answer_of_a_destination_blinds_those_who_look() {
         source("github", "wait = { route = \"ask\", up_to = \"15s\" }"),
         route("ask", "source = \"github\"", &receiver.url("/"), ""),
         route("after", "after = \"ask\"", &receiver.url("/"), "body = '{\"n\": {{/n}}, \"r\": {{$result}}}'"),
-        route(
-            "body",
-            "after = \"ask\"",
-            &receiver.url("/"),
-            "body = '{\"n\": {{/n}}, \"r\": {{$result/body}}}'",
-        ),
+        route("body", "after = \"ask\"", &receiver.url("/"), "body = '{\"n\": {{/n}}, \"r\": {{$result/body}}}'"),
     ];
     let rig = rig(&sources.concat());
     for (number, answer) in answers.iter().enumerate() {
         let given = [("x-github-event", "push"), ("x-github-delivery", &*format!("d{number}"))];
-        let request =
-            Signs::preset("github", SECRET, "github").post(&given, format!("{{\"n\":{number}}}").as_bytes());
+        let request = Signs::preset("github", SECRET, "github").post(&given, format!("{{\"n\":{number}}}").as_bytes());
         let waited: Answer = soon(ask(rig.gateway.ingress, &request)).await.unwrap();
         let start: String = answer.chars().take(40).collect();
         assert_eq!(waited.status, 200, "{start}");
@@ -492,8 +459,7 @@ fn look_at_everything(rig: &Rig, events: usize) {
         assert_eq!(code, 0, "{arguments:?}: {said}");
         assert!(listed.lines().count() >= events.min(1), "{arguments:?}: {listed}");
     }
-    let (_, listed, _) =
-        run(rig.directory.path(), &["events", "--limit", "1000", "--json", "--config", &config]);
+    let (_, listed, _) = run(rig.directory.path(), &["events", "--limit", "1000", "--json", "--config", &config]);
     let ids: Vec<String> = listed
         .lines()
         .flat_map(|line| {
@@ -505,8 +471,7 @@ fn look_at_everything(rig: &Rig, events: usize) {
     assert_eq!(ids.len(), events, "{listed}");
     for id in ids {
         for json in [&[][..], &["--json"]] {
-            let (code, _, said) =
-                run(rig.directory.path(), &[&["show", &id, "--config", &config], json].concat());
+            let (code, _, said) = run(rig.directory.path(), &[&["show", &id, "--config", &config], json].concat());
             assert_eq!(code, 0, "show {id} {json:?}: {said}");
         }
     }
@@ -544,9 +509,8 @@ async fn fault_79_results_that_are_stored_already_are_shown_whatever_they_hold()
     assert_eq!(rows.len(), results.len());
     for (row, result) in rows.iter().zip(&results) {
         let result = format!("{{\"status\":200,\"body\":{result}}}");
-        let changed = connection
-            .execute("UPDATE oncehook_deliveries SET result = ?1 WHERE event = ?2", (result, row))
-            .unwrap();
+        let changed =
+            connection.execute("UPDATE oncehook_deliveries SET result = ?1 WHERE event = ?2", (result, row)).unwrap();
         assert_eq!(changed, 1);
     }
     drop(connection);

@@ -305,12 +305,7 @@ pub(crate) async fn not_ready_while_nothing_is_stored(gateway: &Gateway, senders
             }
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
-        assert!(
-            green.is_empty(),
-            "ready {} times while nobody could store, first {:?}",
-            green.len(),
-            green[0]
-        );
+        assert!(green.is_empty(), "ready {} times while nobody could store, first {:?}", green.len(), green[0]);
         assert!(red > 0, "it never says what is failing:\n{}", gateway.log());
     };
     tokio::join!(sending, watching);

@@ -34,7 +34,8 @@ fn start(config: &str) -> (TempDir, Gateway) {
 /// A push of many commits, of so many bytes.
 fn push(bytes: usize) -> Vec<u8> {
     let mut body = br#"{"ref":"refs/heads/main","repository":{"id":1296269},"commits":["#.to_vec();
-    let commit = r#"{"id":"0d1a26e67d8f5eaf1f6ba5c57fc3c7d91ac0fd1c","message":"Grüße","added":["a/b/c.rs"],"removed":[]},"#;
+    let commit =
+        r#"{"id":"0d1a26e67d8f5eaf1f6ba5c57fc3c7d91ac0fd1c","message":"Grüße","added":["a/b/c.rs"],"removed":[]},"#;
     while body.len() + commit.len() + 8 < bytes {
         body.extend_from_slice(commit.as_bytes());
     }
@@ -151,8 +152,7 @@ async fn fault_77_the_limit_of_a_source_is_what_the_operator_wrote_or_what_the_p
         ("[server.limits]\nbody_bytes = 8192", "body_bytes = 16384", 16384),
         ("[server.limits]\nin_flight_bytes = 4194304", "", 2 << 20),
     ] {
-        let (_directory, gateway) =
-            start(&config(server, "sqlite://journal.db", github, "http://127.0.0.1:9/"));
+        let (_directory, gateway) = start(&config(server, "sqlite://journal.db", github, "http://127.0.0.1:9/"));
         let (status, said) = send(&gateway, "d1", &push(limit + 1)).await;
         assert!(status == 413 && said.contains(&limit.to_string()), "{server} {github}: {status} {said}");
         assert_eq!(send(&gateway, "d2", &push(limit)).await.0, 200, "{server} {github}");
@@ -175,10 +175,7 @@ fn fault_77_check_says_when_a_source_takes_less_than_its_provider_sends() {
         ("", "body_bytes = 4096"),
     ] {
         let said = warnings(server, github);
-        assert!(
-            said.contains("warning: source github") && said.contains("26214400"),
-            "{server} {github}: {said}"
-        );
+        assert!(said.contains("warning: source github") && said.contains("26214400"), "{server} {github}: {said}");
     }
     let config = config(
         "[server.limits]\nin_flight_bytes = 4194304",

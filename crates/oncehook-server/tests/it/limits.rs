@@ -48,8 +48,7 @@ async fn r6_a_source_takes_its_burst_then_429_and_forged_requests_do_not_count()
     let rig = rig();
     for _ in 0..50 {
         let signs = Signs::preset("stripe", "another secret", "limited");
-        let forged =
-            raw(&signs.path, &signs.headers(&[], b"{}", "x", oncehook_testkit::gateway::now()), b"{}");
+        let forged = raw(&signs.path, &signs.headers(&[], b"{}", "x", oncehook_testkit::gateway::now()), b"{}");
         rig.refused(&forged, 401, "signature").await;
     }
     let mut statuses = Vec::new();

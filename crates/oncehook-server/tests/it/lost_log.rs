@@ -78,11 +78,9 @@ async fn a_database_file_whose_log_is_gone_is_refused_until_the_operator_accepts
     for name in ["journal.db-wal", "journal.db-shm"] {
         std::fs::remove_file(directory.path().join(name)).unwrap();
     }
-    for (what, place) in [
-        ("copied while it ran", &while_it_runs),
-        ("copied after a kill", &after_a_kill),
-        ("deleted", &directory),
-    ] {
+    for (what, place) in
+        [("copied while it ran", &while_it_runs), ("copied after a kill", &after_a_kill), ("deleted", &directory)]
+    {
         for _ in 0..2 {
             let log = refused(try_start(place, &[]));
             assert!(log.contains("write-ahead log") && log.contains("--accept-lost-log"), "{what}: {log}");

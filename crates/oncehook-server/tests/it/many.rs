@@ -4,9 +4,7 @@
 use serde_json::json;
 
 use crate::kit::{check_error, text};
-use crate::operate::{
-    CONFIG, client, deliver, execute, finished, number, order, parsed, post, rig, rig_with, until,
-};
+use crate::operate::{CONFIG, client, deliver, execute, finished, number, order, parsed, post, rig, rig_with, until};
 
 /// Another source with a route of its own.
 const OTHER: &str = r#"
@@ -33,10 +31,10 @@ async fn a_forced_replay_is_for_routes_that_can_run_it() {
         let answer = post(&rig, &path, &forced(route)).await;
         check_error(&answer, 404, "no_route");
         assert!(text(&answer.json()["error"]["message"]).contains(said), "{said}");
-        let many = json!({ "filter": { "source": "stripe" }, "verb": "force", "epoch": 1, "reason": "r", "route": route });
+        let many =
+            json!({ "filter": { "source": "stripe" }, "verb": "force", "epoch": 1, "reason": "r", "route": route });
         check_error(&post(&rig, "/api/replays", &many).await, 404, "no_route");
-        let (code, out, err) =
-            client(&rig, &["replay", &event, "--force", "--reason", "r", "--route", route]);
+        let (code, out, err) = client(&rig, &["replay", &event, "--force", "--reason", "r", "--route", route]);
         assert!(code == 1 && out.is_empty() && err.contains(said), "{err}");
     }
     // Nothing waits for a name that nobody listens to.
@@ -50,10 +48,7 @@ async fn a_forced_replay_is_for_routes_that_can_run_it() {
     // A follow-up can be run again by itself, and what is left behind by a route that is gone can still be skipped.
     order(&rig, &path, &forced("mails")).await;
     until(&rig, &event, "succeeded").await;
-    assert_eq!(
-        (number(&rig, "SELECT count(*) FROM orders"), number(&rig, "SELECT count(*) FROM mails")),
-        (1, 2)
-    );
+    assert_eq!((number(&rig, "SELECT count(*) FROM orders"), number(&rig, "SELECT count(*) FROM mails")), (1, 2));
     let skip = post(&rig, &format!("/api/events/{event}/skip"), &json!({ "route": "nowhere" })).await;
     check_error(&skip, 409, "unfit");
 }
@@ -70,10 +65,7 @@ async fn an_epoch_of_another_route_is_not_taken_for_done() {
     // The orders did not run again, so it must not look as if they had.
     for more in [&[][..], &["--route", "orders"]] {
         let (code, out, _) = client(&rig, &[&args[..], more].concat());
-        assert!(
-            code == 1 && out.starts_with("done: 1 found, 0 changed, 0 left as they were, 1 failed"),
-            "{out}"
-        );
+        assert!(code == 1 && out.starts_with("done: 1 found, 0 changed, 0 left as they were, 1 failed"), "{out}");
         assert!(out.contains("the next epoch is 2"), "{out}");
     }
     // The mails did.
@@ -105,11 +97,7 @@ async fn an_order_for_many_does_what_was_counted() {
     let counted = json!({ "filter": { "type": "gone" }, "verb": "retry", "expect": matched });
     let answer = post(&rig, "/api/replays", &counted).await;
     check_error(&answer, 409, "expect");
-    assert!(
-        text(&answer.json()["error"]["message"]).contains("finds 4 events now, not 3"),
-        "{:?}",
-        answer.json()
-    );
+    assert!(text(&answer.json()["error"]["message"]).contains("finds 4 events now, not 3"), "{:?}", answer.json());
     assert_eq!(rig.show(&late).await["audit"], json!([]));
     let exact = json!({
         "filter": { "type": "gone", "until": until_then }, "verb": "retry", "expect": matched, "rate": 10_000,
@@ -137,10 +125,7 @@ async fn nothing_found_is_nothing_begun() {
     assert_eq!((code, err.as_str()), (0, ""), "{out}");
     assert_eq!(out, "done: 0 found, 0 changed, 0 left as they were, 0 failed\n");
     let (code, out, _) = client(&rig, &["retry", "--status", "dead", "--json"]);
-    assert_eq!(
-        (code, parsed(&out)["state"].clone(), parsed(&out)["matched"].clone()),
-        (0, json!("done"), json!(0))
-    );
+    assert_eq!((code, parsed(&out)["state"].clone(), parsed(&out)["matched"].clone()), (0, json!("done"), json!(0)));
     let (code, _, err) = client(&rig, &["retry", "--type", "gone", "--yes"]);
     assert!(code == 1 && err.contains("[busy]"), "{err}");
 }

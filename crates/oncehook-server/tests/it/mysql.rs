@@ -50,7 +50,8 @@ statement = "INSERT INTO notes (order_id) VALUES (:order)"
 bind = { order = "$result/id" }
 "#;
 
-const SHOP: &str = "CREATE TABLE orders (id INT AUTO_INCREMENT PRIMARY KEY, payment VARCHAR(64) NOT NULL, `key` VARCHAR(64) NOT NULL);
+const SHOP: &str =
+    "CREATE TABLE orders (id INT AUTO_INCREMENT PRIMARY KEY, payment VARCHAR(64) NOT NULL, `key` VARCHAR(64) NOT NULL);
                     CREATE TABLE notes (order_id INT NOT NULL)";
 
 fn shop(server: &Server) -> Database<'_> {
@@ -109,8 +110,7 @@ async fn r15_r20_r39_nodes_on_mysql_are_killed_at_random_and_each_event_takes_ef
     let database = Server::shared().database();
     let events = size("ONCEHOOK_NODES_EVENTS", 3_000);
     let binary = binary(BINARY);
-    let engine =
-        Engine { binary: &binary, url: database.url(), query: Box::new(|sql: &str| database.query(sql)) };
+    let engine = Engine { binary: &binary, url: database.url(), query: Box::new(|sql: &str| database.query(sql)) };
     let peace = Duration::from_millis(if events > 10_000 { 2_000 } else { 400 });
     let plan = Plan { events, again: 50, connections: 8, peace };
     let report = nodes::run(&engine, plan, &mut random).await;
@@ -237,13 +237,9 @@ async fn fault_12_r20_a_bad_network_to_mysql_loses_and_doubles_nothing() {
             1 => proxy.cut(Cut::Finish),
             2 => drop(proxy.set(Trap::after(Direction::ToServer, random.below(200_000)))),
             3 => drop(proxy.set(Trap::after(Direction::ToClient, random.below(20_000)))),
-            4 => drop(
-                proxy.set(
-                    Trap::on(Direction::ToServer, "COMMIT")
-                        .sparing(random.below(5) as usize)
-                        .swallowing_the_answer(),
-                ),
-            ),
+            4 => drop(proxy.set(
+                Trap::on(Direction::ToServer, "COMMIT").sparing(random.below(5) as usize).swallowing_the_answer(),
+            )),
             _ => {
                 proxy.stall();
                 tokio::time::sleep(Duration::from_millis(random.below(300))).await;
@@ -345,19 +341,15 @@ fn r9_the_password_of_a_mysql_database_is_never_shown() {
     let directory = tempfile::tempdir().unwrap();
     let secret = directory.path().join("stripe.secret");
     std::fs::write(&secret, "whsec_secret").unwrap();
-    let source = format!(
-        "[[source]]\nname = \"a\"\nprovider = \"stripe\"\nsecrets = [\"file:{}\"]\n",
-        secret.display()
-    );
+    let source =
+        format!("[[source]]\nname = \"a\"\nprovider = \"stripe\"\nsecrets = [\"file:{}\"]\n", secret.display());
     let parse = |url: &str| Config::parse("test", &format!("{source}[journal]\nurl = \"{url}\"\n"));
     let good = parse("mysql://me:hunter2@one.example:3307,two.example/shop").unwrap();
     assert_eq!(good.journal.shown(), "mysql://one.example:3307,two.example:3306/shop");
     assert!(!format!("{good:?}").contains("hunter2"));
-    for bad in [
-        "mysql://me:hunter2@host:port/shop",
-        "mariadb://me:hunter2@host/shop?tls=sometimes",
-        "mysql://me:hunter2@host",
-    ] {
+    for bad in
+        ["mysql://me:hunter2@host:port/shop", "mariadb://me:hunter2@host/shop?tls=sometimes", "mysql://me:hunter2@host"]
+    {
         let problems = parse(bad).unwrap_err();
         let told: Vec<String> = problems.list.iter().map(|problem| format!("{problem:?}")).collect();
         assert!(!told.join("\n").contains("hunter2"), "{told:?}");
@@ -378,8 +370,7 @@ async fn r39_migrate_and_check_know_mysql() {
         let mut command = Command::new(BINARY);
         command.args(arguments).env("SHOP_DATABASE", database.url()).current_dir(directory.path());
         let ran = command.output().unwrap();
-        let said =
-            [ran.stdout, ran.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).concat();
+        let said = [ran.stdout, ran.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).concat();
         (ran.status.success(), said)
     };
     let (made, said) = run(&["migrate"]);
@@ -404,8 +395,7 @@ async fn fault_12_while_a_table_on_mysql_is_locked_the_gateway_is_not_ready_and_
     let senders = Senders::new(600, 0);
     senders.send_new(gateway.ingress, 10, 2).await;
     let lock = || drop(database.query("LOCK TABLES oncehook_keys WRITE; SELECT SLEEP(16); UNLOCK TABLES"));
-    let held =
-        "SELECT COUNT(*) FROM information_schema.PROCESSLIST WHERE DB = DATABASE() AND STATE = 'User sleep'";
+    let held = "SELECT COUNT(*) FROM information_schema.PROCESSLIST WHERE DB = DATABASE() AND STATE = 'User sleep'";
     not_ready_while_locked(&gateway, &senders, lock, || database.query(held) == "1");
     until_ready(&gateway).await;
     senders.send_new(gateway.ingress, 10, 2).await;

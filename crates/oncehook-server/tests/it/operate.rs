@@ -118,8 +118,7 @@ pub(crate) fn execute(rig: &Rig, sql: &str) {
 
 async fn call(rig: &Rig, method: &str, path: &str, headers: &[(&str, &str)], body: &str) -> Answer {
     let admin = rig.gateway.admin;
-    let mut request =
-        format!("{method} {path} HTTP/1.1\r\nhost: {admin}\r\ncontent-length: {}\r\n", body.len());
+    let mut request = format!("{method} {path} HTTP/1.1\r\nhost: {admin}\r\ncontent-length: {}\r\n", body.len());
     for (name, value) in headers {
         request.push_str(&format!("{name}: {value}\r\n"));
     }
@@ -161,18 +160,12 @@ async fn r20_an_event_takes_effect_and_its_story_is_told() {
     let orders = &deliveries[1];
     // A result is JSON, number for number.
     assert_eq!(orders["result"]["amount"].to_string(), "12.5");
-    assert_eq!(
-        (&orders["state"], &orders["attempt"], &orders["epoch"]),
-        (&json!("succeeded"), &json!(1), &json!(0))
-    );
+    assert_eq!((&orders["state"], &orders["attempt"], &orders["epoch"]), (&json!("succeeded"), &json!(1), &json!(0)));
     assert_eq!((&orders["error"], &orders["cause"]), (&Value::Null, &Value::Null));
     assert_eq!(orders["attempts"][0]["outcome"], "succeeded");
     assert!(orders["settled_at"].is_string() && orders["run_at"].is_string());
     assert_eq!(shown["audit"], json!([]));
-    assert_eq!(
-        (number(&rig, "SELECT count(*) FROM orders"), number(&rig, "SELECT count(*) FROM mails")),
-        (1, 1)
-    );
+    assert_eq!((number(&rig, "SELECT count(*) FROM orders"), number(&rig, "SELECT count(*) FROM mails")), (1, 1));
     // In a list deliveries have no attempts.
     let listed = rig.gateway.json("/api/events?status=succeeded").await;
     assert_eq!(listed["events"][0]["deliveries"][0].get("attempts"), None);
@@ -202,11 +195,7 @@ async fn r27_a_dead_letter_is_retried_after_the_fix_and_applied_once() {
     let shown = until(&rig, &event, "succeeded").await;
     assert_eq!(number(&rig, "SELECT count(*) FROM later"), 1);
     let entry = &shown["audit"][0];
-    assert_eq!(
-        (&entry["action"], &entry["reason"]),
-        (&json!("retry"), &json!("made the table")),
-        "{shown:#}"
-    );
+    assert_eq!((&entry["action"], &entry["reason"]), (&json!("retry"), &json!("made the table")), "{shown:#}");
     assert_eq!(entry["detail"]["routes"], json!(["gone"]));
     let (_, out, _) = client(&rig, &["show", &event]);
     assert!(out.contains("retry by ") && out.contains("made the table"), "{out}");
@@ -254,10 +243,7 @@ async fn fault_55_a_forced_replay_runs_once_per_epoch() {
     statuses.sort_unstable();
     assert_eq!(statuses, [200, 409]);
     until(&rig, &event, "succeeded").await;
-    assert_eq!(
-        (number(&rig, "SELECT count(*) FROM orders"), number(&rig, "SELECT count(*) FROM mails")),
-        (2, 2)
-    );
+    assert_eq!((number(&rig, "SELECT count(*) FROM orders"), number(&rig, "SELECT count(*) FROM mails")), (2, 2));
     // The command line reads the epoch itself.
     let (code, _, err) = client(&rig, &["replay", &event, "--force"]);
     assert!(code == 2 && err.contains("--reason"), "{err}");
@@ -265,13 +251,8 @@ async fn fault_55_a_forced_replay_runs_once_per_epoch() {
     assert_eq!((code, parsed(&out)["epoch"].clone()), (0, json!(2)), "{out}");
     let shown = until(&rig, &event, "succeeded").await;
     assert_eq!(number(&rig, "SELECT count(*) FROM orders"), 3);
-    let actions: Vec<_> =
-        shown["audit"].as_array().unwrap().iter().map(|entry| text(&entry["action"])).collect();
-    assert_eq!(
-        actions,
-        ["force_replay", "force_replay"],
-        "a replay that changed nothing is not written down"
-    );
+    let actions: Vec<_> = shown["audit"].as_array().unwrap().iter().map(|entry| text(&entry["action"])).collect();
+    assert_eq!(actions, ["force_replay", "force_replay"], "a replay that changed nothing is not written down");
     assert_eq!(shown["audit_total"], 2);
 }
 
@@ -362,10 +343,7 @@ async fn r48_paused_routes_and_sources_accept_and_wait() {
     let mails = of(&routes, "mails");
     assert_eq!((&mails["paused"], &mails["source_paused"]), (&json!(true), &json!(false)));
     assert_eq!(mails["backlog"]["waiting"], 1);
-    assert!(
-        mails["backlog"]["oldest_seconds"].as_f64().is_some_and(|age| (0.0..60.0).contains(&age)),
-        "{mails}"
-    );
+    assert!(mails["backlog"]["oldest_seconds"].as_f64().is_some_and(|age| (0.0..60.0).contains(&age)), "{mails}");
     assert_eq!(
         (&mails["after"], &mails["handler"], &mails["breaker"]),
         (&json!("orders"), &json!("sql"), &json!("closed"))
@@ -423,9 +401,8 @@ async fn a_route_that_was_taken_out_leaves_its_backlog_in_sight() {
     let gone = stats["routes"].as_array().unwrap().iter().find(|route| route["route"] == "gone").unwrap();
     assert_eq!((&gone["configured"], &gone["waiting"]), (&json!(false), &json!(1)), "{gone}");
     let routes = rig.gateway.json("/api/routes").await;
-    let of = |name: &str| {
-        routes["routes"].as_array().unwrap().iter().find(|route| route["name"] == name).unwrap().clone()
-    };
+    let of =
+        |name: &str| routes["routes"].as_array().unwrap().iter().find(|route| route["name"] == name).unwrap().clone();
     let gone = of("gone");
     assert_eq!((&gone["configured"], &gone["backlog"]["waiting"]), (&json!(false), &json!(1)), "{gone}");
     assert_eq!((&gone["source"], &gone["handler"]), (&Value::Null, &Value::Null), "{gone}");

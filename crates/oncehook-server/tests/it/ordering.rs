@@ -118,10 +118,7 @@ impl Senders {
             let numbers = effects.get(&format!("pi_{entity}")).cloned().unwrap_or_default();
             let expected: Vec<u64> = (0..numbers.len() as u64).collect();
             assert_eq!(numbers, expected, "{what}: the effects of pi_{entity} are not in order");
-            assert!(
-                (acknowledged..=acknowledged + 1).contains(&(numbers.len() as u64)),
-                "{what}: pi_{entity}"
-            );
+            assert!((acknowledged..=acknowledged + 1).contains(&(numbers.len() as u64)), "{what}: pi_{entity}");
             all += numbers.len() as u64;
         }
         all
@@ -166,9 +163,7 @@ async fn r12_r13_killed_at_random_each_entity_keeps_its_order_on_sqlite() {
     prepare(directory.path(), &config("sqlite://journal.db", &receiver));
     let database = rusqlite::Connection::open(directory.path().join("journal.db")).unwrap();
     database.busy_timeout(Duration::from_secs(20)).unwrap();
-    database
-        .execute_batch("CREATE TABLE steps (id INTEGER PRIMARY KEY, entity TEXT, number INTEGER)")
-        .unwrap();
+    database.execute_batch("CREATE TABLE steps (id INTEGER PRIMARY KEY, entity TEXT, number INTEGER)").unwrap();
     let senders = Senders::new();
     let kills = 8 * scale();
     for _ in 0..kills {
@@ -183,8 +178,7 @@ async fn r12_r13_killed_at_random_each_entity_keeps_its_order_on_sqlite() {
     let mut gateway = start(directory.path(), &["serve", "--lease", "300"], "");
     assert_eq!(drained_within(&gateway, PATIENCE).await, 0, "deliveries were given up");
     assert!(gateway.stop().success());
-    let sql =
-        "SELECT group_concat(entity || ' ' || number) FROM (SELECT entity, number FROM steps ORDER BY id)";
+    let sql = "SELECT group_concat(entity || ' ' || number) FROM (SELECT entity, number FROM steps ORDER BY id)";
     let listed: Option<String> = database.query_row(sql, [], |row| row.get(0)).unwrap();
     let effects = senders.check("ledger", &written(&listed.unwrap_or_default()));
     assert_eq!(senders.check("forward", &arrived(&receiver)), effects);
@@ -204,9 +198,7 @@ async fn fault_17_fault_41_r13_killed_and_frozen_workers_on_postgres_keep_the_or
 #[tokio::test(flavor = "multi_thread")]
 async fn fault_17_fault_41_r13_killed_and_frozen_workers_on_mysql_keep_the_order_of_entities() {
     let database = mysql::Server::shared().database();
-    database.query(
-        "CREATE TABLE steps (id BIGINT AUTO_INCREMENT PRIMARY KEY, entity VARCHAR(32), number BIGINT)",
-    );
+    database.query("CREATE TABLE steps (id BIGINT AUTO_INCREMENT PRIMARY KEY, entity VARCHAR(32), number BIGINT)");
     let listed = "SET SESSION group_concat_max_len = 10000000;
                   SELECT GROUP_CONCAT(CONCAT(entity, ' ', number) ORDER BY id SEPARATOR ',') FROM steps";
     killed_and_frozen(&database.url(), || database.query(listed)).await;
@@ -296,9 +288,7 @@ async fn fetches(journal: &str, url: &str, directory: &Path, seen: impl Fn() -> 
             0 | 1 => Reply::status(503, "not now"),
             2 => Reply::status(200, "<html>"),
             3 => Reply::status(200, vec![b' '; (1 << 20) + 1]),
-            4 => Reply::Raw(
-                b"HTTP/1.1 302 Found\r\nlocation: /elsewhere\r\ncontent-length: 0\r\n\r\n".to_vec(),
-            ),
+            4 => Reply::Raw(b"HTTP/1.1 302 Found\r\nlocation: /elsewhere\r\ncontent-length: 0\r\n\r\n".to_vec()),
             _ => Reply::status(200, r#"{"status":"paid","total":42}"#),
         },
         _ => Reply::status(404, ""),
@@ -322,22 +312,15 @@ async fn fetches(journal: &str, url: &str, directory: &Path, seen: impl Fn() -> 
     assert_eq!(forwarded[0].body, br#"{"now": {"status":"paid","total":42}}"#);
     let event = gateway.events().await[0]["id"].as_str().unwrap().to_owned();
     let story = gateway.json(&format!("/api/events/{event}")).await;
-    let attempts: usize = story["deliveries"]
-        .as_array()
-        .unwrap()
-        .iter()
-        .map(|one| one["attempts"].as_array().unwrap().len())
-        .sum();
+    let attempts: usize =
+        story["deliveries"].as_array().unwrap().iter().map(|one| one["attempts"].as_array().unwrap().len()).sum();
     assert_eq!(attempts, provider.requests().len(), "one request for each attempt: {story}");
     assert_eq!(attempts, 7, "{story}");
     for request in provider.requests() {
         assert_eq!(request.header("authorization"), Some("Bearer sk_secret_token"));
     }
     let told = story.to_string();
-    assert!(
-        told.contains("503") && told.contains("not JSON") && told.contains("more than 1048576 bytes"),
-        "{told}"
-    );
+    assert!(told.contains("503") && told.contains("not JSON") && told.contains("more than 1048576 bytes"), "{told}");
     assert!(!told.contains("sk_secret_token") && !gateway.log().contains("sk_secret_token"));
 }
 
@@ -377,10 +360,7 @@ async fn payouts(journal: &str, url: &str, directory: &Path, query: impl Fn(&str
     let config = std::fs::read_to_string(example.join("states.toml")).unwrap();
     assert!(config.contains("sqlite://payouts.db") && config.contains("127.0.0.1:8080"));
     let config = config.replace("sqlite://payouts.db", journal);
-    prepare(
-        directory,
-        &config.replace("127.0.0.1:8080", "127.0.0.1:0").replace("127.0.0.1:8081", "127.0.0.1:0"),
-    );
+    prepare(directory, &config.replace("127.0.0.1:8080", "127.0.0.1:0").replace("127.0.0.1:8081", "127.0.0.1:0"));
     for statement in std::fs::read_to_string(example.join("states.sql")).unwrap().split(';') {
         if !statement.trim().is_empty() {
             query(statement);
@@ -451,10 +431,7 @@ async fn payouts_elsewhere(url: &str, query: impl Fn(&str) -> String) -> usize {
     let config = std::fs::read_to_string(example.join("states.toml")).unwrap();
     let config = config.replace("127.0.0.1:8080", "127.0.0.1:0").replace("127.0.0.1:8081", "127.0.0.1:0");
     assert!(config.contains("[route.sql]\n"));
-    prepare(
-        directory.path(),
-        &config.replace("[route.sql]\n", "[route.sql]\ndatabase = \"env:STEPS_DATABASE\"\n"),
-    );
+    prepare(directory.path(), &config.replace("[route.sql]\n", "[route.sql]\ndatabase = \"env:STEPS_DATABASE\"\n"));
     for statement in std::fs::read_to_string(example.join("states.sql")).unwrap().split(';') {
         if !statement.trim().is_empty() {
             query(statement);
@@ -509,8 +486,7 @@ async fn payouts_elsewhere(url: &str, query: impl Fn(&str) -> String) -> usize {
     assert_eq!(query("SELECT count(*) FROM fees"), all);
     let balance = query("SELECT cents FROM balances WHERE account = 'acct_kettles'");
     assert_eq!(balance, (100_000 - 6 * 1_250 * kills as i64).to_string());
-    let states: Vec<Value> =
-        gateway.events().await.into_iter().map(|event| event["status"].clone()).collect();
+    let states: Vec<Value> = gateway.events().await.into_iter().map(|event| event["status"].clone()).collect();
     let count = |status: &str| states.iter().filter(|state| **state == status).count();
     assert_eq!((count("succeeded"), count("superseded")), (18 * kills, 18 * kills), "{states:?}");
     kills
@@ -520,7 +496,8 @@ async fn payouts_elsewhere(url: &str, query: impl Fn(&str) -> String) -> usize {
 async fn r20_r30_killed_between_the_commits_a_machine_in_another_postgres_takes_one_fee() {
     let database = postgres::Server::shared().database();
     let kills = payouts_elsewhere(&database.url(), |sql| database.query(sql)).await;
-    let states = "SELECT scope, state, version, count(*) FROM oncehook_guard.oncehook_applied_entities GROUP BY 1, 2, 3";
+    let states =
+        "SELECT scope, state, version, count(*) FROM oncehook_guard.oncehook_applied_entities GROUP BY 1, 2, 3";
     assert_eq!(database.query(states), format!("machine:payout|completed|3|{}", 6 * kills));
 }
 

@@ -133,8 +133,7 @@ fn the_beginning_of_an_id_stands_for_what_begins_so() {
     let at = |millis: i64| oncehook_verify::UnixMicros(1_794_871_636_000_000 + millis * 1_000);
     let mut made: Vec<EventId> = (0..100).map(|number| ids.next(at(number / 40))).collect();
     made.reverse();
-    let texts: std::collections::HashSet<String> =
-        made.iter().map(|id| id.to_string()[..21].to_owned()).collect();
+    let texts: std::collections::HashSet<String> = made.iter().map(|id| id.to_string()[..21].to_owned()).collect();
     assert_eq!(texts.len(), made.len(), "what is shown tells them apart");
     for length in [8, 13, 14, 18, 19, 20, 21, 22, 30, 35] {
         for id in &made {
@@ -143,20 +142,13 @@ fn the_beginning_of_an_id_stands_for_what_begins_so() {
             // As a journal goes on after an id: everything below it, the highest first.
             let below = made.iter().filter(|other| other.sequence() < after.sequence() && **other < after);
             let found: Vec<_> = below.take_while(|other| other.to_string().starts_with(beginning)).collect();
-            let expected: Vec<_> =
-                made.iter().filter(|other| other.to_string().starts_with(beginning)).collect();
+            let expected: Vec<_> = made.iter().filter(|other| other.to_string().starts_with(beginning)).collect();
             assert_eq!(found, expected, "{beginning}");
         }
     }
-    for wrong in [
-        "",
-        "01a1e6a",
-        "01a1e6afb",
-        "01a1e6af-b5g",
-        "nonsense",
-        "01A1E6AF",
-        "01a1e6af-b564-7000-8471-5c8b40d0acd5",
-    ] {
+    for wrong in
+        ["", "01a1e6a", "01a1e6afb", "01a1e6af-b5g", "nonsense", "01A1E6AF", "01a1e6af-b564-7000-8471-5c8b40d0acd5"]
+    {
         assert_eq!(EventId::after_all_that_begin(wrong), None, "{wrong}");
     }
 }
@@ -216,9 +208,7 @@ async fn json_does_nothing_to_a_terminal() {
     ] {
         let (code, out, err) = client(&rig, arguments);
         assert_eq!(code, 0, "{arguments:?}: {out}{err}");
-        let harms = |c: char| {
-            c != '\n' && (c.is_control() || "\u{202e}\u{2066}\u{200f}\u{feff}\u{e0041}".contains(c))
-        };
+        let harms = |c: char| c != '\n' && (c.is_control() || "\u{202e}\u{2066}\u{200f}\u{feff}\u{e0041}".contains(c));
         assert!(!out.chars().any(harms), "{arguments:?}: {out:?}");
     }
     let shown = parsed(&client(&rig, &["show", &event, "--json"]).1);
@@ -264,10 +254,7 @@ async fn a_wrong_word_on_the_command_line_is_a_usage_error() {
     ] {
         let (code, out, err) = client(&rig, arguments);
         assert_eq!((code, out.as_str()), (2, ""), "{arguments:?}: {err}");
-        assert!(
-            err.contains("there is no source `strip`") && err.contains("did you mean `stripe`?"),
-            "{err}"
-        );
+        assert!(err.contains("there is no source `strip`") && err.contains("did you mean `stripe`?"), "{err}");
     }
     // A source that is configured and has received nothing is no mistake.
     let (code, out, err) = client(&rig, &["events", "--source", "stripe"]);
@@ -347,14 +334,12 @@ fn log_json_is_json_throughout() {
     assert!(told.success());
     said.extend(lines.map(Result::unwrap));
     assert!(child.wait().unwrap().success());
-    let ready =
-        said.iter().map(|line| parsed(line)).find(|line| line.to_string().contains("is ready")).unwrap();
+    let ready = said.iter().map(|line| parsed(line)).find(|line| line.to_string().contains("is ready")).unwrap();
     assert!(text(&ready["fields"]["admin"]).starts_with("http://127.0.0.1:"), "{ready}");
     assert!(ready["fields"]["webhooks"].to_string().contains("/webhooks/stripe"), "{ready}");
     // So is what is wrong with the configuration, and what keeps it from starting.
     for (config, says) in [("[server]\nnonsense = 1\n", "nonsense"), (config, "nowhere")] {
-        let config =
-            config.replacen("[[source]]", "[journal]\nurl = \"sqlite:///nowhere/at/all.db\"\n[[source]]", 1);
+        let config = config.replacen("[[source]]", "[journal]\nurl = \"sqlite:///nowhere/at/all.db\"\n[[source]]", 1);
         std::fs::write(directory.path().join("oncehook.toml"), config).unwrap();
         let (code, _, err) = run(directory.path(), &["serve", "--log-json"]);
         assert_eq!(code, 1, "{err}");
@@ -412,7 +397,8 @@ async fn the_openapi_document_has_every_admin_route() {
 /// An event whose key is not where the configuration says is counted, told once, and shows it.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_key_that_is_never_found_is_noticed() {
-    let config = "[[source]]\nname = \"ours\"\nprovider = \"stripe\"\nsecrets = [\"file:s\"]\nkey = \"/no/such/place\"\n";
+    let config =
+        "[[source]]\nname = \"ours\"\nprovider = \"stripe\"\nsecrets = [\"file:s\"]\nkey = \"/no/such/place\"\n";
     let rig = Rig::start("", config, &[("s", "whsec_key")]);
     let signs = Signs::preset("stripe", "whsec_key", "ours");
     let mut events = Vec::new();

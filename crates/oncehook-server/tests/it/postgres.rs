@@ -45,8 +45,7 @@ statement = "INSERT INTO notes (order_id) VALUES (:order)"
 bind = { order = "$result/id" }
 "#;
 
-pub(crate) const SHOP: &str =
-    "CREATE TABLE orders (id serial PRIMARY KEY, payment text NOT NULL, key text NOT NULL);
+pub(crate) const SHOP: &str = "CREATE TABLE orders (id serial PRIMARY KEY, payment text NOT NULL, key text NOT NULL);
                     CREATE TABLE notes (order_id integer NOT NULL)";
 
 fn serve(database: &Database<'_>, directory: &Path, roles: &[&str]) -> Gateway {
@@ -111,8 +110,7 @@ async fn r15_r20_r39_nodes_are_killed_at_random_and_each_event_takes_effect_once
     let database = Server::shared().database();
     let events = size("ONCEHOOK_NODES_EVENTS", 3_000);
     let binary = binary(BINARY);
-    let engine =
-        Engine { binary: &binary, url: database.url(), query: Box::new(|sql: &str| database.query(sql)) };
+    let engine = Engine { binary: &binary, url: database.url(), query: Box::new(|sql: &str| database.query(sql)) };
     let peace = Duration::from_millis(if events > 10_000 { 2_000 } else { 400 });
     let plan = Plan { events, again: 50, connections: 8, peace };
     let report = nodes::run(&engine, plan, &mut random).await;
@@ -161,11 +159,7 @@ async fn r39_a_role_does_its_part_only() {
     for (path, status) in [("/healthz", 200), ("/readyz", 200), ("/metrics", 200), ("/api/events", 404)] {
         assert_eq!(worker.get(path).await.status, status, "{path}");
     }
-    assert!(
-        worker.log().contains("roles     worker") && !worker.log().contains("webhooks"),
-        "{}",
-        worker.log()
-    );
+    assert!(worker.log().contains("roles     worker") && !worker.log().contains("webhooks"), "{}", worker.log());
     assert!(worker.stop().success());
     // One process alone can use a file.
     prepare(directory.path(), oncehook_testkit::gateway::CONFIG);
@@ -180,10 +174,8 @@ fn r9_the_password_of_a_database_is_never_shown() {
     let directory = tempfile::tempdir().unwrap();
     std::fs::write(directory.path().join("stripe.secret"), "whsec_secret").unwrap();
     let secret = directory.path().join("stripe.secret");
-    let source = format!(
-        "[[source]]\nname = \"a\"\nprovider = \"stripe\"\nsecrets = [\"file:{}\"]\n",
-        secret.display()
-    );
+    let source =
+        format!("[[source]]\nname = \"a\"\nprovider = \"stripe\"\nsecrets = [\"file:{}\"]\n", secret.display());
     let parse = |url: &str| Config::parse("test", &format!("{source}[journal]\nurl = \"{url}\"\n"));
     let good = parse("postgres://me:hunter2@one.example:5433,two.example/shop").unwrap();
     assert_eq!(good.journal.shown(), "postgres://one.example:5433,two.example:5432/shop");

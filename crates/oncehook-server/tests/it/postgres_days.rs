@@ -29,14 +29,15 @@ pub(crate) async fn kill_at(point: &str, kills: i64) {
     };
     database.query(days::believe_clock());
     let today = now().0 / DAY;
-    let old: Vec<(i64, i64)> = (0..kills)
-        .map(|kill| (today - 40 - kill, 1 + random.below(FEW.unsigned_abs()).cast_signed()))
-        .collect();
+    let old: Vec<(i64, i64)> =
+        (0..kills).map(|kill| (today - 40 - kill, 1 + random.below(FEW.unsigned_abs()).cast_signed())).collect();
     for (day, dead) in &old {
         database.query(&days::make(*day));
         database.query(&days::plant(*day, FEW + 5));
         let dead = planted(*day, *dead);
-        database.query(&format!("UPDATE oncehook.deliveries SET state = 'dead', error = 'no', cause = 'handler' WHERE event = '{dead}'"));
+        database.query(&format!(
+            "UPDATE oncehook.deliveries SET state = 'dead', error = 'no', cause = 'handler' WHERE event = '{dead}'"
+        ));
     }
     for kill in 1..=kills {
         let mut command = serve();

@@ -37,12 +37,8 @@ async fn fault_37_fault_38_r15_a_failover_to_a_synchronous_replica_loses_nothing
     // The replica is asked next: it has to show the database, too.
     database.query(&format!("SET synchronous_commit = remote_apply; {SHOP}"));
     let directory = tempfile::tempdir().unwrap();
-    let both = format!(
-        "postgres://postgres@127.0.0.1:{},127.0.0.1:{}/{}",
-        replica.port(),
-        primary.port(),
-        database.name()
-    );
+    let both =
+        format!("postgres://postgres@127.0.0.1:{},127.0.0.1:{}/{}", replica.port(), primary.port(), database.name());
     // The replica alone is nothing to write to.
     let alone = replica.same(&database).url();
     let refused = try_serve(&alone, directory.path(), &["--database-wait", "1"]).err().unwrap();

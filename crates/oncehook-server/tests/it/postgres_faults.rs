@@ -262,9 +262,8 @@ async fn fault_12_a_ledger_that_somebody_locks_is_503_in_time_and_the_connection
     let senders = Senders::new(600, 0);
     senders.send_new(gateway.ingress, 10, 2).await;
     let locked = std::thread::scope(|scope| {
-        let holding = scope.spawn(|| {
-            database.query("BEGIN; LOCK TABLE oncehook.keys; SELECT pg_sleep(6); ROLLBACK; SELECT 'held'")
-        });
+        let holding = scope
+            .spawn(|| database.query("BEGIN; LOCK TABLE oncehook.keys; SELECT pg_sleep(6); ROLLBACK; SELECT 'held'"));
         let waiting = scope.spawn(|| {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
             runtime.block_on(async {

@@ -109,8 +109,7 @@ async fn the_connection_to_postgres_is_encrypted_and_its_certificate_checked_as_
     let url = |host: &str, parameters: String| {
         format!("postgres://postgres@{host}:{}/{}?{parameters}", server.port(), database.name())
     };
-    let encrypted =
-        "SELECT string_agg(DISTINCT ssl::text, ',') FROM pg_stat_ssl JOIN pg_stat_activity USING (pid)
+    let encrypted = "SELECT string_agg(DISTINCT ssl::text, ',') FROM pg_stat_ssl JOIN pg_stat_activity USING (pid)
                       WHERE application_name = 'oncehook'";
     for (host, parameters, sees) in [
         ("localhost", format!("sslmode=verify-full&sslrootcert={root}"), "true"),
@@ -135,11 +134,7 @@ async fn the_connection_to_postgres_is_encrypted_and_its_certificate_checked_as_
         // The system does not trust an authority that was made a moment ago.
         ("localhost", "sslmode=verify-full".to_owned(), "invalid peer certificate"),
         ("localhost", "sslmode=verify-ca&sslrootcert=system".to_owned(), "invalid peer certificate"),
-        (
-            "localhost",
-            "sslmode=verify-full&sslrootcert=%2Fnowhere.pem".to_owned(),
-            "sslrootcert /nowhere.pem",
-        ),
+        ("localhost", "sslmode=verify-full&sslrootcert=%2Fnowhere.pem".to_owned(), "sslrootcert /nowhere.pem"),
     ] {
         let refused = try_serve(&url(host, parameters.clone()), directory.path(), &[]).err();
         let refused = refused.unwrap_or_else(|| panic!("{host} {parameters} was believed"));

@@ -38,8 +38,7 @@ async fn r47_fault_2_power_cuts_lose_nothing_and_double_nothing() {
     let (shim, coverage) = (Shim::build(), Coverage::default());
     let seed = Random::from_environment().next();
     let manners = Manners::default();
-    let mut deployment =
-        Deployment::new(Path::new(BINARY), place(), &shim, &coverage, manners, None, seed).await;
+    let mut deployment = Deployment::new(Path::new(BINARY), place(), &shim, &coverage, manners, None, seed).await;
     deployment.cuts(scale(12)).await;
     clean("power cuts", &deployment.end(true).await, &coverage);
 }
@@ -102,8 +101,7 @@ async fn r47_fault_17_fault_18_frozen_and_with_a_clock_that_jumps() {
     let (shim, coverage) = (Shim::build(), Coverage::default());
     let seed = Random::from_environment().next();
     let manners = Manners::default();
-    let mut deployment =
-        Deployment::new(Path::new(BINARY), place(), &shim, &coverage, manners, None, seed).await;
+    let mut deployment = Deployment::new(Path::new(BINARY), place(), &shim, &coverage, manners, None, seed).await;
     deployment.clock_jumps().await;
     deployment.freezes(scale(2)).await;
     clean("freezes and clock jumps", &deployment.end(true).await, &coverage);

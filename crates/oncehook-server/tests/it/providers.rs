@@ -29,8 +29,7 @@ fn rig(presets: &[&str]) -> Rig {
         } else {
             &format!("secrets = [\"file:{}\"]", if secret_of(name) == HEX { "hex" } else { "secret" })
         };
-        let params =
-            if params.is_empty() { String::new() } else { format!("params = {{ {} }}", params.join(", ")) };
+        let params = if params.is_empty() { String::new() } else { format!("params = {{ {} }}", params.join(", ")) };
         sources.push_str(&format!(
             "[[source]]\nname = \"{name}\"\nprovider = \"{name}\"\n{secrets}\nurl = \"https://gateway.example/webhooks/{name}\"\n{params}\n"
         ));
@@ -66,12 +65,9 @@ async fn r2_the_sample_of_every_preset_is_accepted_once_at_the_front_door() {
     for preset in &presets {
         let name = &preset.name;
         let (headers, body) = preset.sample.render("evt_1", None, at).unwrap();
-        let headers: Vec<(String, String)> = headers
-            .iter()
-            .map(|(name, value)| (name.to_string(), value.to_str().unwrap().to_owned()))
-            .collect();
-        let headers: Vec<(&str, &str)> =
-            headers.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
+        let headers: Vec<(String, String)> =
+            headers.iter().map(|(name, value)| (name.to_string(), value.to_str().unwrap().to_owned())).collect();
+        let headers: Vec<(&str, &str)> = headers.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
         let query = preset.sample.query.as_ref().map(|query| format!("?{query}")).unwrap_or_default();
         let request = signed_at(name, &query, &headers, &body, at);
         for copy in ["first", "second"] {
@@ -90,11 +86,8 @@ fn signed(name: &str, headers: &[(&str, &str)], body: &str) -> Vec<u8> {
 fn signed_at(name: &str, query: &str, headers: &[(&str, &str)], body: &[u8], at: UnixMicros) -> Vec<u8> {
     let preset = Preset::named(name).unwrap();
     let params = preset.params.iter().map(|param| (param.name.clone(), param.example.clone())).collect();
-    let settings = Settings {
-        tolerance_secs: None,
-        url: Some(format!("https://gateway.example/webhooks/{name}")),
-        params,
-    };
+    let settings =
+        Settings { tolerance_secs: None, url: Some(format!("https://gateway.example/webhooks/{name}")), params };
     let signer = Signer::with(&preset.verify, &Secret::new(secret_of(name)).unwrap(), settings).unwrap();
     let mut map = http::HeaderMap::new();
     for (name, value) in headers {
@@ -105,8 +98,7 @@ fn signed_at(name: &str, query: &str, headers: &[(&str, &str)], body: &[u8], at:
     let signed = signer.sign_whole(&request, "evt_1", at).unwrap();
     let path = signed.path(&path).into_owned();
     map.extend(signed.headers.into_iter().map(|(name, value)| (Some(name), value)));
-    let headers: Vec<(&str, &str)> =
-        map.iter().map(|(name, value)| (name.as_str(), value.to_str().unwrap())).collect();
+    let headers: Vec<(&str, &str)> = map.iter().map(|(name, value)| (name.as_str(), value.to_str().unwrap())).collect();
     raw("POST", &path, &headers, signed.body.as_deref().unwrap_or(body))
 }
 
@@ -122,61 +114,38 @@ fn text(answer: &Answer) -> String {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn questions_without_a_signature_are_answered_and_change_nothing() {
-    let rig = rig(&[
-        "meta",
-        "x",
-        "dropbox",
-        "braintree",
-        "okta",
-        "cloudevents",
-        "microsoft-graph",
-        "trello",
-        "stripe",
-    ]);
+    let rig = rig(&["meta", "x", "dropbox", "braintree", "okta", "cloudevents", "microsoft-graph", "trello", "stripe"]);
     let ask = |method: &'static str, path: &'static str, headers: &'static [(&'static str, &'static str)]| {
         raw(method, path, headers, b"")
     };
 
-    let meta =
-        "/webhooks/meta?hub.mode=subscribe&hub.verify_token=meta-verify-token&hub.challenge=1158201444";
+    let meta = "/webhooks/meta?hub.mode=subscribe&hub.verify_token=meta-verify-token&hub.challenge=1158201444";
     let answer = rig.send(&ask("GET", meta, &[])).await;
     assert_eq!((answer.status, text(&answer).as_str()), (200, "1158201444"));
     assert_eq!(answer.header("x-content-type-options"), Some("nosniff"));
     let wrong = "/webhooks/meta?hub.mode=subscribe&hub.verify_token=guess&hub.challenge=1";
     assert_eq!(rig.send(&ask("GET", wrong, &[])).await.status, 405);
-    let script =
-        "/webhooks/meta?hub.mode=subscribe&hub.verify_token=meta-verify-token&hub.challenge=%3Cscript%3E";
-    assert_eq!(
-        rig.send(&ask("GET", script, &[])).await.status,
-        405,
-        "nothing that could be a page is echoed"
-    );
+    let script = "/webhooks/meta?hub.mode=subscribe&hub.verify_token=meta-verify-token&hub.challenge=%3Cscript%3E";
+    assert_eq!(rig.send(&ask("GET", script, &[])).await.status, 405, "nothing that could be a page is echoed");
 
-    let answer =
-        rig.send(&ask("GET", "/webhooks/x?crc_token=9b4507b3-9040-4669-9ca3-6b94edb50553", &[])).await;
+    let answer = rig.send(&ask("GET", "/webhooks/x?crc_token=9b4507b3-9040-4669-9ca3-6b94edb50553", &[])).await;
     assert!(text(&answer).starts_with("{\"response_token\":\"sha256="), "{}", text(&answer));
     let answer = rig.send(&ask("GET", "/webhooks/dropbox?challenge=abc123", &[])).await;
     assert_eq!((answer.status, text(&answer).as_str()), (200, "abc123"));
-    let answer =
-        rig.send(&ask("GET", "/webhooks/braintree?bt_challenge=20f9f8ed05f77439fe955c977e4c8a53", &[])).await;
+    let answer = rig.send(&ask("GET", "/webhooks/braintree?bt_challenge=20f9f8ed05f77439fe955c977e4c8a53", &[])).await;
     assert!(text(&answer).starts_with("integration_public_key|"), "{}", text(&answer));
-    let answer =
-        rig.send(&ask("GET", "/webhooks/okta", &[("x-okta-verification-challenge", "chal-1")])).await;
+    let answer = rig.send(&ask("GET", "/webhooks/okta", &[("x-okta-verification-challenge", "chal-1")])).await;
     assert_eq!(text(&answer), "{\"verification\":\"chal-1\"}");
-    let answer = rig
-        .send(&ask("OPTIONS", "/webhooks/cloudevents", &[("webhook-request-origin", "events.example.com")]))
-        .await;
+    let answer =
+        rig.send(&ask("OPTIONS", "/webhooks/cloudevents", &[("webhook-request-origin", "events.example.com")])).await;
     assert_eq!((answer.status, answer.header("webhook-allowed-origin")), (200, Some("events.example.com")));
-    let answer = rig
-        .send(&ask("POST", "/webhooks/microsoft-graph?validationToken=Validation%3A+Testing+client", &[]))
-        .await;
+    let answer =
+        rig.send(&ask("POST", "/webhooks/microsoft-graph?validationToken=Validation%3A+Testing+client", &[])).await;
     assert_eq!((answer.status, text(&answer).as_str()), (200, "Validation: Testing client"));
     assert_eq!(head(&rig, "/webhooks/trello").await, 200);
 
     // Who asks nothing of the kind gets nothing of the kind.
-    for (method, path) in
-        [("GET", "/webhooks/stripe"), ("GET", "/webhooks/trello"), ("OPTIONS", "/webhooks/meta")]
-    {
+    for (method, path) in [("GET", "/webhooks/stripe"), ("GET", "/webhooks/trello"), ("OPTIONS", "/webhooks/meta")] {
         assert_eq!(rig.send(&raw(method, path, &[], b"")).await.status, 405, "{method} {path}");
     }
     assert_eq!(head(&rig, "/webhooks/x").await, 405);
@@ -211,23 +180,19 @@ async fn r2_the_answer_to_a_challenge_is_never_the_signature_of_an_event() {
     let rig = rig(&["braintree", "x"]);
     let escaped = |text: &str| text.replace('+', "%2B").replace('/', "%2F").replace('=', "%3D");
     let (_, sample) = Preset::named("braintree").unwrap().sample.render("evt_1", None, now()).unwrap();
-    let sample =
-        String::from_utf8(sample).unwrap().replace("%2B", "+").replace("%2F", "/").replace("%3D", "=");
+    let sample = String::from_utf8(sample).unwrap().replace("%2B", "+").replace("%2F", "/").replace("%3D", "=");
     let sample = sample.strip_prefix("bt_payload=").unwrap();
     for payload in [sample, "PGE+PC9hPg==", "20f9f8ed05f77439fe955c977e4c8a53"] {
         let payload = escaped(payload);
-        let answer =
-            rig.send(&raw("GET", &format!("/webhooks/braintree?bt_challenge={payload}"), &[], b"")).await;
-        let signature =
-            if answer.status == 200 { text(&answer) } else { "integration_public_key|00".to_owned() };
+        let answer = rig.send(&raw("GET", &format!("/webhooks/braintree?bt_challenge={payload}"), &[], b"")).await;
+        let signature = if answer.status == 200 { text(&answer) } else { "integration_public_key|00".to_owned() };
         let body = format!("bt_payload={payload}&bt_signature={}", signature.replace('|', "%7C"));
         let form = [("content-type", "application/x-www-form-urlencoded")];
         let forged = rig.send(&raw("POST", "/webhooks/braintree", &form, body.as_bytes())).await;
         assert_eq!(forged.status, 401, "{payload}: {}", text(&forged));
     }
     for body in ["12345", "user_id=1", "true"] {
-        let answer =
-            rig.send(&raw("GET", &format!("/webhooks/x?crc_token={}", escaped(body)), &[], b"")).await;
+        let answer = rig.send(&raw("GET", &format!("/webhooks/x?crc_token={}", escaped(body)), &[], b"")).await;
         let signature = answer.json()["response_token"].as_str().unwrap().to_owned();
         let signed = [("x-twitter-webhooks-signature", signature.as_str())];
         let forged = rig.send(&raw("POST", "/webhooks/x", &signed, body.as_bytes())).await;
@@ -253,10 +218,7 @@ async fn r11_a_token_that_was_used_for_another_event_is_held_as_a_suspected_repl
     assert_eq!(status, "quarantined");
     let shown = rig.show(&held).await;
     let flags = shown["flags"].as_array().unwrap();
-    assert!(
-        ["quarantined", "suspected_replay"].iter().all(|flag| flags.contains(&(*flag).into())),
-        "{shown}"
-    );
+    assert!(["quarantined", "suspected_replay"].iter().all(|flag| flags.contains(&(*flag).into())), "{shown}");
 
     // Another token is another event.
     let (_, other) = Preset::named("mailgun").unwrap().sample.render("evt_3", None, now()).unwrap();
@@ -288,9 +250,7 @@ async fn trap_16_a_batch_is_durable_before_it_is_answered_and_deduplicated_item_
     let xero = r#"{"events":[],"firstEventSequence":0,"lastEventSequence":0,"entropy":"e"}"#;
     assert_eq!(rig.send(&signed("xero", &[], xero)).await.status, 200);
     assert_eq!(
-        rig.send(&raw("POST", "/webhooks/xero", &[("x-xero-signature", "AAAA")], xero.as_bytes()))
-            .await
-            .status,
+        rig.send(&raw("POST", "/webhooks/xero", &[("x-xero-signature", "AAAA")], xero.as_bytes())).await.status,
         401
     );
 }
@@ -315,34 +275,21 @@ async fn fault_69_a_handed_over_secret_waits_for_a_person() {
     let rig = Rig::start("", sources, &[("secret", SECRET)]);
     let hello = raw("POST", "/webhooks/asana", &[("x-hook-secret", "b537207f20cbfa02357cf448134da559")], b"");
     let answer = rig.send(&hello).await;
-    assert_eq!(
-        (answer.status, answer.header("x-hook-secret")),
-        (200, Some("b537207f20cbfa02357cf448134da559"))
-    );
+    assert_eq!((answer.status, answer.header("x-hook-secret")), (200, Some("b537207f20cbfa02357cf448134da559")));
     let pending = rig.directory.path().join("asana.pending");
     assert_eq!(std::fs::read_to_string(&pending).unwrap().trim(), "b537207f20cbfa02357cf448134da559");
     // Nothing is accepted with it before a person has said so, and nobody can replace it.
     let events = r#"{"events":[]}"#;
-    let signer = Signer::new(
-        &Preset::named("asana").unwrap().verify,
-        &Secret::new("b537207f20cbfa02357cf448134da559").unwrap(),
-    )
-    .unwrap();
+    let signer =
+        Signer::new(&Preset::named("asana").unwrap().verify, &Secret::new("b537207f20cbfa02357cf448134da559").unwrap())
+            .unwrap();
     let headers = http::HeaderMap::new();
-    let request =
-        Request { method: "POST", path: "/webhooks/asana", headers: &headers, body: events.as_bytes() };
+    let request = Request { method: "POST", path: "/webhooks/asana", headers: &headers, body: events.as_bytes() };
     let signature = signer.sign(&request, "", now()).unwrap().remove(0).1;
-    let forged = raw(
-        "POST",
-        "/webhooks/asana",
-        &[("x-hook-signature", signature.to_str().unwrap())],
-        events.as_bytes(),
-    );
+    let forged =
+        raw("POST", "/webhooks/asana", &[("x-hook-signature", signature.to_str().unwrap())], events.as_bytes());
     assert_eq!(rig.send(&forged).await.status, 401);
-    assert_eq!(
-        rig.send(&raw("POST", "/webhooks/asana", &[("x-hook-secret", "evil")], b"")).await.status,
-        409
-    );
+    assert_eq!(rig.send(&raw("POST", "/webhooks/asana", &[("x-hook-secret", "evil")], b"")).await.status, 409);
     assert_eq!(rig.send(&hello).await.status, 200, "the same one again is a retry");
     // A source that does not ask for one takes none.
     let token = raw(
@@ -370,14 +317,9 @@ async fn fault_72_a_certificate_elsewhere_is_refused_without_asking() {
     assert_eq!(rig.send(&raw("POST", "/webhooks/paypal", &paypal, b"{}")).await.status, 401);
     for path in ["/webhooks/google-pubsub", "/webhooks/plaid"] {
         assert_eq!(
-            rig.send(&raw(
-                "POST",
-                path,
-                &[("authorization", "Bearer x.y.z"), ("plaid-verification", "x.y.z")],
-                b"{}"
-            ))
-            .await
-            .status,
+            rig.send(&raw("POST", path, &[("authorization", "Bearer x.y.z"), ("plaid-verification", "x.y.z")], b"{}"))
+                .await
+                .status,
             401
         );
     }

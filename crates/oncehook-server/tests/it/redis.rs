@@ -46,10 +46,7 @@ impl Node {
         prepare(directory.path(), CONFIG);
         let mut command = Command::new(BINARY);
         command.args(["serve", "--role", "ingest", "--role", "admin"]);
-        command
-            .env("SHOP_DATABASE", database.url())
-            .env("SHOP_REDIS", redis)
-            .envs(environment.iter().copied());
+        command.env("SHOP_DATABASE", database.url()).env("SHOP_REDIS", redis).envs(environment.iter().copied());
         Self { gateway: Gateway::start_command(command, directory.path()), _directory: directory }
     }
 

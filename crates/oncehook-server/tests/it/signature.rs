@@ -94,17 +94,12 @@ impl Case {
     fn event(&self, id: &str) -> (Vec<(String, String)>, Vec<u8>) {
         match Preset::named(self.provider) {
             Some(preset) => {
-                let (headers, body) =
-                    preset.sample.render(id, None, UnixMicros::from_secs(1_700_000_000)).unwrap();
-                let headers = headers
-                    .iter()
-                    .map(|(name, value)| (name.to_string(), value.to_str().unwrap().to_owned()));
+                let (headers, body) = preset.sample.render(id, None, UnixMicros::from_secs(1_700_000_000)).unwrap();
+                let headers =
+                    headers.iter().map(|(name, value)| (name.to_string(), value.to_str().unwrap().to_owned()));
                 (headers.collect(), body)
             }
-            None => (
-                vec![("x-tenant".into(), "t1".into())],
-                format!(r#"{{"id":"{id}","type":"a.b"}}"#).into_bytes(),
-            ),
+            None => (vec![("x-tenant".into(), "t1".into())], format!(r#"{{"id":"{id}","type":"a.b"}}"#).into_bytes()),
         }
     }
 
@@ -192,12 +187,7 @@ async fn both_secrets_of_a_rotation_are_live() {
     let rig = rig();
     for case in &CASES {
         let Some(before) = case.signed_before else { continue };
-        assert_eq!(
-            case.said(&rig.send(&case.request(before, "old", now())).await).0,
-            "accepted",
-            "{}",
-            case.provider
-        );
+        assert_eq!(case.said(&rig.send(&case.request(before, "old", now())).await).0, "accepted", "{}", case.provider);
         assert_eq!(
             case.said(&rig.send(&case.request(case.signs, "new", now())).await).0,
             "accepted",
@@ -234,14 +224,9 @@ async fn forged_requests_of_every_preset_are_401() {
         }
         // A cut and a prolonged one.
         let signature = value(&genuine, &name);
-        rig.refused(
-            &case.raw(&with(&genuine, &name, &signature[..signature.len() - 2]), &body),
-            401,
-            "signature",
-        )
-        .await;
-        rig.refused(&case.raw(&with(&genuine, &name, format!("{signature}00")), &body), 401, "signature")
+        rig.refused(&case.raw(&with(&genuine, &name, &signature[..signature.len() - 2]), &body), 401, "signature")
             .await;
+        rig.refused(&case.raw(&with(&genuine, &name, format!("{signature}00")), &body), 401, "signature").await;
     }
     assert_eq!(rig.stored().await, 0);
     // The other way round, everything signed but for the signed header of the custom source.
@@ -280,10 +265,7 @@ async fn fault_64_old_and_future_requests_are_401_on_both_sides_of_the_tolerance
         // A few seconds inside: the clock goes on while we test. The exact boundary is tested without a clock.
         for inside in [5 - tolerance, tolerance - 5] {
             let id = format!("in_{}", inside + 1_000);
-            assert_eq!(
-                case.said(&rig.send(&case.request(case.signs, &id, secs(inside))).await).0,
-                "accepted"
-            );
+            assert_eq!(case.said(&rig.send(&case.request(case.signs, &id, secs(inside))).await).0, "accepted");
         }
         for outside in [-tolerance - 2, tolerance + 5, -86_400, 86_400] {
             let answer = rig.refused(&case.request(case.signs, "out", secs(outside)), 401, "signature").await;
@@ -295,8 +277,7 @@ async fn fault_64_old_and_future_requests_are_401_on_both_sides_of_the_tolerance
 
 #[tokio::test]
 async fn fault_65_a_source_may_have_its_own_tolerance() {
-    let sources =
-        "[[source]]\nname = \"stripe\"\nprovider = \"stripe\"\nsecrets = [\"file:s\"]\ntolerance = \"2d\"\n";
+    let sources = "[[source]]\nname = \"stripe\"\nprovider = \"stripe\"\nsecrets = [\"file:s\"]\ntolerance = \"2d\"\n";
     let rig = Rig::start("", sources, &[("s", TEXT)]);
     let case = &CASES[0];
     assert_eq!(case.said(&rig.send(&case.request(TEXT, "late", secs(-86_400))).await).0, "accepted");
@@ -340,10 +321,8 @@ async fn fault_58_to_62_stripe_signature_lists() {
     // Too many, in a header that hyper still takes, and in one that it does not.
     for count in [40, 100, 10_000] {
         let many = format!("{time}{},v1={mac}", format!(",v1={other}").repeat(count));
-        let request =
-            case.raw(&with(&with(&genuine, "stripe-signature", many), "connection", "close"), &body);
-        let statuses =
-            crate::kit::statuses(&crate::kit::exchange(rig.gateway.ingress, &request).await.unwrap());
+        let request = case.raw(&with(&with(&genuine, "stripe-signature", many), "connection", "close"), &body);
+        let statuses = crate::kit::statuses(&crate::kit::exchange(rig.gateway.ingress, &request).await.unwrap());
         assert!(matches!(statuses[..], [401 | 431]), "{count} signatures: {statuses:?}");
     }
     assert_eq!(rig.stored().await, 0);
@@ -357,8 +336,7 @@ async fn fault_58_to_62_stripe_signature_lists() {
     .into_iter()
     .enumerate()
     {
-        let (status, _) =
-            case.said(&rig.send(&case.raw(&with(&genuine, "stripe-signature", &accepted), &body)).await);
+        let (status, _) = case.said(&rig.send(&case.raw(&with(&genuine, "stripe-signature", &accepted), &body)).await);
         assert_eq!(status, if number == 0 { "accepted" } else { "duplicate" }, "{accepted}");
     }
 }
@@ -396,11 +374,9 @@ async fn fault_58_to_62_standard_webhooks_signature_lists() {
             rig.refused(&case.raw(&with(&genuine, name, &refused), &body), 401, "signature").await;
         }
         for count in [40, 10_000] {
-            let many =
-                format!("{}v1,{mac}", "v1,AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA= ".repeat(count));
+            let many = format!("{}v1,{mac}", "v1,AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA= ".repeat(count));
             let request = case.raw(&with(&with(&genuine, name, many), "connection", "close"), &body);
-            let statuses =
-                crate::kit::statuses(&crate::kit::exchange(rig.gateway.ingress, &request).await.unwrap());
+            let statuses = crate::kit::statuses(&crate::kit::exchange(rig.gateway.ingress, &request).await.unwrap());
             assert!(matches!(statuses[..], [401 | 431]), "{count} signatures: {statuses:?}");
         }
         let stored = rig.stored().await;
@@ -426,8 +402,7 @@ fn careless(secret: &str, key: &str, content: &str, encoding: &str) -> Signs {
 
 /// A Stripe header with a right signature over whatever time.
 fn stripe_header(time: &str, body: &[u8]) -> String {
-    let headers =
-        careless(TEXT, "utf8", "{header:x-time}.{body}", "hex").headers(&[("x-time", time)], body, "", now());
+    let headers = careless(TEXT, "utf8", "{header:x-time}.{body}", "hex").headers(&[("x-time", time)], body, "", now());
     format!("t={time},v1={}", value(&headers, "x-mac"))
 }
 
@@ -476,8 +451,7 @@ async fn fault_63_malformed_timestamps_are_401_even_if_they_are_signed() {
     }
     // Well-formed, but another unit or another age: genuine and still refused.
     for time in ["0".to_owned(), format!("{good}000"), "1".into()] {
-        for request in [stripe_request(&time), standard.raw(&standard_headers("msg_time", &time, body), body)]
-        {
+        for request in [stripe_request(&time), standard.raw(&standard_headers("msg_time", &time, body), body)] {
             let answer = rig.refused(&request, 401, "signature").await;
             let said = answer.json()["error"]["message"].to_string();
             assert!(said.contains("genuine but was signed"), "{time}: {said}");
@@ -487,8 +461,7 @@ async fn fault_63_malformed_timestamps_are_401_even_if_they_are_signed() {
     let mac = stripe_header(&good, body);
     let mac = mac.split_once(",v1=").unwrap().1;
     for header in [format!("v1={mac}"), format!("t=,v1={mac}"), format!("t={good},t={good},v1={mac}")] {
-        rig.refused(&stripe.raw(&vec![("stripe-signature".into(), header.into())], body), 401, "signature")
-            .await;
+        rig.refused(&stripe.raw(&vec![("stripe-signature".into(), header.into())], body), 401, "signature").await;
     }
     let headers = standard_headers("msg_time", &good, body);
     rig.refused(&standard.raw(&without(&headers, "webhook-timestamp"), body), 401, "signature").await;
@@ -570,10 +543,9 @@ async fn fault_69_handshakes_are_answered_after_the_signature_and_never_stored()
     );
     assert_eq!(answer.header("content-type"), Some("text/plain"));
     assert_eq!(answer.header("x-content-type-options"), Some("nosniff"));
-    for (ping, status, reply) in [
-        (&br#"{"type":1,"id":"1"}"#[..], 200, &b"{\"type\":1}"[..]),
-        (br#"{"type":0,"version":1}"#, 204, b""),
-    ] {
+    for (ping, status, reply) in
+        [(&br#"{"type":1,"id":"1"}"#[..], 200, &b"{\"type\":1}"[..]), (br#"{"type":0,"version":1}"#, 204, b"")]
+    {
         let answer = rig.send(&discord.signer(discord.signs).post(&[], ping)).await;
         assert_eq!((answer.status, answer.body.as_slice()), (status, reply));
         assert_eq!(answer.header("oncehook-event"), None);

@@ -34,13 +34,9 @@ fn figure(name: &str, usual: u64) -> u64 {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn r4_postgres_stopped_under_load_is_no_error_at_a_spool_source_and_nothing_is_lost_doubled_or_reordered()
- {
-    let plan = Plan {
-        seconds: figure("ONCEHOOK_OUTAGE_SECONDS", 3),
-        rate: figure("ONCEHOOK_OUTAGE_RATE", 200),
-        senders: 20,
-    };
+async fn r4_postgres_stopped_under_load_is_no_error_at_a_spool_source_and_nothing_is_lost_doubled_or_reordered() {
+    let plan =
+        Plan { seconds: figure("ONCEHOOK_OUTAGE_SECONDS", 3), rate: figure("ONCEHOOK_OUTAGE_RATE", 200), senders: 20 };
     let seen = outage::run(BINARY.as_ref(), &plan).await;
     eprintln!("{seen}");
     // The machine may be busy with other tests; most of the time it is not.
@@ -79,10 +75,7 @@ async fn r4_a_spooled_event_is_shown_before_and_after_it_is_drained_and_an_end_w
     let order = gateway.post(&format!("/api/events/{id}/retry"), &json!({})).await;
     assert_eq!((order.status, &order.json()["error"]["code"]), (409, &json!("spooled")));
     let spool = gateway.json("/readyz").await["spool"].clone();
-    assert_eq!(
-        (&spool["events"], &spool["alarm"], &spool["failing"]),
-        (&json!(1), &json!(false), &json!(null))
-    );
+    assert_eq!((&spool["events"], &spool["alarm"], &spool["failing"]), (&json!(1), &json!(false), &json!(null)));
     assert_eq!(gateway.metric("oncehook_spool_events").await, 1.0);
     assert!(gateway.metric("oncehook_spool_size_bytes").await > 700.0);
     assert_eq!(gateway.metric("oncehook_ready").await, 0.0);
@@ -91,30 +84,20 @@ async fn r4_a_spooled_event_is_shown_before_and_after_it_is_drained_and_an_end_w
     let mut second = Command::new(BINARY);
     second.arg("serve").env("SHOP_DATABASE", database.url());
     let refused = Gateway::try_start(second, directory.path()).err().unwrap();
-    assert!(
-        refused.contains("open the spool spool.db") && refused.contains("in use by another"),
-        "{refused}"
-    );
+    assert!(refused.contains("open the spool spool.db") && refused.contains("in use by another"), "{refused}");
 
     gateway.signal("TERM");
     let status = block_in_place(|| gateway.wait(Duration::from_secs(31)));
     assert_eq!(status.code(), Some(1), "{}", gateway.log());
     assert!(gateway.log().contains("1 accepted events stay in the spool"), "{}", gateway.log());
-    assert!(
-        gateway.log().contains("attempts under way, 1 events in the spool; at most 30 s"),
-        "{}",
-        gateway.log()
-    );
+    assert!(gateway.log().contains("attempts under way, 1 events in the spool; at most 30 s"), "{}", gateway.log());
 
     proxy.accept();
     let mut gateway = serve(&database.url_at(proxy.port()), directory.path());
     emptied(&gateway).await;
     worked_off(&gateway, &database).await;
     let shown = gateway.json(&format!("/api/events/{id}")).await;
-    assert_eq!(
-        (&shown["id"], &shown["status"], &shown["duplicates"]),
-        (&json!(id), &json!("succeeded"), &json!(1))
-    );
+    assert_eq!((&shown["id"], &shown["status"], &shown["duplicates"]), (&json!(id), &json!("succeeded"), &json!(1)));
     assert_eq!(database.query("SELECT key FROM orders"), "evt_1");
     assert_eq!(gateway.metric("oncehook_spool_drained_total").await, 1.0);
     assert!(gateway.stop().success(), "{}", gateway.log());
@@ -271,11 +254,7 @@ async fn fault_1_r4_killed_while_it_spools_and_while_it_drains_a_node_loses_and_
     worked_off(&gateway, &database).await;
     let stored = told.check(&database);
     told.check_ids(&[&gateway], 500).await;
-    assert!(
-        told.len() > 100 && killed_full > 0 && stored >= told.len(),
-        "{} told, {killed_full}",
-        told.len()
-    );
+    assert!(told.len() > 100 && killed_full > 0 && stored >= told.len(), "{} told, {killed_full}", told.len());
     eprintln!(
         "{} told, {stored} stored, killed {kills} times, {killed_full} of them with events in the spool",
         told.len()
@@ -288,8 +267,7 @@ async fn fault_11_a_spool_that_is_damaged_or_cannot_be_made_is_told_at_the_start
     database.query(SHOP);
     let directory = tempfile::tempdir().unwrap();
     prepare(directory.path(), CONFIG);
-    std::fs::write(directory.path().join("spool.db"), b"ceci n'est pas une file d'attente ".repeat(200))
-        .unwrap();
+    std::fs::write(directory.path().join("spool.db"), b"ceci n'est pas une file d'attente ".repeat(200)).unwrap();
     let attempt = || {
         let mut command = Command::new(BINARY);
         command.arg("serve").env("SHOP_DATABASE", database.url());
@@ -337,10 +315,7 @@ async fn fault_11_damaged_events_in_the_spool_raise_the_alarm_and_hold_up_nobody
     let gateway = start();
     emptied(&gateway).await;
     worked_off(&gateway, &database).await;
-    assert_eq!(
-        database.query("SELECT string_agg(key, ' ' ORDER BY key) FROM orders"),
-        "evt_1 evt_3 evt_4 evt_5"
-    );
+    assert_eq!(database.query("SELECT string_agg(key, ' ' ORDER BY key) FROM orders"), "evt_1 evt_3 evt_4 evt_5");
     for seen in ["/readyz", "/api/stats"] {
         let spool = gateway.json(seen).await["spool"].clone();
         assert_eq!((&spool["set_aside"], &spool["alarm"]), (&json!(2), &json!(true)), "{seen}");
@@ -348,8 +323,7 @@ async fn fault_11_damaged_events_in_the_spool_raise_the_alarm_and_hold_up_nobody
     assert_eq!(gateway.metric("oncehook_spool_set_aside").await, 2.0);
     assert_eq!(gateway.metric("oncehook_spool_alarm").await, 1.0);
     until(&gateway, "the log says so", async || {
-        gateway.log().matches("is damaged").count() == 2
-            && gateway.log().contains("the spool needs attention")
+        gateway.log().matches("is damaged").count() == 2 && gateway.log().contains("the spool needs attention")
     })
     .await;
     // Their senders can still bring them.

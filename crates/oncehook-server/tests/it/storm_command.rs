@@ -32,8 +32,7 @@ impl Naive {
             .unwrap();
         let mut line = String::new();
         BufReader::new(process.stdout.take().unwrap()).read_line(&mut line).unwrap();
-        let url =
-            line.strip_prefix("listening on ").unwrap_or_else(|| panic!("{name}: {line}")).trim().to_owned();
+        let url = line.strip_prefix("listening on ").unwrap_or_else(|| panic!("{name}: {line}")).trim().to_owned();
         Self { process, url }
     }
 }
@@ -89,8 +88,7 @@ fn r46_the_hole_of_every_naive_handler_is_found_and_named() {
                 let directory = tempfile::tempdir().unwrap();
                 let naive = Naive::start(handler, &directory.path().join("shop.db"));
                 let count = ["--count-sql", "SELECT count(*) FROM orders WHERE event = '{key}'"];
-                let options =
-                    [&count[..], &["--database", "sqlite://shop.db", "--junit", "storm.xml"]].concat();
+                let options = [&count[..], &["--database", "sqlite://shop.db", "--junit", "storm.xml"]].concat();
                 let (code, report, said) = storm(directory.path(), &naive.url, &options);
                 assert_eq!(names(&report), ALL, "{handler}: {said}");
                 assert_eq!((code, holes(&report)), (1, vec![(hazard, verdict)]), "{handler}: {report:#}");
@@ -142,8 +140,7 @@ bind = { key = "$key" }
     let gateway = Gateway::start(Path::new(BINARY), directory.path());
     let url = format!("http://{}/webhooks/stripe", gateway.ingress);
     let at = database.url();
-    let options =
-        ["--count-sql", "SELECT count(*) FROM orders WHERE key = '{key}'", "--database", at.as_str()];
+    let options = ["--count-sql", "SELECT count(*) FROM orders WHERE key = '{key}'", "--database", at.as_str()];
     let (code, report, said) = tokio::task::block_in_place(|| storm(directory.path(), &url, &options));
     assert_eq!((code, holes(&report)), (0, vec![]), "{report:#}\n{said}");
     assert_eq!(names(&report), ALL);
@@ -167,8 +164,7 @@ bind = { key = "$key" }
     let gateway = Gateway::start(Path::new(BINARY), directory.path());
     let url = format!("http://{}/webhooks/stripe", gateway.ingress);
     let at = database.url();
-    let options =
-        ["--count-sql", "SELECT count(*) FROM orders WHERE event = '{key}'", "--database", at.as_str()];
+    let options = ["--count-sql", "SELECT count(*) FROM orders WHERE event = '{key}'", "--database", at.as_str()];
     let (code, report, said) = tokio::task::block_in_place(|| storm(directory.path(), &url, &options));
     assert_eq!((code, holes(&report)), (0, vec![]), "{report:#}\n{said}");
     assert_eq!(names(&report), ALL);

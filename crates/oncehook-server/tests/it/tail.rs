@@ -144,10 +144,7 @@ async fn filters_and_statuses() {
     assert_eq!(typed.keys(1), ["three"]);
     let line = format!("{}\n{}", dead.next(), dead.next());
     assert!(
-        line.contains("two")
-            && line.contains("dead")
-            && line.contains("broken: ")
-            && line.contains("nowhere"),
+        line.contains("two") && line.contains("dead") && line.contains("broken: ") && line.contains("nowhere"),
         "{line}"
     );
     dead.is_quiet();
@@ -169,8 +166,7 @@ async fn a_restart_of_the_gateway_is_waited_for() {
     let admin = rig.gateway.admin;
     let path = rig.directory.path().join("oncehook.toml");
     let config = std::fs::read_to_string(&path).unwrap();
-    std::fs::write(&path, config.replace("admin = \"127.0.0.1:0\"", &format!("admin = \"{admin}\"")))
-        .unwrap();
+    std::fs::write(&path, config.replace("admin = \"127.0.0.1:0\"", &format!("admin = \"{admin}\""))).unwrap();
     deliver(&rig, "stripe", "before", "a").await;
     let tail = Tail::start(&rig, &["--json"]);
     assert_eq!(tail.keys(1), ["before"]);

@@ -282,10 +282,7 @@ async fn r19_an_endpoint_becomes_idempotent() {
     let (directory, mut gateway) = endpoint("wait = \"20s\"", &receiver.url("/"));
     let first = together(gateway.ingress, 100, &call(Some("k-1"), r#"{"amount":5}"#)).await;
     for answer in &first {
-        assert_eq!(
-            (answer.status, answer.header("content-type")),
-            (201, Some("application/json; charset=utf-8"))
-        );
+        assert_eq!((answer.status, answer.header("content-type")), (201, Some("application/json; charset=utf-8")));
         assert!(answer.body == big.as_bytes(), "the handler's answer, byte for byte");
     }
     assert_eq!(receiver.requests().len(), 1);
@@ -314,8 +311,7 @@ async fn r19_an_endpoint_becomes_idempotent() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn r19_an_endpoint_that_does_not_wait_says_409_while_it_works() {
-    let receiver =
-        Receiver::start(|_, _| Reply::status(200, r#"{"id":1}"#).after(Duration::from_secs(2))).await;
+    let receiver = Receiver::start(|_, _| Reply::status(200, r#"{"id":1}"#).after(Duration::from_secs(2))).await;
     let (_directory, gateway) = endpoint("", &receiver.url("/"));
     let request = call(Some("k-1"), r#"{"amount":5}"#);
     assert_eq!(send(gateway.ingress, &request).await.status, 202);
@@ -351,12 +347,10 @@ fn r9_r19_waiting_is_checked_before_anything_starts() {
             Err(problems) => problems.to_string(),
         }
     };
-    let route = |name: &str| {
-        format!("[[route]]\nname = \"{name}\"\nsource = \"a\"\n[route.sql]\nstatement = \"SELECT 1\"\n")
-    };
+    let route =
+        |name: &str| format!("[[route]]\nname = \"{name}\"\nsource = \"a\"\n[route.sql]\nstatement = \"SELECT 1\"\n");
     let (one, two) = (route("one"), route("one") + &route("two"));
-    let after =
-        one.clone() + "[[route]]\nname = \"then\"\nafter = \"one\"\n[route.sql]\nstatement = \"SELECT 1\"\n";
+    let after = one.clone() + "[[route]]\nname = \"then\"\nafter = \"one\"\n[route.sql]\nstatement = \"SELECT 1\"\n";
     for (provider, wait, routes, told) in [
         ("stripe", "wait = \"5s\"", &one, "route: RouteName(\"one\")"),
         ("stripe", "wait = { route = \"two\", up_to = \"1s\" }", &two, "route: RouteName(\"two\")"),

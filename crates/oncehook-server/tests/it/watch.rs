@@ -41,10 +41,7 @@ async fn r35_every_route_has_its_gauges_of_what_waits() {
     let dead = deliver(&rig, "evt_3", "gone").await;
     until(&rig, &dead, "dead").await;
     assert_eq!(gauges(&rig, "oncehook_backlog").await, routes([("gone", 0), ("mails", 0), ("orders", 2)]));
-    assert_eq!(
-        gauges(&rig, "oncehook_dead_letters").await,
-        routes([("gone", 1), ("mails", 0), ("orders", 0)])
-    );
+    assert_eq!(gauges(&rig, "oncehook_dead_letters").await, routes([("gone", 1), ("mails", 0), ("orders", 0)]));
     tokio::time::sleep(Duration::from_millis(1_100)).await;
     let ages = gauges(&rig, "oncehook_backlog_age_seconds").await;
     assert!(ages[2].1 >= 1 && ages[0].1 == 0, "{ages:?}");
@@ -57,10 +54,7 @@ async fn r35_every_route_has_its_gauges_of_what_waits() {
         }
     };
     soon(drained).await;
-    assert_eq!(
-        gauges(&rig, "oncehook_dead_letters").await,
-        routes([("gone", 0), ("mails", 0), ("orders", 0)])
-    );
+    assert_eq!(gauges(&rig, "oncehook_dead_letters").await, routes([("gone", 0), ("mails", 0), ("orders", 0)]));
 
     // A route that is gone is there for as long as something of it waits.
     order(&rig, "/api/routes/gone/pause", &json!({})).await;
@@ -72,10 +66,7 @@ async fn r35_every_route_has_its_gauges_of_what_waits() {
     rig.gateway = Gateway::start(BINARY.as_ref(), rig.directory.path());
     assert_eq!(gauges(&rig, "oncehook_backlog").await, routes([("gone", 1), ("mails", 0), ("orders", 0)]));
     order(&rig, &format!("/api/events/{left}/skip"), &json!({ "route": "gone" })).await;
-    assert_eq!(
-        gauges(&rig, "oncehook_backlog").await,
-        routes([("gone", 1), ("mails", 0), ("orders", 0)])[1..]
-    );
+    assert_eq!(gauges(&rig, "oncehook_backlog").await, routes([("gone", 1), ("mails", 0), ("orders", 0)])[1..]);
 }
 
 #[tokio::test]
@@ -90,17 +81,11 @@ async fn statements_that_do_not_fit_the_tables_are_told_at_the_start() {
     // It runs all the same. `check` looks into the same file, whether it runs or not.
     let (code, out, err) = run(rig.directory.path(), &["check", "--database"]);
     assert_eq!((code, out.as_str()), (1, ""));
-    assert!(
-        err.contains("route gone: statement 1 would fail") && err.contains("no such table: later"),
-        "{err}"
-    );
+    assert!(err.contains("route gone: statement 1 would fail") && err.contains("no such table: later"), "{err}");
     let (code, out, _) = run(rig.directory.path(), &["check", "--database", "--json"]);
     let report = parsed(&out);
     assert_eq!((code, &report["ok"]), (1, &json!(false)), "{out}");
-    assert_eq!(
-        report["problems"],
-        json!([{ "route": "gone", "statement": 1, "problem": "no such table: later" }])
-    );
+    assert_eq!(report["problems"], json!([{ "route": "gone", "statement": 1, "problem": "no such table: later" }]));
     assert_eq!(run(rig.directory.path(), &["check"]).0, 0, "tables are asked for only on demand");
 
     execute(&rig, "CREATE TABLE later (event TEXT)");

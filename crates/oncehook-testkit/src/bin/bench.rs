@@ -52,14 +52,8 @@ enum Row {
     Duplicates,
 }
 
-const ROWS: [Row; 6] = [
-    Row::Ceiling,
-    Row::RandomKeys,
-    Row::OrderedKeys,
-    Row::RandomKeysFull,
-    Row::OrderedKeysFull,
-    Row::Duplicates,
-];
+const ROWS: [Row; 6] =
+    [Row::Ceiling, Row::RandomKeys, Row::OrderedKeys, Row::RandomKeysFull, Row::OrderedKeysFull, Row::Duplicates];
 
 struct Measured {
     rate: f64,
@@ -224,24 +218,14 @@ async fn measure(plan: &Plan, row: Row, pace: Pace, seconds: u64) -> anyhow::Res
         (_, Pace::Open(rate)) => ((rate * (seconds + 1) as f64) as usize, false),
     };
     let ordered = matches!(row, Row::OrderedKeys | Row::OrderedKeysFull);
-    let requests = Arc::new(
-        (0..count).map(|number| request(&provider, number, ordered, plan.body, now())).collect::<Vec<_>>(),
-    );
+    let requests =
+        Arc::new((0..count).map(|number| request(&provider, number, ordered, plan.body, now())).collect::<Vec<_>>());
     if row == Row::Duplicates {
-        run(
-            gateway.ingress,
-            CONNECTIONS,
-            Arc::clone(&requests),
-            false,
-            Pace::Closed,
-            Duration::from_secs(60),
-        )
-        .await;
+        run(gateway.ingress, CONNECTIONS, Arc::clone(&requests), false, Pace::Closed, Duration::from_secs(60)).await;
     }
     let (cpu, writer) = (cpu_micros(gateway.pid()), writer_micros(gateway.pid()));
     let stolen = family::stolen();
-    let report =
-        run(gateway.ingress, plan.connections, requests, again, pace, Duration::from_secs(seconds)).await;
+    let report = run(gateway.ingress, plan.connections, requests, again, pace, Duration::from_secs(seconds)).await;
     let used = (cpu_micros(gateway.pid()) - cpu, writer_micros(gateway.pid()) - writer);
     Ok(Measured { stolen: family::stolen_since(stolen), ..summary(&gateway, &report, used) })
 }
@@ -275,8 +259,7 @@ fn summary(gateway: &Gateway, report: &Report, (cpu, writer): (f64, f64)) -> Mea
 fn cpu_micros(pid: u32) -> f64 {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     let after_name = stat.rsplit(')').next().unwrap_or_default();
-    let ticks: f64 =
-        after_name.split_whitespace().skip(11).take(2).filter_map(|ticks| ticks.parse::<f64>().ok()).sum();
+    let ticks: f64 = after_name.split_whitespace().skip(11).take(2).filter_map(|ticks| ticks.parse::<f64>().ok()).sum();
     // The kernel counts in hundredths of a second.
     ticks * 10_000.0
 }
@@ -284,9 +267,9 @@ fn cpu_micros(pid: u32) -> f64 {
 /// CPU time of the journal's writer thread so far, in microseconds.
 fn writer_micros(pid: u32) -> f64 {
     let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
-    let writer = tasks.map(|task| task.path()).find(|task| {
-        std::fs::read_to_string(task.join("comm")).is_ok_and(|name| name.trim() == "journal-writer")
-    });
+    let writer = tasks
+        .map(|task| task.path())
+        .find(|task| std::fs::read_to_string(task.join("comm")).is_ok_and(|name| name.trim() == "journal-writer"));
     let Some(writer) = writer else { return 0.0 };
     let times = std::fs::read_to_string(writer.join("schedstat")).unwrap_or_default();
     times.split_whitespace().next().and_then(|nanos| nanos.parse::<f64>().ok()).unwrap_or_default() / 1e3

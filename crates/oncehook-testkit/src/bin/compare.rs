@@ -40,9 +40,7 @@ fn main() -> anyhow::Result<()> {
             "--connections" => plan.connections = number()?,
             "--memory-seconds" => plan.memory_seconds = number()? as u64,
             "--stack" => plan.stacks.push(arguments.next().context("--stack wants a part of a name")?),
-            "--part" => {
-                plan.parts.push(arguments.next().context("--part wants accepts, latency or effects")?)
-            }
+            "--part" => plan.parts.push(arguments.next().context("--part wants accepts, latency or effects")?),
             "--without-peers" => plan.peers = false,
             "--out" => out = PathBuf::from(arguments.next().context("--out wants a directory")?),
             other => anyhow::bail!("unknown argument {other}"),

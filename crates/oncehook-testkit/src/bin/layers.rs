@@ -86,10 +86,7 @@ async fn database_away(arguments: &Arguments) -> anyhow::Result<()> {
         rate: arguments.number("--rate", 2_000),
         senders: arguments.number("--senders", 128) as usize,
     };
-    println!(
-        "PostgreSQL stopped for {} s under {} events/s from {} senders",
-        plan.seconds, plan.rate, plan.senders
-    );
+    println!("PostgreSQL stopped for {} s under {} events/s from {} senders", plan.seconds, plan.rate, plan.senders);
     let stolen = Steal::now();
     let seen = outage::run(&binary()?, &plan).await;
     println!("{seen}\n{stolen}");
@@ -99,10 +96,7 @@ async fn database_away(arguments: &Arguments) -> anyhow::Result<()> {
             seen.accepted_per_second >= plan.rate as f64 * 0.99,
         ),
         say("no error at the source with a spool; nothing lost, doubled or reordered", true),
-        say(
-            "503 within 50 ms at the source without one",
-            seen.refused_within(1.0) <= Duration::from_millis(50),
-        ),
+        say("503 within 50 ms at the source without one", seen.refused_within(1.0) <= Duration::from_millis(50)),
         say("ready again within 5 s", seen.ready <= Duration::from_secs(5)),
     ];
     anyhow::ensure!(all.iter().all(|met| *met), "not all of it was reached");
@@ -132,8 +126,7 @@ impl Nodes {
     async fn start() -> anyhow::Result<Self> {
         let (database, redis) = (Server::shared().database(), Redis::start(&[]));
         let config = CONFIG.replace("sqlite://journal.db", &database.url());
-        let config =
-            config.replace("[[source]]", &format!("[dedup]\nredis = \"{}\"\n[[source]]", redis.url()));
+        let config = config.replace("[[source]]", &format!("[dedup]\nredis = \"{}\"\n[[source]]", redis.url()));
         let mut nodes = Vec::new();
         for _ in 0..NODES {
             let mut command = Command::new(binary()?);
@@ -200,9 +193,7 @@ async fn copies(arguments: &Arguments) -> anyhow::Result<()> {
     let rounds = arguments.number("--rounds", 5);
     let connections = arguments.number("--connections", 256) as usize;
     let rate = arguments.number("--rate", 3_000) as f64;
-    println!(
-        "{NODES} nodes on PostgreSQL and Redis, {connections} connections, 1 KB bodies, all on this machine"
-    );
+    println!("{NODES} nodes on PostgreSQL and Redis, {connections} connections, 1 KB bodies, all on this machine");
     let stolen = Steal::now();
     let provider = Provider::new("stripe", SECRET, "stripe");
     let nodes = Nodes::start().await?;
@@ -211,8 +202,7 @@ async fn copies(arguments: &Arguments) -> anyhow::Result<()> {
     let once = |key: &str, copies| Arc::new(vec![signed(&provider, key); copies]);
     let minute = Duration::from_secs(60);
     let before = nodes.appends().await?;
-    let storm =
-        run_over(&nodes.doors(), connections, once("evt_storm", COPIES), false, Pace::Closed, minute).await;
+    let storm = run_over(&nodes.doors(), connections, once("evt_storm", COPIES), false, Pace::Closed, minute).await;
     let appends = nodes.appends().await? - before;
     println!(
         "\n{COPIES} copies of one event, all nodes at once: {:.0}/s, {} failed, {appends} appends",
@@ -232,11 +222,8 @@ async fn copies(arguments: &Arguments) -> anyhow::Result<()> {
     for _ in 0..rounds {
         // Without storage every request is a new event; keys that are known would be shared by those who wait for them.
         let different = (0..20_000).map(|number| signed(&provider, &format!("evt_{number}"))).collect();
-        let ceiling =
-            run_over(&doors(&bare), connections, Arc::new(different), true, Pace::Closed, seconds).await;
-        let copies =
-            run_over(&nodes.doors(), connections, once("evt_storm", 1_000), true, Pace::Closed, seconds)
-                .await;
+        let ceiling = run_over(&doors(&bare), connections, Arc::new(different), true, Pace::Closed, seconds).await;
+        let copies = run_over(&nodes.doors(), connections, once("evt_storm", 1_000), true, Pace::Closed, seconds).await;
         anyhow::ensure!(failed(&ceiling) + failed(&copies) == 0, "a request failed");
         println!(
             "without storage {:.0}/s, p99 {:.1} ms; copies {:.0}/s, p99 {:.1} ms",
@@ -250,10 +237,7 @@ async fn copies(arguments: &Arguments) -> anyhow::Result<()> {
     }
     drop(bare);
     let share = median(&mut rates) / median(&mut ceilings);
-    all.push(say(
-        &format!("copies at {share:.2} of the rate without storage (medians)"),
-        share >= CEILING_SHARE,
-    ));
+    all.push(say(&format!("copies at {share:.2} of the rate without storage (medians)"), share >= CEILING_SHARE));
 
     println!(
         "\nRedis in trouble half-way through {COPIES} copies; then under {rate:.0} requests/s, each event 12 times, medians of {rounds} rounds"

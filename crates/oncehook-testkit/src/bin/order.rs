@@ -128,9 +128,7 @@ impl Store {
             Self::Sqlite(directory) => {
                 Arc::new(SqliteJournal::open(&SqliteOptions::new(directory.path().join("order.db")))?)
             }
-            Self::Postgres(database) => {
-                Arc::new(PostgresJournal::open(&PostgresOptions::new(database.url())).await?)
-            }
+            Self::Postgres(database) => Arc::new(PostgresJournal::open(&PostgresOptions::new(database.url())).await?),
             Self::Mysql(database) => Arc::new(MysqlJournal::open(&MysqlOptions::new(database.url())).await?),
         })
     }
@@ -217,9 +215,7 @@ async fn drain(engine: Engine, events: u64, ordered: bool) -> anyhow::Result<f64
     let mut random = Random::new(7);
     let mut waiting = std::collections::VecDeque::new();
     for number in 0..events {
-        waiting.push_back(
-            journal.submit([event(number, random.below(ENTITIES), ordered)?].into_iter().collect())?,
-        );
+        waiting.push_back(journal.submit([event(number, random.below(ENTITIES), ordered)?].into_iter().collect())?);
         if waiting.len() >= WINDOW
             && let Some(ticket) = waiting.pop_front()
         {
@@ -246,10 +242,7 @@ async fn throughput(engine: Engine, events: u64, rounds: u64) -> anyhow::Result<
     }
     let (free, ordered) = (median(free), median(ordered));
     println!("{engine:?}: backlog, 10,000 entities, no order      {free:>8.0}/s");
-    println!(
-        "{engine:?}: backlog, 10,000 entities, in order      {ordered:>8.0}/s  {:.2} of no order",
-        ordered / free
-    );
+    println!("{engine:?}: backlog, 10,000 entities, in order      {ordered:>8.0}/s  {:.2} of no order", ordered / free);
     Ok(())
 }
 

@@ -122,8 +122,7 @@ async fn prove(plan: &Plan, place: &Path) -> anyhow::Result<ExitCode> {
 
     let mut random = Random::new(plan.seed);
     let mut rows = Vec::new();
-    let stage =
-        Stage { released: &plan.released, armed: &plan.planted, place, shim: &shim, coverage: &coverage };
+    let stage = Stage { released: &plan.released, armed: &plan.planted, place, shim: &shim, coverage: &coverage };
     for scenario in &scenarios {
         let (begun, seed) = (Instant::now(), random.next());
         progress.begin(scenario.name);
@@ -252,13 +251,7 @@ async fn plant(
         });
         if control {
             let name = format!("{} (control)", found.scenario);
-            let row = Row {
-                name,
-                rounds: String::new(),
-                tally: found.tally,
-                seed: plan.seed,
-                took: begun.elapsed(),
-            };
+            let row = Row { name, rounds: String::new(), tally: found.tally, seed: plan.seed, took: begun.elapsed() };
             push(rows, progress, row);
         } else {
             let verdict = if found.is_caught() { "caught" } else { "MISSED" };

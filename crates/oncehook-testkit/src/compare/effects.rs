@@ -29,8 +29,7 @@ pub(super) async fn measure(plan: &Plan, stacks: &[Stack], report: &mut Report) 
             Stack::Peer(_) => (None, THEIRS),
             Stack::Ceiling | Stack::Gateway(_, true) => continue,
         };
-        let (mut drained, mut sustained, mut posted, mut bares) =
-            (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        let (mut drained, mut sustained, mut posted, mut bares) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         let stolen = family::stolen();
         for _ in 0..plan.rounds {
             let routes = engine.map(sql_route).unwrap_or_default();
@@ -80,8 +79,7 @@ bind = {{ payment = "/data/object/id", amount = "/data/object/amount" }}
 /// Sends so many events, and returns how many were accepted. Ours accepts all of them; a peer may answer 500 when it is pressed.
 async fn send(plan: &Plan, running: &Running, count: usize) -> usize {
     let requests = Load::Fresh.requests(count, throughput::SIZES[0]);
-    let sent =
-        run(running.address(), plan.connections, Arc::new(requests), false, Pace::Closed, PATIENCE).await;
+    let sent = run(running.address(), plan.connections, Arc::new(requests), false, Pace::Closed, PATIENCE).await;
     let accepted = sent.statuses.get(&200).copied().unwrap_or(0);
     assert!(running.gateway().is_none() || accepted == count as u64, "{:?}", sent.statuses);
     usize::try_from(accepted).unwrap_or(count)

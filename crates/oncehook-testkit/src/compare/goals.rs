@@ -23,8 +23,7 @@ pub struct Goal {
 
 impl Goal {
     fn meets(&self, limit: f64) -> bool {
-        self.reached
-            .is_some_and(|reached| if self.less_is_better { reached <= limit } else { reached >= limit })
+        self.reached.is_some_and(|reached| if self.less_is_better { reached <= limit } else { reached >= limit })
     }
 
     /// Whether the must is met.
@@ -69,8 +68,7 @@ impl Figure {
     /// A part of another figure. Where both were measured in rounds, the median of what each round gave: a round is a few minutes, and the
     /// machine's speed drifts from one to the next.
     fn over(self, other: &Self) -> Self {
-        let rounds: Vec<f64> =
-            self.rounds.iter().zip(&other.rounds).map(|(part, whole)| part / whole).collect();
+        let rounds: Vec<f64> = self.rounds.iter().zip(&other.rounds).map(|(part, whole)| part / whole).collect();
         let reached = if rounds.is_empty() {
             self.reached.zip(other.reached).map(|(part, whole)| part / whole)
         } else {
@@ -106,26 +104,23 @@ pub(super) fn judge(report: &Report) -> Vec<Goal> {
         Some(accepts(stack, Load::Storm).over(&ceiling))
     };
     let storm = ours().filter_map(storm).filter(known).reduce(least).unwrap_or_default();
-    let accepted =
-        ours().map(|stack| accepts(stack, Load::Fresh)).filter(known).reduce(most).unwrap_or_default();
+    let accepted = ours().map(|stack| accepts(stack, Load::Fresh)).filter(known).reduce(most).unwrap_or_default();
     let applied = ours().map(drained).filter(known).reduce(most).unwrap_or_default();
     let postgres = effects(Stack::POSTGRES);
-    let bare = postgres
-        .map_or_else(Figure::default, |row| Figure { reached: row.bare, rounds: row.bare_rounds.clone() });
+    let bare =
+        postgres.map_or_else(Figure::default, |row| Figure { reached: row.bare, rounds: row.bare_rounds.clone() });
     let sustained = postgres.map_or_else(Figure::default, |row| Figure {
         reached: Some(row.sustained),
         rounds: row.sustained_rounds.clone(),
     });
     let latency = report.latency.iter().find(|latency| latency.stack == Stack::SQLITE);
     let rounds = report.latency_rounds.iter().filter(|latency| latency.stack == Stack::SQLITE);
-    let p99 = Figure {
-        reached: latency.map(|latency| latency.p99),
-        rounds: rounds.map(|latency| latency.p99).collect(),
-    };
-    let spike = report.spikes.first().map_or_else(Figure::default, |spike| Figure {
-        reached: Some(spike.judged()),
-        rounds: spike.rounds.clone(),
-    });
+    let p99 =
+        Figure { reached: latency.map(|latency| latency.p99), rounds: rounds.map(|latency| latency.p99).collect() };
+    let spike = report
+        .spikes
+        .first()
+        .map_or_else(Figure::default, |spike| Figure { reached: Some(spike.judged()), rounds: spike.rounds.clone() });
     let memory = |of: fn((f64, f64)) -> f64| Figure::of(report.memory.map(|memory| of(memory) / 1e6));
     let more = |measure, figure: Figure, must, moonshot| Goal {
         measure,
@@ -135,10 +130,7 @@ pub(super) fn judge(report: &Report) -> Vec<Goal> {
         moonshot,
         less_is_better: false,
     };
-    let less = |measure, figure, must, moonshot| Goal {
-        less_is_better: true,
-        ..more(measure, figure, must, moonshot)
-    };
+    let less = |measure, figure, must, moonshot| Goal { less_is_better: true, ..more(measure, figure, must, moonshot) };
     let [
         sqlite_accept,
         postgres_accept,

@@ -245,9 +245,10 @@ impl Growth {
             let kinds = [(false, "time-ordered keys"), (true, "random keys")];
             let each = self.journals.iter().flat_map(|journal| kinds.map(|kind| (journal, kind)));
             each.map(|(journal, (random, kind))| {
-                let rates = journal.steps.iter().filter_map(|step| {
-                    Some((step.stored, step.rates.iter().find(|rates| rates.random == random)?))
-                });
+                let rates = journal
+                    .steps
+                    .iter()
+                    .filter_map(|step| Some((step.stored, step.rates.iter().find(|rates| rates.random == random)?)));
                 let mut points: Vec<(f64, f64)> = Vec::new();
                 for (stored, rates) in rates {
                     if points.is_empty() {
@@ -274,10 +275,7 @@ impl Growth {
         let lists: Vec<(String, f64)> = lists
             .flat_map(|(journal, step)| {
                 step.lists.iter().map(move |list| {
-                    (
-                        format!("{}, {} stored: {}", journal.name, millions(step.stored), list.filter),
-                        list.ratio(),
-                    )
+                    (format!("{}, {} stored: {}", journal.name, millions(step.stored), list.filter), list.ratio())
                 })
             })
             .collect();
@@ -294,16 +292,8 @@ impl Growth {
                 plot::lines("Effects per second", stored, &rates(|rates| &rates.effects)),
             ),
             ("Lists", "growth-lists.svg", plot::bars("Speed of a page against 10,000 events", &lists, 2)),
-            (
-                "Start-up",
-                "growth-start.svg",
-                plot::lines("Seconds until the gateway is ready", stored, &start),
-            ),
-            (
-                "Memory",
-                "growth-memory.svg",
-                plot::lines("The gateway's memory, MB", "million events waiting", &memory),
-            ),
+            ("Start-up", "growth-start.svg", plot::lines("Seconds until the gateway is ready", stored, &start)),
+            ("Memory", "growth-memory.svg", plot::lines("The gateway's memory, MB", "million events waiting", &memory)),
         ]
     }
 }
@@ -330,10 +320,7 @@ impl Journal {
         self.write_lists(text)?;
         self.write_starts(text)?;
         if !self.backlogs.is_empty() {
-            writeln!(
-                text,
-                "| waiting | effects/s over the whole of it | most memory, MB |\n| ---: | ---: | ---: |"
-            )?;
+            writeln!(text, "| waiting | effects/s over the whole of it | most memory, MB |\n| ---: | ---: | ---: |")?;
             for row in &self.backlogs {
                 writeln!(text, "| {} | {:.0} | {:.0} |", row.waiting, row.effects, row.memory / 1e6)?;
             }
@@ -358,13 +345,10 @@ impl Journal {
             "| stored | keys | accepts/s | of empty | every round | first run, not counted | effects/s | of empty | every round | stolen % |\n\
              | ---: | --- | ---: | ---: | --- | ---: | ---: | ---: | --- | ---: |"
         )?;
-        for (step, rates) in
-            self.steps.iter().flat_map(|step| step.rates.iter().map(move |rates| (step, rates)))
-        {
+        for (step, rates) in self.steps.iter().flat_map(|step| step.rates.iter().map(move |rates| (step, rates))) {
             let keys = if rates.random { "random" } else { "time-ordered" };
-            let rounds = |pairs: &[Pair]| {
-                pairs.iter().map(|pair| format!("{:.2}", pair.ratio())).collect::<Vec<_>>().join(", ")
-            };
+            let rounds =
+                |pairs: &[Pair]| pairs.iter().map(|pair| format!("{:.2}", pair.ratio())).collect::<Vec<_>>().join(", ");
             let [accepts, effects] = rates.ratios();
             let first = rates.first.map_or_else(|| "–".to_owned(), |first| format!("{:.2}", first.ratio()));
             writeln!(
@@ -382,11 +366,8 @@ impl Journal {
     }
 
     fn write_lists(&self, text: &mut String) -> std::fmt::Result {
-        let sizes: Vec<String> = self
-            .steps
-            .iter()
-            .map(|step| format!(" ms at {} | of the speed |", millions(step.stored)))
-            .collect();
+        let sizes: Vec<String> =
+            self.steps.iter().map(|step| format!(" ms at {} | of the speed |", millions(step.stored))).collect();
         writeln!(text, "| page of the list by | events | ms at 10,000 |{}", sizes.concat())?;
         writeln!(text, "| --- | ---: | ---: |{}", " ---: | ---: |".repeat(sizes.len()))?;
         let Some(first) = self.steps.first() else { return writeln!(text) };
@@ -469,10 +450,7 @@ mod tests {
         assert_eq!(again.to_markdown(), growth.to_markdown());
         let text = std::fs::read_to_string(directory.path().join("GROWTH.md")).unwrap();
         assert!(text.contains("| 0.85 | ≥ 0.9 | **missed** by 0.05 |"), "{text}");
-        assert!(
-            text.contains("| each single filter of the list / at 10,000 events | 0.85 | ≥ 0.7 | met |"),
-            "{text}"
-        );
+        assert!(text.contains("| each single filter of the list / at 10,000 events | 0.85 | ≥ 0.7 | met |"), "{text}");
         let picture = std::fs::read_to_string(directory.path().join("growth-accepts.svg")).unwrap();
         assert!(picture.contains("SQLite, random keys"), "{picture}");
     }

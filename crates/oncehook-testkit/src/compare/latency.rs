@@ -46,8 +46,7 @@ pub(super) async fn measure(plan: &Plan, stacks: &[Stack], report: &mut Report) 
             report.latency_rounds.extend(measured.iter().cloned());
         }
     }
-    report.latency =
-        cells.into_iter().map(|(_, _, measured)| median_by(measured, |latency| latency.p99)).collect();
+    report.latency = cells.into_iter().map(|(_, _, measured)| median_by(measured, |latency| latency.p99)).collect();
     let mut spikes = SPIKES.map(|_| Vec::new());
     for _ in 0..plan.rounds {
         for (measured, (stack, time)) in spikes.iter_mut().zip(SPIKES) {
@@ -76,8 +75,7 @@ async fn one(plan: &Plan, stack: Stack, rate: f64) -> anyhow::Result<Latency> {
     let requests = Load::Fresh.requests((rate * seconds as f64) as usize, throughput::SIZES[0]);
     let stolen = family::stolen();
     let wait = Duration::from_secs(seconds);
-    let sent =
-        run(running.address(), plan.connections, Arc::new(requests), false, Pace::Open(rate), wait).await;
+    let sent = run(running.address(), plan.connections, Arc::new(requests), false, Pace::Open(rate), wait).await;
     Ok(Latency {
         stack,
         rate,

@@ -64,8 +64,7 @@ async fn measure(plan: &Plan, report: &mut Report) -> anyhow::Result<()> {
     if plan.peers {
         stack::install_peers(plan)?;
     }
-    let wanted =
-        |words: &[String], name: &str| words.is_empty() || words.iter().any(|word| name.contains(word));
+    let wanted = |words: &[String], name: &str| words.is_empty() || words.iter().any(|word| name.contains(word));
     let mut stacks = Stack::all(plan.peers);
     stacks.retain(|stack| wanted(&plan.stacks, stack.name()));
     if wanted(&plan.parts, "accepts") {

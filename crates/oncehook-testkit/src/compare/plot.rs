@@ -21,10 +21,8 @@ pub(super) fn save(report: &Report, directory: &Path) -> std::io::Result<Vec<(&'
         of_size.map(|row| (format!("{}: {}", row.stack.name(), row.load.name()), row.rate)).collect();
     let effects: Vec<(String, f64)> =
         report.effects.iter().map(|row| (row.stack.name().to_owned(), row.drained)).collect();
-    let pictures = [
-        ("Accepts per second, 1 KB", "accepts.svg", accepts),
-        ("Effects per second", "effects.svg", effects),
-    ];
+    let pictures =
+        [("Accepts per second, 1 KB", "accepts.svg", accepts), ("Effects per second", "effects.svg", effects)];
     let mut saved = Vec::new();
     for (title, file, of_each) in pictures {
         std::fs::write(directory.join(file), bars(title, &of_each, 0))?;

@@ -105,10 +105,7 @@ impl Machine {
     pub fn here(repository: &Path) -> Self {
         let said = |program: &str, arguments: &[&str]| {
             let ran = Command::new(program).args(arguments).current_dir(repository).output();
-            ran.map_or_else(
-                |_| "unknown".to_owned(),
-                |ran| String::from_utf8_lossy(&ran.stdout).trim().to_owned(),
-            )
+            ran.map_or_else(|_| "unknown".to_owned(), |ran| String::from_utf8_lossy(&ran.stdout).trim().to_owned())
         };
         let cpus = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
         let processor = cpus.lines().find_map(|line| line.strip_prefix("model name")?.split_once(": "));
@@ -164,9 +161,7 @@ impl Report {
     }
 
     pub(super) fn accepts(&self, stack: Stack, load: Load) -> Option<&Accepts> {
-        self.accepts
-            .iter()
-            .find(|accepts| accepts.stack == stack && accepts.load == load && accepts.size == SIZES[0])
+        self.accepts.iter().find(|accepts| accepts.stack == stack && accepts.load == load && accepts.size == SIZES[0])
     }
 
     pub(super) fn judge(&mut self) {
@@ -240,8 +235,7 @@ impl Report {
             "\nCPU and bytes are of the whole deployment: gateway, database, Redis, workers; memory is the most that the gateway's \
              own process had. Storms took turns with a ceiling of their own, and are a part of that."
         )?;
-        if let Some(ceiling) = self.accepts.iter().find(|row| row.stack == Stack::Ceiling && row.size == size)
-        {
+        if let Some(ceiling) = self.accepts.iter().find(|row| row.stack == Stack::Ceiling && row.size == size) {
             writeln!(
                 text,
                 "A request costs the ceiling {:.1} µs of CPU, and the load generator {:.1} µs beside it on the same cores.",
@@ -320,10 +314,8 @@ impl Report {
         )?;
         writeln!(text, "| --- | ---: | ---: | ---: | ---: | ---: | ---: |")?;
         for row in &self.effects {
-            let number =
-                |value: Option<f64>| value.map_or_else(|| "–".to_owned(), |value| format!("{value:.0}"));
-            let of_bare =
-                row.bare.map_or_else(|| "–".to_owned(), |bare| format!("{:.2}", row.drained / bare));
+            let number = |value: Option<f64>| value.map_or_else(|| "–".to_owned(), |value| format!("{value:.0}"));
+            let of_bare = row.bare.map_or_else(|| "–".to_owned(), |bare| format!("{:.2}", row.drained / bare));
             writeln!(
                 text,
                 "| {} | {:.0} | {of_bare} | {:.0} | {} | {} | {:.1} |",
@@ -345,8 +337,7 @@ impl Report {
         )?;
         for goal in &self.goals {
             let sign = if goal.less_is_better { "≤" } else { "≥" };
-            let reached =
-                goal.reached.map_or_else(|| "not measured".to_owned(), |reached| format!("{reached:.2}"));
+            let reached = goal.reached.map_or_else(|| "not measured".to_owned(), |reached| format!("{reached:.2}"));
             let rounds: Vec<String> = goal.rounds.iter().map(|round| format!("{round:.2}")).collect();
             writeln!(
                 text,

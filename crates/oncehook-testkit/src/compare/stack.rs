@@ -182,8 +182,7 @@ impl Running {
         match &self.process {
             Process::Gateway(gateway) => {
                 let verb = if held { "pause" } else { "resume" };
-                let answer =
-                    gateway.post(&format!("/api/routes/orders/{verb}"), &serde_json::json!({})).await;
+                let answer = gateway.post(&format!("/api/routes/orders/{verb}"), &serde_json::json!({})).await;
                 assert_eq!(answer.status, 200, "{verb}");
             }
             Process::Peer { .. } => {
@@ -321,17 +320,9 @@ fn start_peer(plan: &Plan, peer: Peer, directory: tempfile::TempDir) -> anyhow::
         .spawn()?;
     let mut line = String::new();
     BufReader::new(serving.stdout.take().context("its output")?).read_line(&mut line)?;
-    let address = line
-        .trim()
-        .strip_prefix("ready http://")
-        .with_context(|| format!("a peer said {line:?}"))?
-        .parse()?;
+    let address =
+        line.trim().strip_prefix("ready http://").with_context(|| format!("a peer said {line:?}"))?.parse()?;
     // Celery is ready a little after the receiver.
     std::thread::sleep(Duration::from_secs(3));
-    Ok(Running {
-        process: Process::Peer { serving, address },
-        store: Store::None,
-        _redis: None,
-        _directory: directory,
-    })
+    Ok(Running { process: Process::Peer { serving, address }, store: Store::None, _redis: None, _directory: directory })
 }

@@ -22,10 +22,7 @@ pub(super) async fn measure(plan: &Plan, stacks: &[Stack], report: &mut Report) 
         let mut cells: Vec<(Stack, Load, Vec<Accepts>)> = Vec::new();
         for stack in stacks {
             cells.extend(
-                LOADS
-                    .into_iter()
-                    .filter(|load| has(*stack, *load, size))
-                    .map(|load| (*stack, load, Vec::new())),
+                LOADS.into_iter().filter(|load| has(*stack, *load, size)).map(|load| (*stack, load, Vec::new())),
             );
         }
         // Load by load, so that what is compared is measured soon one after the other: the machine has better and worse minutes.
@@ -73,11 +70,8 @@ const STORM_TURNS: u32 = 8;
 async fn one(plan: &Plan, stack: Stack, load: Load, size: usize) -> anyhow::Result<Accepts> {
     let running = stack.start(plan, "")?;
     let again = stack == Stack::Ceiling || load == Load::Storm;
-    let count = if again {
-        20_000
-    } else {
-        stack.requests_a_second() * plan.seconds as usize * 1_024 / size.max(1_024)
-    };
+    let count =
+        if again { 20_000 } else { stack.requests_a_second() * plan.seconds as usize * 1_024 / size.max(1_024) };
     let requests = Arc::new(load.requests(count, size));
     let send = async |to: &Running, again: bool, time: Duration| {
         run(to.address(), plan.connections, Arc::clone(&requests), again, Pace::Closed, time).await

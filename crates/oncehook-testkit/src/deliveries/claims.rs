@@ -39,11 +39,7 @@ async fn events_come_with_their_deliveries<J: WholeJournal>(case: Case<J>) {
 
     // Neither a copy nor another body under the key makes further ones.
     case.append(routed("evt_1", &["orders", "more"])).await;
-    case.append(NewEvent {
-        routes: [named("more")].into_iter().collect(),
-        ..event_with_body("evt_1", "{ }")
-    })
-    .await;
+    case.append(NewEvent { routes: [named("more")].into_iter().collect(), ..event_with_body("evt_1", "{ }") }).await;
     assert_eq!(case.states(event).await, ["mail/0 ready", "orders/0 ready"]);
 
     // Nobody wants it; it is held.
@@ -204,8 +200,7 @@ async fn the_dead_have_a_cause<J: WholeJournal>(case: Case<J>) {
     for cause in [Cause::Destination, Cause::Handler, Cause::Ours, Cause::Poison] {
         let event = case.append(routed(cause.as_str(), &["orders"])).await;
         case.set_clock(3);
-        case.run_one(&route("orders"), Verdict::Dead(Failure::permanent(cause, "no such column: paid")))
-            .await;
+        case.run_one(&route("orders"), Verdict::Dead(Failure::permanent(cause, "no such column: paid"))).await;
         let found = case.delivery(event, "orders", 0).await;
         assert_eq!((found.state.as_str(), found.cause.as_deref()), ("dead", Some(cause.as_str())));
         assert_eq!((found.error.as_deref(), found.settled_at), (Some("no such column: paid"), Some(at(3))));
@@ -285,14 +280,7 @@ async fn followups_start_with_the_success_and_only_once<J: WholeJournal>(case: C
     assert_eq!(case.journal.settle(vec![second]).await.unwrap(), [Settled::Done]);
     assert_eq!(
         case.states(event).await,
-        [
-            "mail/0 dead",
-            "mail/1 ready",
-            "orders/0 succeeded",
-            "orders/1 succeeded",
-            "ship/0 running",
-            "ship/1 running"
-        ]
+        ["mail/0 dead", "mail/1 ready", "orders/0 succeeded", "orders/1 succeeded", "ship/0 running", "ship/1 running"]
     );
     assert_eq!(case.claim(&mail).await[0].event.result, None, "the result of its own epoch");
 }
@@ -321,10 +309,7 @@ async fn settlements_are_answered_one_by_one<J: WholeJournal>(case: Case<J>) {
         settlement(&fences[1], dead("no")),
     ];
     let (done, lost) = (Settled::Done, Settled::Lost);
-    assert_eq!(
-        case.journal.settle(settlements).await.unwrap(),
-        [done, lost, done, lost, lost, lost, lost, lost, done]
-    );
+    assert_eq!(case.journal.settle(settlements).await.unwrap(), [done, lost, done, lost, lost, lost, lost, lost, done]);
     let mut states = Vec::new();
     for fence in &fences {
         states.extend(case.states(fence.delivery.event).await);

@@ -48,9 +48,7 @@ async fn forget_all<J: WholeJournal>(case: &Case<J>, retention: Retention) -> Fo
             case.trust_clock().await;
             continue;
         }
-        assert!(
-            step.events <= retention.batch && step.keys <= retention.batch && step.audit <= retention.batch
-        );
+        assert!(step.events <= retention.batch && step.keys <= retention.batch && step.audit <= retention.batch);
         sum.events += step.events;
         sum.keys += step.keys;
         sum.audit += step.audit;
@@ -102,9 +100,7 @@ async fn fault_18_a_clock_that_jumps_erases_nothing<J: WholeJournal>(case: Case<
     }
 }
 
-async fn a_doubted_clock_is_believed_when_the_operator_says_so_or_it_has_lasted<J: WholeJournal>(
-    case: Case<J>,
-) {
+async fn a_doubted_clock_is_believed_when_the_operator_says_so_or_it_has_lasted<J: WholeJournal>(case: Case<J>) {
     fifty(&case).await;
     case.set_clock(31 * DAY);
     nothing_goes(&case).await;
@@ -122,9 +118,7 @@ async fn a_doubted_clock_is_believed_when_the_operator_says_so_or_it_has_lasted<
     assert_eq!(append_one(&*case.journal, again).await.verdict, Decision::New, "its window is over");
 }
 
-async fn keys_that_are_stored_while_the_clock_is_set_back_are_remembered_as_long_as_others<
-    J: WholeJournal,
->(
+async fn keys_that_are_stored_while_the_clock_is_set_back_are_remembered_as_long_as_others<J: WholeJournal>(
     case: Case<J>,
 ) {
     fifty(&case).await;
@@ -275,14 +269,11 @@ async fn fault_40_keys_outlive_their_events<J: WholeJournal>(case: Case<J>) {
     case.set_clock(31 * DAY);
     assert_eq!(forget_all(&case, RETENTION).await, forgotten(1, 0));
     // Fault 23: the copy would be remembered for longer, if it were the first.
-    let late =
-        NewEvent { received_at: at(31 * DAY), expires_at: at(66 * DAY), ..remembered("evt_1", &["orders"]) };
+    let late = NewEvent { received_at: at(31 * DAY), expires_at: at(66 * DAY), ..remembered("evt_1", &["orders"]) };
     let late = append_one(&*case.journal, late).await;
     assert_eq!((late.id, late.verdict), (event, Decision::Duplicate));
-    let other = NewEvent {
-        routes: [named("orders")].into_iter().collect(),
-        ..crate::journal::event("evt_1", "another body")
-    };
+    let other =
+        NewEvent { routes: [named("orders")].into_iter().collect(), ..crate::journal::event("evt_1", "another body") };
     let other = append_one(&*case.journal, other).await;
     assert_eq!((other.id, other.verdict), (event, Decision::Conflict));
     assert_eq!(case.claim(&route("orders")).await.len(), 0);
@@ -316,11 +307,7 @@ async fn keys_outlive_their_window_while_an_effect_may_come<J: WholeJournal>(cas
     assert!(case.journal.show(applied).await.unwrap().is_some());
     assert_eq!(append_one(&*case.journal, remembered("applied", &[])).await.verdict, Decision::New);
     for key in ["dead", "held", "pending"] {
-        assert_eq!(
-            append_one(&*case.journal, remembered(key, &[])).await.verdict,
-            Decision::Duplicate,
-            "{key}"
-        );
+        assert_eq!(append_one(&*case.journal, remembered(key, &[])).await.verdict, Decision::Duplicate, "{key}");
     }
     // A dead letter that is tried again and succeeds lets its key go.
     case.journal.order(order(letter, Verb::Retry)).await.unwrap();

@@ -172,10 +172,7 @@ impl<J: WholeJournal> History<'_, J> {
         };
         let expected_there: Vec<_> = expected.iter().map(ours).collect();
         assert_eq!(format!("{expected_there:#?}"), format!("{found:#?}"), "seed {}", self.seed);
-        self.saw(
-            "follow-ups with a result",
-            found.iter().filter(|claim| claim.event.result.is_some()).count(),
-        );
+        self.saw("follow-ups with a result", found.iter().filter(|claim| claim.event.result.is_some()).count());
         self.fences.extend(expected.into_iter().map(|claim| claim.fence));
     }
 
@@ -197,8 +194,7 @@ impl<J: WholeJournal> History<'_, J> {
             };
             expected.push(Settlement { fence, verdict, followups });
         }
-        let found =
-            expected.iter().map(|ours| Settlement { fence: self.theirs(&ours.fence), ..ours.clone() });
+        let found = expected.iter().map(|ours| Settlement { fence: self.theirs(&ours.fence), ..ours.clone() });
         let found = self.subject.settle(found.collect()).await.unwrap();
         let verdicts: Vec<_> = expected.iter().map(|settlement| settlement.verdict.clone()).collect();
         let expected = self.reference.settle(expected).await.unwrap();

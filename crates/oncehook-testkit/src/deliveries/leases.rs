@@ -60,8 +60,7 @@ async fn a_late_attempt_still_counts_while_nobody_else_began<J: WholeJournal>(ca
 
 async fn leases_run_out_unless_they_are_renewed<J: WholeJournal>(case: Case<J>) {
     let (orders, mail) = (route("orders"), route("mail"));
-    let [kept, lost] =
-        [case.append(routed("kept", &["orders"])).await, case.append(routed("lost", &["orders"])).await];
+    let [kept, lost] = [case.append(routed("kept", &["orders"])).await, case.append(routed("lost", &["orders"])).await];
     case.append(routed("other", &["mail"])).await;
     let claims = case.claim(&orders).await;
     case.claim(&mail).await;
@@ -74,11 +73,7 @@ async fn leases_run_out_unless_they_are_renewed<J: WholeJournal>(case: Case<J>) 
     assert_eq!(case.states(kept).await, ["orders/0 running"]);
     let found = case.delivery(lost, "orders", 0).await;
     assert_eq!(found.state, "retrying");
-    assert!(
-        (at(15)..=at(25)).contains(&found.run_at),
-        "{:?} is no back-off of up to ten seconds",
-        found.run_at
-    );
+    assert!((at(15)..=at(25)).contains(&found.run_at), "{:?} is no back-off of up to ten seconds", found.run_at);
     assert_eq!(found.error.as_deref(), Some(Failure::never_ended().message.as_str()));
     assert_eq!((found.cause, found.settled_at), (None, None));
     let attempt = Attempt {

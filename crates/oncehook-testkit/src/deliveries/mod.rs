@@ -14,14 +14,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use oncehook::delivery::{
-    Cause, Claim, DeliveryId, DeliveryState, Failure, FailureText, Fence, HandedEvent, RouteName, Settled,
-    Settlement, Verdict,
+    Cause, Claim, DeliveryId, DeliveryState, Failure, FailureText, Fence, HandedEvent, RouteName, Settled, Settlement,
+    Verdict,
 };
 use oncehook::event::{EventId, NewEvent, SourceName};
 use oncehook::handler::Handler;
 use oncehook::journal::{
-    Deliveries, Delivery, EventDetail, Journal, JournalReader, Order, Pausable, Pause, Paused, Standing,
-    Verb, Who,
+    Deliveries, Delivery, EventDetail, Journal, JournalReader, Order, Pausable, Pause, Paused, Standing, Verb, Who,
 };
 use oncehook::retry::RetryPolicy;
 use oncehook::route::Route;
@@ -57,8 +56,7 @@ pub async fn exercise_deliveries<J: WholeJournal>(subject: &Subject<J>) {
 const LEASE: Duration = Duration::from_secs(15);
 
 /// Three attempts with a back-off of up to ten seconds.
-const RETRY: RetryPolicy =
-    RetryPolicy { max_attempts: 3, base: Duration::from_secs(10), cap: Duration::from_secs(60) };
+const RETRY: RetryPolicy = RetryPolicy { max_attempts: 3, base: Duration::from_secs(10), cap: Duration::from_secs(60) };
 
 fn named(name: &str) -> RouteName {
     RouteName::new(name).unwrap()

@@ -303,10 +303,7 @@ async fn older_events_are_superseded<J: WholeJournal>(case: Case<J>) {
     let mut ran = case.run_out(&route).await;
     ran.sort();
     assert_eq!(ran, ["other", "v6"]);
-    assert_eq!(
-        (case.state(old).await.as_str(), case.state(other).await.as_str()),
-        ("superseded", "succeeded")
-    );
+    assert_eq!((case.state(old).await.as_str(), case.state(other).await.as_str()), ("superseded", "succeeded"));
     let delivery = case.delivery(old, "orders", 0).await;
     assert_eq!((delivery.attempt, delivery.attempts.len(), delivery.settled_at), (0, 0, Some(at(0))));
     assert!(delivery.error.is_some_and(|why| why.contains("version 5")));

@@ -4,9 +4,7 @@ use std::sync::Arc;
 
 use oncehook::delivery::{Settled, Verdict};
 use oncehook::event::NewEvent;
-use oncehook::journal::{
-    ATTEMPTS_SHOWN, AuditEntry, EventStatus, Flag, ORDERS_SHOWN, OrderError, Ordered, Retention,
-};
+use oncehook::journal::{ATTEMPTS_SHOWN, AuditEntry, EventStatus, Flag, ORDERS_SHOWN, OrderError, Ordered, Retention};
 use oncehook_verify::Quarantine;
 
 use super::*;

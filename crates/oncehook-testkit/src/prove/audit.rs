@@ -167,9 +167,8 @@ mod tests {
     use super::*;
 
     fn facts(stored: &[&str], orders: &[&str]) -> Facts {
-        let event = |key: &&str| {
-            (key.to_string(), format!("id_{key}"), oncehook_verify::digest(&History::body_of(key)))
-        };
+        let event =
+            |key: &&str| (key.to_string(), format!("id_{key}"), oncehook_verify::digest(&History::body_of(key)));
         let orders = orders.iter().map(|&key| key.to_owned()).collect();
         Facts {
             events: stored.iter().map(event).collect(),

@@ -383,8 +383,7 @@ impl<'p> Cluster<'p> {
         let sending = self.history.send(&[other.ingress], 2, &mut self.random);
         for (point, passings) in POINTS {
             for _ in 0..count {
-                let armed =
-                    [("ONCEHOOK_CRASH_POINT", format!("{point}:{}", 1 + self.random.below(passings)))];
+                let armed = [("ONCEHOOK_CRASH_POINT", format!("{point}:{}", 1 + self.random.below(passings)))];
                 let Some(mut node) = self.start(0, &armed) else { return };
                 let sending = self.history.send(&[node.ingress], 4, &mut self.random);
                 let ended = tokio::task::block_in_place(|| node.ended_within(Duration::from_secs(60)));
@@ -512,15 +511,10 @@ impl<'p> Cluster<'p> {
             states.insert(state.to_owned(), count.parse().unwrap());
         }
         let number = |text: &str| text.parse::<u64>().unwrap();
-        self.coverage
-            .note("attempts that ended with their process", number(&self.query(words.lost).concat()));
+        self.coverage.note("attempts that ended with their process", number(&self.query(words.lost).concat()));
         let layers = self.query(words.layers).concat();
-        let names =
-            ["duplicates that memory knew", "duplicates that Redis knew", "duplicates that the journal knew"];
-        names
-            .into_iter()
-            .zip(layers.split('|'))
-            .for_each(|(name, count)| self.coverage.note(name, number(count)));
+        let names = ["duplicates that memory knew", "duplicates that Redis knew", "duplicates that the journal knew"];
+        names.into_iter().zip(layers.split('|')).for_each(|(name, count)| self.coverage.note(name, number(count)));
         Facts {
             events: events.iter().map(read).collect(),
             effects: BTreeMap::from([

@@ -464,11 +464,7 @@ print(int(time.time()))
         disk.shift_clock(-86_400);
         let output = command.output().unwrap();
         let said = String::from_utf8(output.stdout).unwrap();
-        assert!(
-            said.starts_with("0 ok\n1 ok\n2 5\n3 5\n4 ok\n"),
-            "{said}{}",
-            String::from_utf8_lossy(&output.stderr)
-        );
+        assert!(said.starts_with("0 ok\n1 ok\n2 5\n3 5\n4 ok\n"), "{said}{}", String::from_utf8_lossy(&output.stderr));
         let time: i64 = said.lines().last().unwrap().parse().unwrap();
         let ahead = crate::gateway::now().as_secs() - time;
         assert!((86_390..86_500).contains(&ahead), "{ahead}");

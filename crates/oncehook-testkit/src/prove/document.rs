@@ -159,9 +159,8 @@ fn processor() -> String {
 
 fn memory_megabytes() -> u64 {
     let info = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    let total = info
-        .lines()
-        .find_map(|line| line.strip_prefix("MemTotal:")?.trim().split(' ').next()?.parse::<u64>().ok());
+    let total =
+        info.lines().find_map(|line| line.strip_prefix("MemTotal:")?.trim().split(' ').next()?.parse::<u64>().ok());
     total.unwrap_or(0) / 1_024
 }
 
@@ -171,11 +170,8 @@ mod tests {
 
     #[test]
     fn r47_the_last_line_counts_a_mistake_only_if_all_who_looked_have_found_it() {
-        let search = |bug, doubled| Search {
-            bug: Some(bug),
-            scenario: "races",
-            tally: Tally { doubled, ..Tally::default() },
-        };
+        let search =
+            |bug, doubled| Search { bug: Some(bug), scenario: "races", tally: Tally { doubled, ..Tally::default() } };
         let row = |acked, lost| Row { tally: Tally { acked, lost, ..Tally::default() }, ..Row::default() };
         let mut report = Report {
             rows: vec![row(40, 0), row(2, 1)],

@@ -131,9 +131,8 @@ impl<'p> Elsewhere<'p> {
         let Some(mut gateway) = self.start(&[]) else { return Tally { odd: self.odd, ..Tally::default() } };
         let end = Instant::now() + DRAIN;
         loop {
-            let left = self.number(
-                "SELECT count(*) FROM oncehook_deliveries WHERE state IN ('ready', 'running', 'retrying')",
-            );
+            let left =
+                self.number("SELECT count(*) FROM oncehook_deliveries WHERE state IN ('ready', 'running', 'retrying')");
             if left == 0 {
                 break;
             }
@@ -175,10 +174,8 @@ impl<'p> Elsewhere<'p> {
             let id = oncehook::event::EventId::from_bytes(id).to_string();
             Ok((row.get(0)?, id, oncehook_verify::digest(&body)))
         });
-        let mut states =
-            journal.prepare("SELECT state, count(*) FROM oncehook_deliveries GROUP BY state").unwrap();
-        let states =
-            states.query_map([], |row| Ok((row.get(0)?, row.get::<_, i64>(1)?.unsigned_abs()))).unwrap();
+        let mut states = journal.prepare("SELECT state, count(*) FROM oncehook_deliveries GROUP BY state").unwrap();
+        let states = states.query_map([], |row| Ok((row.get(0)?, row.get::<_, i64>(1)?.unsigned_abs()))).unwrap();
         let shop = self.server.database_of(self.directory.path());
         let keys = |sql: &str| shop.query(sql).lines().map(str::to_owned).collect();
         Facts {

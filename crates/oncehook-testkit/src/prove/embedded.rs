@@ -390,9 +390,7 @@ impl<'p> Deployment<'p> {
             let routes = routes["routes"].as_array().cloned().unwrap_or_default();
             let pending: u64 = routes
                 .iter()
-                .flat_map(|route| {
-                    ["waiting", "running"].map(|field| route["backlog"][field].as_u64().unwrap_or(1))
-                })
+                .flat_map(|route| ["waiting", "running"].map(|field| route["backlog"][field].as_u64().unwrap_or(1)))
                 .sum();
             if pending == 0 && !routes.is_empty() {
                 return;
@@ -466,16 +464,14 @@ impl<'p> Deployment<'p> {
             facts.effects.insert("shipments", texts(&database, "SELECT key FROM shipments"));
             facts.effects.insert("mails", self.inbox.applied());
         }
-        let mut states =
-            database.prepare("SELECT state, count(*) FROM oncehook_deliveries GROUP BY state").unwrap();
+        let mut states = database.prepare("SELECT state, count(*) FROM oncehook_deliveries GROUP BY state").unwrap();
         facts.states = states
             .query_map([], |row| Ok((row.get(0)?, row.get::<_, i64>(1)?.unsigned_abs())))
             .unwrap()
             .collect::<Result<BTreeMap<_, _>, _>>()
             .unwrap();
-        let number = |sql: &str| -> u64 {
-            database.query_row(sql, [], |row| row.get::<_, i64>(0)).unwrap().unsigned_abs()
-        };
+        let number =
+            |sql: &str| -> u64 { database.query_row(sql, [], |row| row.get::<_, i64>(0)).unwrap().unsigned_abs() };
         facts.unexplained = number(
             "SELECT count(*) FROM oncehook_deliveries WHERE state = 'dead' AND (error IS NULL OR cause IS NULL)",
         );
@@ -485,16 +481,14 @@ impl<'p> Deployment<'p> {
             "attempts that ended with their process",
             number("SELECT count(*) FROM oncehook_attempts WHERE outcome = 'lost'"),
         );
-        self.coverage
-            .add("keys merged into the ledger's table", number("SELECT count(*) FROM oncehook_keys"));
+        self.coverage.add("keys merged into the ledger's table", number("SELECT count(*) FROM oncehook_keys"));
         for (what, layer) in
             [("duplicates that memory knew", "memory"), ("duplicates that the journal knew", "journal")]
         {
             let sql = format!("SELECT coalesce(sum({layer}), 0) FROM oncehook_duplicates");
             self.coverage.note(what, number(&sql));
         }
-        let aliases =
-            "SELECT a.alias, e.id FROM oncehook_spool_aliases a JOIN oncehook_events e ON e.seq = a.event";
+        let aliases = "SELECT a.alias, e.id FROM oncehook_spool_aliases a JOIN oncehook_events e ON e.seq = a.event";
         let mut aliases = database.prepare(aliases).unwrap();
         let id = |bytes: [u8; 16]| oncehook::event::EventId::from_bytes(bytes).to_string();
         facts.aliases = aliases

@@ -37,8 +37,7 @@ fn judge(list: &str, tests: &BTreeSet<String>, scenarios: &BTreeSet<&str>) -> (S
     }
     let mut problems = Vec::new();
     let mut numbers = Vec::new();
-    let mut table =
-        String::from("| # | what happens | what shows that it is survived |\n| --- | --- | --- |\n");
+    let mut table = String::from("| # | what happens | what shows that it is survived |\n| --- | --- | --- |\n");
     for line in list.lines().filter(|line| !line.starts_with('#')) {
         let parts: Vec<&str> = line.splitn(3, '|').map(str::trim).collect();
         let [number, title, said] = parts[..] else {
@@ -113,9 +112,7 @@ mod tests {
             table
         };
         let table = check("1 | a | \n# no\n2 | b | \"kills\" `other`\n3 | c | not covered: why", &[]);
-        assert!(
-            table.contains("| 1 | a | `fault_1_it_happens` |\n| 2 | b | *kills* `other` |\n| 3 | c | not")
-        );
+        assert!(table.contains("| 1 | a | `fault_1_it_happens` |\n| 2 | b | *kills* `other` |\n| 3 | c | not"));
         check("2 | b |", &["nothing shows fault 2, and no reason is given"]);
         check("2 | b | because", &["nothing shows fault 2, and no reason is given"]);
         check("2 | b | `none`", &["fault 2 names `none`, which is no test"]);

@@ -168,12 +168,7 @@ impl History {
     }
 
     /// Sends over so many connections until it is told to stop, or until nobody listens any more.
-    pub fn send(
-        self: &Arc<Self>,
-        addresses: &[SocketAddr],
-        connections: usize,
-        random: &mut Random,
-    ) -> Sending {
+    pub fn send(self: &Arc<Self>, addresses: &[SocketAddr], connections: usize, random: &mut Random) -> Sending {
         let stop = Arc::new(AtomicBool::new(false));
         let connections = (0..connections)
             .map(|number| {

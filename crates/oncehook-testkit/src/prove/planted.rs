@@ -107,8 +107,7 @@ async fn zombie(place: &Path, bug: Option<Bug>) -> Tally {
     let path = directory.path().join("journal.db");
     rusqlite::Connection::open(&path).unwrap().execute_batch("CREATE TABLE orders (key TEXT)").unwrap();
     let clock = Clock::manual(NOW);
-    let journal =
-        SqliteJournal::open(&SqliteOptions { clock: clock.clone(), ..SqliteOptions::new(&path) }).unwrap();
+    let journal = SqliteJournal::open(&SqliteOptions { clock: clock.clone(), ..SqliteOptions::new(&path) }).unwrap();
     let handler = |database: &rusqlite::Connection, event: &HandedEvent| {
         let key = String::from_utf8_lossy(event.key.as_bytes()).into_owned();
         database.execute("INSERT INTO orders VALUES (?1)", [key]).map_err(|error| {
@@ -125,8 +124,7 @@ async fn zombie(place: &Path, bug: Option<Bug>) -> Tally {
     let mut tally = Tally::default();
     for number in 0..20 {
         let key = format!("evt_{number}");
-        append_one(&journal, NewEvent { routes: [name.clone()].into_iter().collect(), ..event(&key, "{}") })
-            .await;
+        append_one(&journal, NewEvent { routes: [name.clone()].into_iter().collect(), ..event(&key, "{}") }).await;
         let frozen = journal.claim(Arc::clone(&route), 1, lease).await.unwrap();
         clock.set(UnixMicros(clock.now().0 + 16_000_000));
         journal.reclaim(Arc::clone(&route)).await.unwrap();
@@ -140,12 +138,9 @@ async fn zombie(place: &Path, bug: Option<Bug>) -> Tally {
     journal.close().await;
     let _ = planted::plant(None);
     let database = rusqlite::Connection::open(&path).unwrap();
-    let count = |sql: &str| -> u64 {
-        database.query_row(sql, [], |row| row.get::<_, i64>(0)).unwrap().unsigned_abs()
-    };
+    let count = |sql: &str| -> u64 { database.query_row(sql, [], |row| row.get::<_, i64>(0)).unwrap().unsigned_abs() };
     tally.stored = count("SELECT count(*) FROM oncehook_events");
-    let (effects, distinct) =
-        (count("SELECT count(*) FROM orders"), count("SELECT count(DISTINCT key) FROM orders"));
+    let (effects, distinct) = (count("SELECT count(*) FROM orders"), count("SELECT count(DISTINCT key) FROM orders"));
     tally.doubled = effects - distinct;
     tally.lost = tally.acked - distinct;
     tally

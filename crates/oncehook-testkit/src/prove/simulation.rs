@@ -23,8 +23,8 @@ use oncehook::fastpath::FastPath;
 use oncehook::handler::Handler;
 use oncehook::journal::memory::MemoryJournal;
 use oncehook::journal::{
-    AppendError, BoxFuture, Deliveries as _, EventQuery, Journal, JournalReader as _, JournalState, Layer,
-    Receipt, SelfTestError, Ticket,
+    AppendError, BoxFuture, Deliveries as _, EventQuery, Journal, JournalReader as _, JournalState, Layer, Receipt,
+    SelfTestError, Ticket,
 };
 use oncehook::retry::RetryPolicy;
 use oncehook::route::Route;
@@ -80,14 +80,7 @@ impl Journal for Gate {
         Ok(ticket)
     }
 
-    fn note_duplicate(
-        &self,
-        id: EventId,
-        source: &SourceName,
-        at: UnixMicros,
-        peer: IpAddr,
-        layer: Layer,
-    ) -> bool {
+    fn note_duplicate(&self, id: EventId, source: &SourceName, at: UnixMicros, peer: IpAddr, layer: Layer) -> bool {
         self.journal.note_duplicate(id, source, at, peer, layer)
     }
 
@@ -194,14 +187,9 @@ impl World {
         let mut random = Random::new(seed);
         let clock = Clock::manual(NOW);
         let journal = Arc::new(MemoryJournal::with_clock(clock.clone()));
-        let never =
-            |_: &rusqlite::Connection, _: &HandedEvent| panic!("the simulation has its own destination");
+        let never = |_: &rusqlite::Connection, _: &HandedEvent| panic!("the simulation has its own destination");
         let source = SourceName::new("shop").unwrap();
-        let policy = RetryPolicy {
-            max_attempts: 10_000,
-            base: Duration::from_millis(50),
-            cap: Duration::from_secs(1),
-        };
+        let policy = RetryPolicy { max_attempts: 10_000, base: Duration::from_millis(50), cap: Duration::from_secs(1) };
         let route = Route::new(RouteName::new("orders").unwrap(), source, Handler::Function(Arc::new(never)));
         let at_once = RetryPolicy { base: Duration::ZERO, cap: Duration::ZERO, ..policy };
         let reclaimed = Arc::new(Route { retry: at_once, ..route.clone() });
@@ -248,8 +236,7 @@ impl World {
             // Copies race with the first, or come much later.
             let copies = if self.random.below(2) == 0 { 0 } else { 1 + self.random.below(4) };
             for copy in 0..=copies {
-                let late =
-                    if self.random.below(2) == 0 { self.random.below(3) } else { self.random.below(3_000) };
+                let late = if self.random.below(2) == 0 { self.random.below(3) } else { self.random.below(3_000) };
                 let node = self.random.below(nodes) as usize;
                 let changed = copy > 0 && self.random.below(10) == 0;
                 let at = if copy == 0 { first } else { first + late as i64 * MILLI };
@@ -260,8 +247,7 @@ impl World {
             self.at(0, Step::Work { node, life: 0 });
             for _ in 0..self.random.below(4) {
                 let at = self.random.below(STORMY as u64) as i64;
-                let step =
-                    if self.random.below(2) == 0 { Step::Crash { node } } else { Step::Freeze { node } };
+                let step = if self.random.below(2) == 0 { Step::Crash { node } } else { Step::Freeze { node } };
                 self.at(at, step);
             }
         }

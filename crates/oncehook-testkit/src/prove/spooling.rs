@@ -17,8 +17,7 @@ use crate::leash;
 use crate::shop::{self, ORDERS, SHIPMENTS};
 
 /// The places of the spool at which builds for tests can end, and after how many passings at most.
-pub const POINTS: [(&str, u64); 5] =
-    [("spooling", 4), ("spooled", 4), ("drained", 1), ("aliased", 1), ("cleared", 1)];
+pub const POINTS: [(&str, u64); 5] = [("spooling", 4), ("spooled", 4), ("drained", 1), ("aliased", 1), ("cleared", 1)];
 
 /// An outage, and those who send meanwhile.
 struct Outage {

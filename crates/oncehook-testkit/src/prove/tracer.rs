@@ -68,12 +68,7 @@ pub struct Tracer<'l> {
 impl<'l> Tracer<'l> {
     /// Attaches to all threads; each thread's call of that kind and number fails with an error, if one is given.
     #[must_use]
-    pub fn attach(
-        gateway: &Gateway,
-        files: &[PathBuf],
-        failure: Option<(&str, &str, u64)>,
-        log: &'l Log,
-    ) -> Self {
+    pub fn attach(gateway: &Gateway, files: &[PathBuf], failure: Option<(&str, &str, u64)>, log: &'l Log) -> Self {
         let mut command = Command::new("strace");
         command.args(["-f", "-q", "-e", &format!("trace={CALLS}")]);
         if let Some((error, call, number)) = failure {

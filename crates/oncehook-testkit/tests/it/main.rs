@@ -58,8 +58,7 @@ fn every_requirement_is_in_the_table() {
     let mut listed = BTreeSet::new();
     for line in document.lines().filter(|line| line.starts_with("| R")) {
         let ids = line.split('|').nth(1).unwrap().trim();
-        let numbers: Vec<u32> =
-            ids.split('–').map(|id| id.trim_start_matches('R').parse().unwrap()).collect();
+        let numbers: Vec<u32> = ids.split('–').map(|id| id.trim_start_matches('R').parse().unwrap()).collect();
         listed.extend(*numbers.first().unwrap()..=*numbers.last().unwrap());
     }
     assert_eq!(listed, (1..=48).collect());
@@ -141,16 +140,11 @@ fn every_crash_point_is_visited_by_a_test() {
 
 #[test]
 fn r47_the_proof_kills_at_every_crash_point() {
-    let visited: BTreeSet<String> = [
-        &embedded::POINTS[..],
-        &cluster::POINTS,
-        &cluster::DAY_POINTS,
-        &spooling::POINTS,
-        &elsewhere::POINTS,
-    ]
-    .into_iter()
-    .flatten()
-    .map(|(point, _)| (*point).to_owned())
-    .collect();
+    let visited: BTreeSet<String> =
+        [&embedded::POINTS[..], &cluster::POINTS, &cluster::DAY_POINTS, &spooling::POINTS, &elsewhere::POINTS]
+            .into_iter()
+            .flatten()
+            .map(|(point, _)| (*point).to_owned())
+            .collect();
     assert_eq!(crash_points(), visited);
 }

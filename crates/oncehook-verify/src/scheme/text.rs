@@ -140,11 +140,9 @@ fn checked(text: SchemeText) -> Result<Scheme, String> {
         let key = text.key.unwrap_or(KeyEncoding::Utf8);
         let rules = jws.algorithms.iter().map(|algorithm| KeyRule::plain(algorithm.algorithm(), key, ""));
         let scheme = scheme(rules.collect());
-        if scheme.content.is_some() || scheme.timestamp.is_some() || scheme.id.is_some() || encoding.is_some()
-        {
+        if scheme.content.is_some() || scheme.timestamp.is_some() || scheme.id.is_some() || encoding.is_some() {
             return Err(
-                "a token signs what its claims say: remove content, timestamp, id and signature.encoding"
-                    .to_owned(),
+                "a token signs what its claims say: remove content, timestamp, id and signature.encoding".to_owned()
             );
         }
         return Ok(scheme);
@@ -176,9 +174,7 @@ fn location(text: SignatureText, plan: &mut Plan) -> Result<Location, String> {
             let names = HeaderNames::parse(list.as_slice().iter().map(String::as_str))?;
             Ok(Location::Headers(names.iter().cloned().collect()))
         }
-        (None, None, Some(name), None) => {
-            Ok(Location::Repeated(HeaderNames::parse([name.as_str()])?.first().clone()))
-        }
+        (None, None, Some(name), None) => Ok(Location::Repeated(HeaderNames::parse([name.as_str()])?.first().clone())),
         (None, None, None, Some(field)) => Ok(Location::Field(Field::parse(&field, plan)?)),
         _ => Err("signature needs one of header, headers, repeated and field".to_owned()),
     }
@@ -189,9 +185,7 @@ fn timestamp_rule(text: TimestampText, plan: &mut Plan) -> Result<TimestampRule,
         (Some(_), Some(_)) => {
             return Err("timestamp.header and timestamp.field exclude each other".to_owned());
         }
-        (Some(names), None) => {
-            Some(Field { name: format!("header:{}", names.first()), at: At::Header(names) })
-        }
+        (Some(names), None) => Some(Field { name: format!("header:{}", names.first()), at: At::Header(names) }),
         (None, field) => field.as_deref().map(|field| Field::parse(field, plan)).transpose()?,
     };
     let tolerance_secs = text.tolerance.unwrap_or(DEFAULT_TOLERANCE_SECS);
@@ -226,8 +220,7 @@ fn check_parts(scheme: &Scheme) -> Result<(), String> {
         }
         if keys.iter().any(|rule| rule.algorithm != Algorithm::Token || rule.key != KeyEncoding::Utf8) {
             return Err(
-                "a token is compared as text: key must be \"utf8\", and no other algorithm beside it"
-                    .to_owned(),
+                "a token is compared as text: key must be \"utf8\", and no other algorithm beside it".to_owned()
             );
         }
         return Ok(());
@@ -270,17 +263,14 @@ fn check_timestamp(scheme: &Scheme, content: &Template) -> Result<(), String> {
     });
     if !named && !special && !inside {
         return Err(
-            "timestamp is set, but content does not hold {ts}: an unsigned timestamp protects nothing"
-                .to_owned(),
+            "timestamp is set, but content does not hold {ts}: an unsigned timestamp protects nothing".to_owned()
         );
     }
     match (timestamp.field.is_some(), grammar.carries_timestamp()) {
         (true, true) => {
             Err("the timestamp is in the signature header and in a place of its own: choose one".to_owned())
         }
-        (false, false) => {
-            Err("timestamp.header is missing, and the signature header does not carry one".to_owned())
-        }
+        (false, false) => Err("timestamp.header is missing, and the signature header does not carry one".to_owned()),
         _ => Ok(()),
     }
 }
@@ -319,9 +309,7 @@ fn key_rules(
             return Err("each of keys needs a tag, because the signature header is tagged".to_owned());
         }
     } else if accepted.is_some() {
-        return Err(
-            "signature.grammar.tagged.accept and keys[].tag say the same thing: use the tags".to_owned()
-        );
+        return Err("signature.grammar.tagged.accept and keys[].tag say the same thing: use the tags".to_owned());
     } else if keys.iter().any(|rule| !rule.tag.is_empty()) {
         return Err("keys[].tag needs a tagged signature header".to_owned());
     }

@@ -6,9 +6,8 @@ use crate::{rejection::Rejection, template::Filling};
 
 pub(super) fn payload(filling: &Filling<'_, '_>) -> Result<Vec<u8>, Rejection> {
     let time = filling.timestamp.ok_or(Rejection::MissingTimestamp)?;
-    let names = filling
-        .names
-        .ok_or_else(|| Rejection::MissingField { field: "the list of signed headers".to_owned() })?;
+    let names =
+        filling.names.ok_or_else(|| Rejection::MissingField { field: "the list of signed headers".to_owned() })?;
     let mut values = Vec::new();
     for name in names.split(' ').take(MAX_SIGNED_HEADERS) {
         values.push(listed_header(filling.view, name)?);

@@ -94,12 +94,7 @@ pub(crate) fn sorted_form(view: &View<'_>) -> Result<Vec<u8>, Rejection> {
     let mut pairs: Vec<(&str, &str)> = form(view)?;
     pairs.sort_unstable();
     pairs.dedup();
-    Ok(pairs
-        .iter()
-        .flat_map(|(name, value)| [name.as_bytes(), value.as_bytes()])
-        .flatten()
-        .copied()
-        .collect())
+    Ok(pairs.iter().flat_map(|(name, value)| [name.as_bytes(), value.as_bytes()]).flatten().copied().collect())
 }
 
 /// The fields of the body as text.
@@ -127,10 +122,7 @@ pub(crate) fn crc32(bytes: &[u8]) -> u32 {
                 value = if value & 1 == 1 { 0xedb8_8320 ^ (value >> 1) } else { value >> 1 };
                 bit += 1;
             }
-            #[expect(
-                clippy::indexing_slicing,
-                reason = "computed when the crate is compiled; the index is below 256"
-            )]
+            #[expect(clippy::indexing_slicing, reason = "computed when the crate is compiled; the index is below 256")]
             {
                 table[index] = value;
             }
@@ -147,11 +139,9 @@ pub(crate) fn crc32(bytes: &[u8]) -> u32 {
 
 /// Reads a header by name, as part of a special text.
 fn header<'v>(view: &'v View<'_>, name: &'static str) -> Result<std::borrow::Cow<'v, str>, Rejection> {
-    let at = crate::header::HeaderNames::parse([name])
-        .map_err(|_| Rejection::MissingField { field: name.to_owned() })?;
-    Field { name: name.to_owned(), at: crate::view::At::Header(at) }
-        .read(view)
-        .map(|text| text.into_owned().into())
+    let at =
+        crate::header::HeaderNames::parse([name]).map_err(|_| Rejection::MissingField { field: name.to_owned() })?;
+    Field { name: name.to_owned(), at: crate::view::At::Header(at) }.read(view).map(|text| text.into_owned().into())
 }
 
 #[cfg(test)]

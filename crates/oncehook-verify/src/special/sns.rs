@@ -25,8 +25,7 @@ struct Message {
 pub(super) fn string_to_sign(body: &[u8]) -> Result<Vec<u8>, Rejection> {
     let unreadable = || Rejection::AmbiguousField { field: "the message's fields".to_owned() };
     let message: Message = serde_json::from_slice(body).map_err(|_| unreadable())?;
-    let mut lines: Vec<(&str, &str)> =
-        vec![("Message", &message.message), ("MessageId", &message.message_id)];
+    let mut lines: Vec<(&str, &str)> = vec![("Message", &message.message), ("MessageId", &message.message_id)];
     match message.r#type.as_str() {
         "Notification" => lines.extend(message.subject.as_deref().map(|subject| ("Subject", subject))),
         "SubscriptionConfirmation" | "UnsubscribeConfirmation" => {
@@ -48,14 +47,9 @@ mod tests {
 
     #[test]
     fn each_type_has_its_fields() {
-        let text =
-            |body: &str| string_to_sign(body.as_bytes()).map(|bytes| String::from_utf8(bytes).unwrap());
-        let body =
-            r#"{"Type":"Notification","MessageId":"1","TopicArn":"t","Message":"a\nb","Timestamp":"T"}"#;
-        assert_eq!(
-            text(body).unwrap(),
-            "Message\na\nb\nMessageId\n1\nTimestamp\nT\nTopicArn\nt\nType\nNotification\n"
-        );
+        let text = |body: &str| string_to_sign(body.as_bytes()).map(|bytes| String::from_utf8(bytes).unwrap());
+        let body = r#"{"Type":"Notification","MessageId":"1","TopicArn":"t","Message":"a\nb","Timestamp":"T"}"#;
+        assert_eq!(text(body).unwrap(), "Message\na\nb\nMessageId\n1\nTimestamp\nT\nTopicArn\nt\nType\nNotification\n");
         let with_subject = body.replace("\"Message\":", "\"Subject\":\"s\",\"Message\":");
         assert!(text(&with_subject).unwrap().contains("MessageId\n1\nSubject\ns\nTimestamp"));
         let confirmation = body

@@ -1,8 +1,6 @@
 //! Requests that hold several events, and the digest of an event.
 
-use oncehook_verify::{
-    Identified, Item, MAX_BATCH_ITEMS, MissingKey, Quarantine, Unidentified, UnixMicros, digest,
-};
+use oncehook_verify::{Identified, Item, MAX_BATCH_ITEMS, MissingKey, Quarantine, Unidentified, UnixMicros, digest};
 
 use crate::kit::{Sent, identify_with, item, item_of};
 
@@ -90,21 +88,16 @@ fn names_are_joined_and_optional_parts_may_be_absent() {
 #[test]
 fn times_are_read_in_their_unit_or_not_at_all() {
     let of = |unit: &str, value: &str| {
-        item_of(&format!("time = {{ from = \"/t\", unit = \"{unit}\" }}"), &format!("{{\"t\":{value}}}"))
-            .occurred_at
+        item_of(&format!("time = {{ from = \"/t\", unit = \"{unit}\" }}"), &format!("{{\"t\":{value}}}")).occurred_at
     };
     assert_eq!(of("s", "1700000000"), Some(UnixMicros::from_secs(1_700_000_000)));
     assert_eq!(of("s", "\"1700000000\""), Some(UnixMicros::from_secs(1_700_000_000)));
     assert_eq!(of("ms", "1700000000123"), Some(UnixMicros(1_700_000_000_123_000)));
     assert_eq!(of("rfc3339", "\"2023-11-14T22:13:20Z\""), Some(UnixMicros::from_secs(1_700_000_000)));
     assert_eq!(of("rfc3339", "\"2023-11-14 22:13:20 UTC\""), Some(UnixMicros::from_secs(1_700_000_000)));
-    for (unit, value) in [
-        ("s", "1e9"),
-        ("s", "9223372036854775807"),
-        ("ms", "null"),
-        ("rfc3339", "1700000000"),
-        ("rfc3339", "\"soon\""),
-    ] {
+    for (unit, value) in
+        [("s", "1e9"), ("s", "9223372036854775807"), ("ms", "null"), ("rfc3339", "1700000000"), ("rfc3339", "\"soon\"")]
+    {
         assert_eq!(of(unit, value), None, "{unit} {value}");
     }
 }

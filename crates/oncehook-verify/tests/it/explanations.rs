@@ -92,12 +92,7 @@ fn another_provider_is_recognised_by_its_header() {
     let github = Sent::new(EVENT).signed(scheme("github"), SECRET, "", NOW);
     assert_finding(scheme("stripe"), SECRET, &github, "provider = \"github\"");
     assert_finding(scheme("stripe"), SECRET, &github, "x-hub-signature-256");
-    assert_finding(
-        scheme("stripe"),
-        SECRET,
-        &Sent::new(EVENT),
-        "No header of the request looks like a signature",
-    );
+    assert_finding(scheme("stripe"), SECRET, &Sent::new(EVENT), "No header of the request looks like a signature");
 }
 
 #[test]
@@ -113,15 +108,9 @@ fn a_wrong_public_address_is_recognised() {
             assert_eq!(side.settings.url.as_deref(), Some(actual));
             let sent = side.genuine(0, NOW).with("host", "gateway.example");
             let settings = Settings { url: Some(configured.to_owned()), ..side.settings.clone() };
-            let explained = explain_with(
-                &side.preset.verify,
-                &secrets(&[&side.pairs[0].1]),
-                &settings,
-                &sent.request(),
-                NOW,
-                None,
-            )
-            .unwrap();
+            let explained =
+                explain_with(&side.preset.verify, &secrets(&[&side.pairs[0].1]), &settings, &sent.request(), NOW, None)
+                    .unwrap();
             let text = explained.findings.join("\n");
             assert!(explained.verdict.is_err());
             assert!(text.contains(&format!("fits the address {actual}")), "{name} {configured}: {text}");
@@ -135,7 +124,6 @@ fn a_wrong_secret_and_a_missing_header_are_named() {
     assert_finding(scheme("stripe"), SECRET, &sent, "the secret belongs to another endpoint");
     let explanation = explained(scheme("stripe"), SECRET, &Sent::new(EVENT));
     assert_eq!(explanation.verdict.unwrap_err().to_string(), "the header stripe-signature is missing");
-    let slack =
-        Sent::new(EVENT).signed(scheme("slack"), SECRET, "", NOW).without("x-slack-request-timestamp");
+    let slack = Sent::new(EVENT).signed(scheme("slack"), SECRET, "", NOW).without("x-slack-request-timestamp");
     assert_finding(scheme("slack"), SECRET, &slack, "header x-slack-request-timestamp is missing");
 }

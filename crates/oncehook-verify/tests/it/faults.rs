@@ -1,8 +1,8 @@
 //! One test per fault that this crate must survive; the numbers are those of the project's list of faults.
 
 use oncehook_verify::{
-    EventKey, Identified, MissingKey, Preset, Quarantine, Rejection, Secret, SetupError, Unidentified,
-    UnixMicros, Verifier,
+    EventKey, Identified, MissingKey, Preset, Quarantine, Rejection, Secret, SetupError, Unidentified, UnixMicros,
+    Verifier,
 };
 
 use crate::kit::{
@@ -77,9 +77,7 @@ fn fault_29_a_missing_id_follows_the_policy_and_is_never_empty() {
             assert_eq!(digested.key, EventKey::of_digest(&digested.digest), "{body} {part:?}");
             assert_eq!(digested.quarantine, None);
 
-            let Ok(Identified::One(waiting)) = identify_with(toml, MissingKey::Quarantine, sent()) else {
-                panic!()
-            };
+            let Ok(Identified::One(waiting)) = identify_with(toml, MissingKey::Quarantine, sent()) else { panic!() };
             assert_eq!(waiting.quarantine, Some(Quarantine::MissingKey));
             assert_eq!(waiting.key, EventKey::of_digest(&waiting.digest));
 
@@ -87,18 +85,13 @@ fn fault_29_a_missing_id_follows_the_policy_and_is_never_empty() {
         }
     }
     let incomplete = item(toml, Sent::new(br#"{"id":"a"}"#));
-    assert_eq!(
-        incomplete.key,
-        EventKey::of_digest(&incomplete.digest),
-        "one part missing, the whole key missing"
-    );
+    assert_eq!(incomplete.key, EventKey::of_digest(&incomplete.digest), "one part missing, the whole key missing");
     assert_eq!(item(toml, Sent::new(br#"{"id":"a"}"#).with("x-part", "b")).key.as_bytes(), b"1:a,1:b");
 }
 
 #[test]
 fn fault_30_composite_keys_are_unambiguous() {
-    let key =
-        |a: &str, b: &str| item_of("key = [\"/a\", \"/b\"]", &format!("{{\"a\":\"{a}\",\"b\":\"{b}\"}}")).key;
+    let key = |a: &str, b: &str| item_of("key = [\"/a\", \"/b\"]", &format!("{{\"a\":\"{a}\",\"b\":\"{b}\"}}")).key;
     assert_ne!(key("ab", "c"), key("a", "bc"));
     assert_ne!(key("1:a", "b"), key("1", "a,1:b"));
     assert_eq!(key("ab", "c"), key("ab", "c"));
@@ -110,10 +103,7 @@ fn fault_58_empty_signature_after_version_is_rejected() {
         let sent = standard().replacing("webhook-signature", value);
         assert!(matches!(standard_code(&sent), "malformed_signature" | "no_known_signature"), "{value:?}");
     }
-    assert_eq!(
-        stripe_code(&stripe(NOW).replacing("stripe-signature", "t=1700000001,v1="), NOW),
-        "malformed_signature"
-    );
+    assert_eq!(stripe_code(&stripe(NOW).replacing("stripe-signature", "t=1700000001,v1="), NOW), "malformed_signature");
 }
 
 #[test]
@@ -182,12 +172,9 @@ fn fault_61_no_empty_or_placeholder_secret_and_none_at_all_is_an_error() {
         let sent = side.genuine(0, NOW);
         assert!(refusing.verify(&sent.request(), NOW).is_err(), "{}", side.preset.name);
     }
-    let error = |name: &str, texts: &[&str]| {
-        Verifier::new(scheme(name), &secrets(texts), None).unwrap_err().to_string()
-    };
-    for text in
-        ["whsec_!!not-base64!!", "whpk_AAAA", "whsk_nWGxne/9WmC6hEr0kuwsxERJxWl7MmkZcDusAxyuf2A=", "whpk_!"]
-    {
+    let error =
+        |name: &str, texts: &[&str]| Verifier::new(scheme(name), &secrets(texts), None).unwrap_err().to_string();
+    for text in ["whsec_!!not-base64!!", "whpk_AAAA", "whsk_nWGxne/9WmC6hEr0kuwsxERJxWl7MmkZcDusAxyuf2A=", "whpk_!"] {
         let message = error("standard-webhooks", &[WHSEC, text]);
         assert!(message.contains("secret 2"), "{message}");
         assert!(!message.contains(text) && !message.contains("nWGxne"), "{message}");
@@ -215,12 +202,8 @@ fn fault_62_unknown_versions_are_ignored_and_the_algorithm_is_not_chosen_by_the_
         "v1 is not for a public key"
     );
     // The classic confusion: an HMAC made with the public key's bytes.
-    let forged = Sent::new(EVENT).signed(
-        scheme("standard-webhooks"),
-        WHPK.strip_prefix("whpk_").unwrap(),
-        "msg_1",
-        NOW,
-    );
+    let forged =
+        Sent::new(EVENT).signed(scheme("standard-webhooks"), WHPK.strip_prefix("whpk_").unwrap(), "msg_1", NOW);
     for tag in ["v1,", "v1a,"] {
         let value = forged.header("webhook-signature").replace("v1,", tag);
         let sent = forged.clone().replacing("webhook-signature", value);
@@ -258,12 +241,8 @@ fn fault_63_a_timestamp_is_digits_and_nothing_else() {
         }
     }
     assert_eq!(standard_code(&standard().without("webhook-timestamp")), "missing_header");
-    let millis = Sent::new(EVENT).signed(
-        scheme("stripe"),
-        "whsec_test_secret",
-        "",
-        UnixMicros::from_secs(1_700_000_001_000),
-    );
+    let millis =
+        Sent::new(EVENT).signed(scheme("stripe"), "whsec_test_secret", "", UnixMicros::from_secs(1_700_000_001_000));
     assert_eq!(stripe_code(&millis, NOW), "in_future", "milliseconds taken for seconds");
 }
 
@@ -276,8 +255,7 @@ fn fault_64_the_tolerance_is_exact_on_both_sides() {
     assert_eq!(at(301_000_000), "too_old");
     assert_eq!(at(-300_000_000), "ok");
     assert_eq!(at(-300_000_001), "in_future");
-    let verdict =
-        check(scheme("stripe"), &["whsec_test_secret"], &sent, UnixMicros(signed_at.0 + 400_000_000));
+    let verdict = check(scheme("stripe"), &["whsec_test_secret"], &sent, UnixMicros(signed_at.0 + 400_000_000));
     assert_eq!(verdict, Err(Rejection::TooOld { age_secs: 400, tolerance_secs: 300 }));
     // Extremes do not overflow.
     assert_eq!(stripe_code(&sent, UnixMicros(i64::MAX)), "too_old");
@@ -327,10 +305,8 @@ fn fault_67_no_second_form_of_the_input_is_tried() {
     // A signature over the compact form does not carry over to the spaced form, nor one over the decoded secret to its text.
     let spaced = br#"{"test": 2432232314}"#;
     let compact = br#"{"test":2432232314}"#;
-    let sent = Sent {
-        body: spaced.to_vec(),
-        ..Sent::new(compact).signed(scheme("stripe"), "whsec_test_secret", "", NOW)
-    };
+    let sent =
+        Sent { body: spaced.to_vec(), ..Sent::new(compact).signed(scheme("stripe"), "whsec_test_secret", "", NOW) };
     assert_eq!(stripe_code(&sent, NOW), "signature_mismatch");
     let by_svix = Sent::new(EVENT).signed(scheme("svix"), WHSEC, "msg_1", NOW);
     let by_text = Sent::new(EVENT).signed(scheme("stripe"), WHSEC, "", NOW);
@@ -397,11 +373,7 @@ fn fault_79_hostile_json_is_bounded_and_ambiguity_waits_for_a_person() {
         assert_eq!(item.quarantine, Some(Quarantine::AmbiguousJson), "{body}");
         assert_eq!(item.key, EventKey::of_digest(&item.digest), "{body}");
     }
-    assert_eq!(
-        item_of(toml, r#"{"id":"a","x":1,"x":2}"#).quarantine,
-        None,
-        "off the path it does not matter"
-    );
+    assert_eq!(item_of(toml, r#"{"id":"a","x":1,"x":2}"#).quarantine, None, "off the path it does not matter");
 }
 
 #[test]
@@ -440,8 +412,7 @@ fn headers_of_two_families_follow_one_rule() {
     let (signing, verifying) = key_pairs("standard-webhooks")[0];
     let sent = genuine(preset, signing, NOW).with("svix-id", "smuggled");
     let verifier = Verifier::new(&preset.verify, &secrets(&[verifying]), None).unwrap();
-    let identifier =
-        oncehook_verify::Identifier::new(&preset.identify, &preset.verify, MissingKey::Digest).unwrap();
+    let identifier = oncehook_verify::Identifier::new(&preset.identify, &preset.verify, MissingKey::Digest).unwrap();
     let request = sent.request();
     let identified = identifier.identify(&verifier.verify(&request, NOW).unwrap()).unwrap();
     assert_eq!(identified.items()[0].key.as_bytes(), b"evt_1");
@@ -457,12 +428,9 @@ fn fault_72_a_request_cannot_choose_where_its_key_comes_from() {
         assert!(text.contains(from));
         sns.check(&[0], &Sent { body: text.replace(from, to).into_bytes(), ..genuine.clone() }, NOW)
     };
-    for host in [
-        "sns.evil.example",
-        "sns.us-east-1.amazonaws.com.evil.example",
-        "127.0.0.1",
-        "u@sns.us-east-1.amazonaws.com",
-    ] {
+    for host in
+        ["sns.evil.example", "sns.us-east-1.amazonaws.com.evil.example", "127.0.0.1", "u@sns.us-east-1.amazonaws.com"]
+    {
         let url = format!("https://{host}/SimpleNotificationService-");
         let verdict = at("https://sns.us-east-1.amazonaws.com/SimpleNotificationService-", &url);
         assert_eq!(verdict.unwrap_err().code(), "key_url_refused", "{host}");

@@ -77,8 +77,7 @@ fn fuzz_header_grammars() {
             Ok(_) => {
                 // Hexadecimal digits may be written in either case.
                 let text = String::from_utf8_lossy(&value);
-                let same = text.contains(signature.as_str())
-                    || text.to_ascii_lowercase().contains(signature.as_str());
+                let same = text.contains(signature.as_str()) || text.to_ascii_lowercase().contains(signature.as_str());
                 assert!(same, "{}: forged {text}", side.preset.name);
                 accepted += 1;
             }
@@ -93,8 +92,7 @@ fn fuzz_header_grammars() {
 #[test]
 fn fuzz_signed_tokens() {
     let mut random = Random(0x1234_5678_9abc_def1);
-    let names =
-        ["netlify", "bird", "qstash", "livekit", "fusionauth", "atlassian-connect", "plaid", "google-pubsub"];
+    let names = ["netlify", "bird", "qstash", "livekit", "fusionauth", "atlassian-connect", "plaid", "google-pubsub"];
     let sides: Vec<_> = names
         .iter()
         .map(|name| {
@@ -107,8 +105,7 @@ fn fuzz_signed_tokens() {
         .collect();
     for case in 0..CASES {
         // Public keys are slow to check, so they get every sixteenth case.
-        let (side, verifier, genuine, header, key) =
-            &sides[if case % 16 == 0 { 6 + case / 16 % 2 } else { case % 6 }];
+        let (side, verifier, genuine, header, key) = &sides[if case % 16 == 0 { 6 + case / 16 % 2 } else { case % 6 }];
         let value = genuine.headers[header].as_bytes().to_vec();
         let mut bent = value.clone();
         random.bend(&mut bent, b"eyJhbGciOiJIUzI1NiJ9._-=AQ {}\"");
@@ -118,12 +115,7 @@ fn fuzz_signed_tokens() {
         let request = Request { headers: &headers, ..genuine.request() };
         let _ = verifier.key_request(&request);
         let verdict = verifier.verify_with(&request, NOW, key.as_ref());
-        assert!(
-            verdict.is_err() || bent == value,
-            "{}: {}",
-            side.preset.name,
-            String::from_utf8_lossy(&bent)
-        );
+        assert!(verdict.is_err() || bent == value, "{}: {}", side.preset.name, String::from_utf8_lossy(&bent));
     }
 }
 
@@ -166,10 +158,7 @@ fn fuzz_certificate_text_and_address() {
         let host = url.strip_prefix("https://sns.").unwrap().split('/').next().unwrap();
         let ours = host.strip_suffix(".amazonaws.com").or_else(|| host.strip_suffix(".amazonaws.com.cn"));
         let region = ours.unwrap_or_else(|| panic!("{url}"));
-        assert!(
-            region.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-'),
-            "{url}"
-        );
+        assert!(region.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-'), "{url}");
         // Checking with RSA is slow, and a change of the address alone does not change the message.
         if case % 8 == 1 && verifier.verify_with(&request, NOW, Some(&key)).is_ok() {
             assert_eq!(signed(&body).as_ref(), Some(&original), "{}", String::from_utf8_lossy(&body));
@@ -185,7 +174,8 @@ fn fuzz_certificate_text_and_address() {
 #[test]
 fn fuzz_paths_into_json() {
     let mut random = Random(0x00c0_ffee_1234_5677);
-    let template = br#"{"a":{"b":[1,{"id":"x\u0041"},null]},"items":[{"id":"1","n":2},{"id":3}],"id":"evt_1","t":1700000000}"#;
+    let template =
+        br#"{"a":{"b":[1,{"id":"x\u0041"},null]},"items":[{"id":"1","n":2},{"id":3}],"id":"evt_1","t":1700000000}"#;
     let plans = [
         "key = [\"/id\", \"/a/b/1/id\"]\ntype = \"/a/b/0\"\nentity = \"/t\"\nvolatile = [\"/a\", \"/a/b\", \"/t\"]\ntime = { from = \"/t\", unit = \"s\" }",
         "items = \"/items\"\nkey = \"/id\"\nvolatile = [\"/n\"]",
@@ -227,15 +217,14 @@ fn fuzz_paths_into_json() {
 #[test]
 fn fuzz_forms() {
     let mut random = Random(0x5151_2323_8787_0001);
-    let sides: Vec<_> =
-        ["twilio", "braintree", "dropbox-sign", "mandrill", "plivo", "mercado-pago", "mollie-classic"]
-            .iter()
-            .map(|name| {
-                let side = Side::of(name);
-                let (sent, verifier) = (side.genuine(0, NOW), side.verifier(&[0]));
-                (side, sent, verifier)
-            })
-            .collect();
+    let sides: Vec<_> = ["twilio", "braintree", "dropbox-sign", "mandrill", "plivo", "mercado-pago", "mollie-classic"]
+        .iter()
+        .map(|name| {
+            let side = Side::of(name);
+            let (sent, verifier) = (side.genuine(0, NOW), side.verifier(&[0]));
+            (side, sent, verifier)
+        })
+        .collect();
     for case in 0..CASES / 2 {
         let (side, genuine, verifier) = &sides[case % sides.len()];
         let mut sent = genuine.clone();
@@ -256,8 +245,7 @@ fn fuzz_forms() {
 #[test]
 fn a_signature_of_one_preset_is_not_accepted_by_another() {
     let (signing, _) = key_pairs("stripe")[0];
-    for preset in
-        Preset::all().iter().filter(|preset| preset.verify.params().is_empty() && !preset.verify.needs_url())
+    for preset in Preset::all().iter().filter(|preset| preset.verify.params().is_empty() && !preset.verify.needs_url())
     {
         let Ok(verifier) = Verifier::new(&preset.verify, &secrets(&[signing]), None) else { continue };
         let sent = crate::kit::genuine(crate::kit::preset("stripe"), signing, NOW);

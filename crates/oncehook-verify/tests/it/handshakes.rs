@@ -25,7 +25,8 @@ fn reply(status: u16, content_type: Option<&str>, body: &str) -> Option<Reply> {
 
 #[test]
 fn slack_gets_its_challenge_back() {
-    let body = r#"{"token":"x","challenge":"3eZbrw1aBm2rZgRNFdxV2595E9CY3gmdALWMmHkvFXO7tYXAYM8P","type":"url_verification"}"#;
+    let body =
+        r#"{"token":"x","challenge":"3eZbrw1aBm2rZgRNFdxV2595E9CY3gmdALWMmHkvFXO7tYXAYM8P","type":"url_verification"}"#;
     assert_eq!(
         answer("slack", body),
         reply(200, Some("text/plain"), "3eZbrw1aBm2rZgRNFdxV2595E9CY3gmdALWMmHkvFXO7tYXAYM8P")
@@ -35,9 +36,8 @@ fn slack_gets_its_challenge_back() {
 
 #[test]
 fn only_harmless_values_are_echoed() {
-    let with = |challenge: &str| {
-        answer("slack", &format!("{{\"type\":\"url_verification\",\"challenge\":{challenge}}}"))
-    };
+    let with =
+        |challenge: &str| answer("slack", &format!("{{\"type\":\"url_verification\",\"challenge\":{challenge}}}"));
     let long = |count: usize| format!("\"{}\"", "a".repeat(count));
     assert!(with("\"aZ0_.~+/=-\"").is_some());
     assert!(with(&long(512)).is_some());
@@ -54,11 +54,7 @@ fn discord_pings_are_told_apart_from_events() {
         reply(200, Some("application/json"), r#"{"type":1}"#)
     );
     assert_eq!(answer("discord", r#"{"version":1,"application_id":"1","type":0}"#), reply(204, None, ""));
-    assert_eq!(
-        answer("discord", r#"{"version":1,"type":1,"event":{"type":"X"}}"#),
-        None,
-        "an event, not a ping"
-    );
+    assert_eq!(answer("discord", r#"{"version":1,"type":1,"event":{"type":"X"}}"#), None, "an event, not a ping");
     assert_eq!(answer("discord", r#"{"id":"1","type":2}"#), None);
     assert_eq!(answer("discord", r#"{"id":"1","type":"1"}"#), None, "text is not a number");
 }
@@ -156,8 +152,7 @@ fn challenges_are_signed_as_their_providers_do() {
         b"",
     );
     assert_eq!(text(braintree), "integration_public_key|d9b899556c966b3f06945ec21311865d35df3ce4");
-    let zoom =
-        Side { pairs: [("zoomsecret".into(), "zoomsecret".into()), Default::default()], ..Side::of("zoom") };
+    let zoom = Side { pairs: [("zoomsecret".into(), "zoomsecret".into()), Default::default()], ..Side::of("zoom") };
     let body = br#"{"event":"endpoint.url_validation","payload":{"plainToken":"qgg8vlvZRS6UYooatFL8Aw"}}"#;
     let sent = zoom.sign(Sent::new(body), 0, "", NOW);
     let (verifier, request) = (zoom.verifier(&[0]), sent.request());
@@ -193,8 +188,7 @@ fn fault_69_only_harmless_rules_run_without_a_signature() {
         assert_eq!(reply, None, "{name}: an event would be answered and lost");
     }
     let subscription = Side::of("aws-sns");
-    let (headers, body) =
-        subscription.preset.sample.render("m1", Some("SubscriptionConfirmation"), NOW).unwrap();
+    let (headers, body) = subscription.preset.sample.render("m1", Some("SubscriptionConfirmation"), NOW).unwrap();
     let body = String::from_utf8(body)
         .unwrap()
         .replace("\"Message\":", "\"Token\":\"tok\",\"SubscribeURL\":\"https://evil.example/\",\"Message\":");
@@ -205,10 +199,7 @@ fn fault_69_only_harmless_rules_run_without_a_signature() {
     let verified = verifier.verify_with(&request, NOW, key.as_ref()).unwrap();
     let reply = subscription.preset.handshakes.answer(&verified, &verifier).unwrap();
     let Some(Action::Confirm { url }) = reply.action else { panic!("nothing to confirm") };
-    assert!(
-        url.starts_with("https://sns.us-east-1.amazonaws.com/?Action=ConfirmSubscription&TopicArn="),
-        "{url}"
-    );
+    assert!(url.starts_with("https://sns.us-east-1.amazonaws.com/?Action=ConfirmSubscription&TopicArn="), "{url}");
 }
 
 #[test]
@@ -217,17 +208,10 @@ fn handed_over_secrets_are_told_apart_from_events() {
     assert!(matches!(&asana.action, Some(Action::Secret(secret)) if secret.reveal() == "b537207f20cb"));
     assert_eq!(asana.headers, [("x-hook-secret".to_owned(), "b537207f20cb".to_owned())]);
     assert!(!format!("{asana:?}").contains("Secret(b537"), "{asana:?}");
-    assert_eq!(
-        unsigned("asana", "s", "POST", "/w", &[("x-hook-secret", "a"), ("x-hook-signature", "b")], b""),
-        None
-    );
-    let notion =
-        unsigned("notion", "s", "POST", "/w", &[], br#"{"verification_token":"secret_tMrl"}"#).unwrap();
+    assert_eq!(unsigned("asana", "s", "POST", "/w", &[("x-hook-secret", "a"), ("x-hook-signature", "b")], b""), None);
+    let notion = unsigned("notion", "s", "POST", "/w", &[], br#"{"verification_token":"secret_tMrl"}"#).unwrap();
     assert!(matches!(notion.action, Some(Action::Secret(_))));
-    assert_eq!(
-        unsigned("notion", "s", "POST", "/w", &[], br#"{"verification_token":"x","id":"1","type":"t"}"#),
-        None
-    );
+    assert_eq!(unsigned("notion", "s", "POST", "/w", &[], br#"{"verification_token":"x","id":"1","type":"t"}"#), None);
     let takers: Vec<&str> = Preset::all()
         .iter()
         .filter(|preset| preset.handshakes.hands_over_secret())

@@ -34,8 +34,7 @@ pub(crate) static P256: LazyLock<[Pair; 2]> = LazyLock::new(|| [p256(), p256()])
 
 fn pem(label: &str, der: &[u8]) -> String {
     let text = BASE64_STANDARD.encode(der);
-    let lines: Vec<&str> =
-        text.as_bytes().chunks(64).map(|line| std::str::from_utf8(line).unwrap()).collect();
+    let lines: Vec<&str> = text.as_bytes().chunks(64).map(|line| std::str::from_utf8(line).unwrap()).collect();
     format!("-----BEGIN {label}-----\n{}\n-----END {label}-----\n", lines.join("\n"))
 }
 
@@ -54,8 +53,7 @@ fn p256() -> Pair {
     let spki = rcgen::PublicKeyData::subject_public_key_info(&pair);
     let point = &spki[spki.len() - 64..];
     let part = |bytes: &[u8]| BASE64_URL_SAFE_NO_PAD.encode(bytes);
-    let web_key =
-        format!(r#""kty":"EC","crv":"P-256","x":"{}","y":"{}""#, part(&point[..32]), part(&point[32..]));
+    let web_key = format!(r#""kty":"EC","crv":"P-256","x":"{}","y":"{}""#, part(&point[..32]), part(&point[32..]));
     whole(pair.serialize_pem(), &spki, web_key)
 }
 
@@ -104,9 +102,7 @@ pub(crate) fn pairs(preset: &Preset) -> [(String, String); 2] {
             "11223344D785FBAE710E7F943F307971BB61B21281C98C9129B3D4018A57B2EB",
             "00727DB817A85C8503AD29EAD1523DB869AF0E536893BB3046C92DE7CB045CB1",
         ),
-        _ if preset.secret_hint.contains("whsec_") && preset.name != "stripe"
-            || preset.name == "gitlab-signed" =>
-        {
+        _ if preset.secret_hint.contains("whsec_") && preset.name != "stripe" || preset.name == "gitlab-signed" => {
             same("whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw", "whsec_C2FVsBQIhrscChlQIMV+b5sSYspob7oD")
         }
         _ if preset.secret_hint.starts_with("user:password") => same("gateway:s3cr:et", "gateway:other"),
@@ -151,6 +147,5 @@ const PADDLE_BODIES: [&str; 2] =
     [include_str!("fixtures/paddle-classic-1.body"), include_str!("fixtures/paddle-classic-2.body")];
 
 pub(crate) fn paddle_classic(which: usize) -> Sent {
-    Sent::new(PADDLE_BODIES[which].trim_end().as_bytes())
-        .with("content-type", "application/x-www-form-urlencoded")
+    Sent::new(PADDLE_BODIES[which].trim_end().as_bytes()).with("content-type", "application/x-www-form-urlencoded")
 }

@@ -2,8 +2,8 @@
 
 use http::{HeaderMap, HeaderName, HeaderValue};
 use oncehook_verify::{
-    FetchedKey, Identified, Identifier, Identify, Item, MissingKey, Preset, Rejection, Request, Scheme,
-    Secret, Settings, Signer, Unidentified, UnixMicros, Verifier,
+    FetchedKey, Identified, Identifier, Identify, Item, MissingKey, Preset, Rejection, Request, Scheme, Secret,
+    Settings, Signer, Unidentified, UnixMicros, Verifier,
 };
 
 use crate::keys;
@@ -111,12 +111,7 @@ pub(crate) fn scheme_from(toml: &str) -> Scheme {
 }
 
 /// Verifies and tells the index of the secret that matched.
-pub(crate) fn check(
-    scheme: &Scheme,
-    secret_texts: &[&str],
-    sent: &Sent,
-    now: UnixMicros,
-) -> Result<usize, Rejection> {
+pub(crate) fn check(scheme: &Scheme, secret_texts: &[&str], sent: &Sent, now: UnixMicros) -> Result<usize, Rejection> {
     let verifier = Verifier::new(scheme, &secrets(secret_texts), None).unwrap();
     verifier.verify(&sent.request(), now).map(|verified| verified.secret_index())
 }
@@ -200,8 +195,7 @@ impl Side {
     }
 
     pub(crate) fn sign(&self, sent: Sent, which: usize, id: &str, at: UnixMicros) -> Sent {
-        let signer =
-            Signer::with(&self.preset.verify, &secret(&self.pairs[which].0), self.settings.clone()).unwrap();
+        let signer = Signer::with(&self.preset.verify, &secret(&self.pairs[which].0), self.settings.clone()).unwrap();
         sent.signed_with(&signer, id, at)
     }
 
@@ -214,12 +208,7 @@ impl Side {
     }
 
     /// The verdict while the provider publishes each of these pairs under the name with its number.
-    pub(crate) fn check_published(
-        &self,
-        pairs: &[usize],
-        sent: &Sent,
-        now: UnixMicros,
-    ) -> Result<usize, Rejection> {
+    pub(crate) fn check_published(&self, pairs: &[usize], sent: &Sent, now: UnixMicros) -> Result<usize, Rejection> {
         let published: Vec<(String, usize)> =
             pairs.iter().map(|pair| (keys::name(&self.preset.name, *pair), *pair)).collect();
         let (verifier, request) = (self.verifier(&[]), sent.request());
@@ -263,8 +252,7 @@ impl Side {
         let request = sent.request();
         let fetched = self.fetch(&verifier, &[0], &request).unwrap();
         let verified = verifier.verify_with(&request, now, fetched.as_ref()).unwrap();
-        let identifier =
-            Identifier::new(&self.preset.identify, &self.preset.verify, MissingKey::Digest).unwrap();
+        let identifier = Identifier::new(&self.preset.identify, &self.preset.verify, MissingKey::Digest).unwrap();
         identifier.identify(&verified).unwrap()
     }
 }
@@ -288,11 +276,7 @@ pub(crate) fn genuine(preset: &Preset, signing_secret: &str, at: UnixMicros) -> 
 }
 
 /// Identifies a body with an identification given as TOML. The request is genuine under a token.
-pub(crate) fn identify_with(
-    toml: &str,
-    missing_key: MissingKey,
-    sent: Sent,
-) -> Result<Identified, Unidentified> {
+pub(crate) fn identify_with(toml: &str, missing_key: MissingKey, sent: Sent) -> Result<Identified, Unidentified> {
     let scheme = scheme_from("algorithm = \"token\"\nsignature = { header = \"x-test-token\" }");
     let identify: Identify = toml::from_str(toml).unwrap();
     let identifier = Identifier::new(&identify, &scheme, missing_key).unwrap();

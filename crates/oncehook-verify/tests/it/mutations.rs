@@ -131,9 +131,7 @@ fn a_header_per_secret_is_accepted_by_either_secret() {
         let header = side.preset.verify.signature_headers().next().unwrap().to_string();
         let (old, new) = (side.genuine(0, NOW).header(&header), side.genuine(1, NOW).header(&header));
         let both = match name {
-            "recurly" => {
-                side.genuine(0, NOW).replacing(&header, format!("{old},{}", new.split_once(',').unwrap().1))
-            }
+            "recurly" => side.genuine(0, NOW).replacing(&header, format!("{old},{}", new.split_once(',').unwrap().1)),
             _ => side.genuine(0, NOW).with(second, new),
         };
         assert_eq!(side.check(&[0], &both, NOW), Ok(0), "{name}");

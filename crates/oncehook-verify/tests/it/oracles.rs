@@ -59,18 +59,15 @@ impl Rule {
         for text in self.texts() {
             for value in text.split("$(").skip(1) {
                 let place = value.split(')').next().unwrap();
-                let place = ["hmac-hex:", "hmac-base64:"]
-                    .iter()
-                    .find_map(|prefix| place.strip_prefix(prefix))
-                    .unwrap_or(place);
+                let place =
+                    ["hmac-hex:", "hmac-base64:"].iter().find_map(|prefix| place.strip_prefix(prefix)).unwrap_or(place);
                 places.insert(place.to_owned(), chosen.to_owned());
             }
         }
         places.extend(self.present.iter().chain(&self.echo).map(|place| (place.clone(), chosen.to_owned())));
         for (place, wanted) in &self.when {
             let wanted = wanted.as_str().map_or_else(|| wanted.to_string(), str::to_owned);
-            let wanted =
-                wanted.strip_prefix("param:").map_or(wanted.as_str(), |name| &side.settings.params[name]);
+            let wanted = wanted.strip_prefix("param:").map_or(wanted.as_str(), |name| &side.settings.params[name]);
             places.insert(place.clone(), wanted.to_owned());
         }
         places
@@ -105,11 +102,7 @@ impl Rule {
 
 fn encoded(text: &str) -> String {
     text.bytes()
-        .map(
-            |byte| {
-                if byte.is_ascii_alphanumeric() { (byte as char).to_string() } else { format!("%{byte:02X}") }
-            },
-        )
+        .map(|byte| if byte.is_ascii_alphanumeric() { (byte as char).to_string() } else { format!("%{byte:02X}") })
         .collect()
 }
 
@@ -121,21 +114,8 @@ fn chosen_texts(side: &Side) -> Vec<String> {
     let fields = sample.split('&').filter_map(|pair| pair.split_once('='));
     texts.extend(fields.map(|(_, value)| decoded(value)));
     texts.extend(
-        [
-            "12345",
-            "1",
-            "true",
-            "user_id=1",
-            "a=1",
-            "abc",
-            "[]",
-            "{}",
-            "{\"a\":1}",
-            "\"a\"",
-            "PGE+PC9hPg==",
-            "-",
-        ]
-        .map(str::to_owned),
+        ["12345", "1", "true", "user_id=1", "a=1", "abc", "[]", "{}", "{\"a\":1}", "\"a\"", "PGE+PC9hPg==", "-"]
+            .map(str::to_owned),
     );
     texts.extend((1..=64).map(|length| "0123456789abcdef".repeat(4)[..length].to_owned()));
     texts.extend((0..8).map(|number| format!("{}{number}", "x".repeat(508 + number))));
@@ -161,11 +141,8 @@ fn requests_over(side: &Side, text: &str) -> Vec<Sent> {
     }
     let signed = |body: String| {
         let sent = Sent { headers: sample.0.clone(), body: body.into_bytes(), ..Sent::new(b"") };
-        let signer = oncehook_verify::Signer::with(
-            &side.preset.verify,
-            &secret(&side.pairs[0].0),
-            side.settings.clone(),
-        );
+        let signer =
+            oncehook_verify::Signer::with(&side.preset.verify, &secret(&side.pairs[0].0), side.settings.clone());
         let signed = signer.unwrap().sign_whole(&sent.request(), "evt_1", NOW).ok()?;
         let path = signed.path(&sent.path).into_owned();
         let mut sent = Sent { body: signed.body.unwrap_or(sent.body), path, headers: sent.headers };
@@ -214,8 +191,7 @@ fn r2_no_unsigned_handshake_of_any_preset_signs_what_the_same_source_would_accep
         }
         let verifier = side.verifier(&[0, 1]);
         for chosen in chosen_texts(&side) {
-            let replies: Vec<Reply> =
-                rules.iter().filter_map(|rule| rule.ask(&side, &verifier, &chosen)).collect();
+            let replies: Vec<Reply> = rules.iter().filter_map(|rule| rule.ask(&side, &verifier, &chosen)).collect();
             asked += rules.len();
             *answered.entry(name.clone()).or_insert(0) += replies.len();
             let proofs: Vec<Vec<u8>> =
@@ -231,8 +207,7 @@ fn r2_no_unsigned_handshake_of_any_preset_signs_what_the_same_source_would_accep
         }
     }
     assert!(asked > 1_000, "{asked}");
-    let silent: Vec<&String> =
-        answered.iter().filter(|(_, count)| **count == 0).map(|(name, _)| name).collect();
+    let silent: Vec<&String> = answered.iter().filter(|(_, count)| **count == 0).map(|(name, _)| name).collect();
     assert_eq!(silent, Vec::<&String>::new(), "an oracle that never answered was not driven: {answered:?}");
 }
 
@@ -266,9 +241,7 @@ fn r2_content_that_could_be_a_challenge_is_refused_with_its_reason() {
     for payload in [challenge, &challenge[..20]] {
         assert_eq!(braintree.check(&[0], &form(payload), NOW).unwrap_err().code(), "challenge_content");
     }
-    for payload in
-        [&challenge[..19], &format!("{challenge}0"), &challenge.to_uppercase(), "PGE%2BPC9hPg%3D%3D"]
-    {
+    for payload in [&challenge[..19], &format!("{challenge}0"), &challenge.to_uppercase(), "PGE%2BPC9hPg%3D%3D"] {
         assert_eq!(braintree.check(&[0], &form(payload), NOW), Ok(0), "{payload}");
         assert_eq!(braintree_answer(payload), None, "{payload}");
     }
@@ -277,8 +250,7 @@ fn r2_content_that_could_be_a_challenge_is_refused_with_its_reason() {
     let secrets = secrets(&[&x.pairs[0].1]);
     let forged = x.sign(Sent::new(b"12345"), 0, "", NOW);
     let explained =
-        oncehook_verify::explain_with(&x.preset.verify, &secrets, &x.settings, &forged.request(), NOW, None)
-            .unwrap();
+        oncehook_verify::explain_with(&x.preset.verify, &secrets, &x.settings, &forged.request(), NOW, None).unwrap();
     assert!(explained.findings.join(" ").contains("forged"), "{:?}", explained.findings);
 }
 

@@ -33,22 +33,12 @@ fn r10_there_are_more_than_a_hundred_presets_and_each_says_where_its_facts_come_
         let (name, text) = (&preset.name, file(&preset.name));
         let loaded: Preset = toml::from_str(&text).unwrap_or_else(|error| panic!("{name}: {error}"));
         assert_eq!(loaded.name, *name);
-        assert!(
-            name.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-'),
-            "{name}"
-        );
+        assert!(name.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-'), "{name}");
         let prose: String = text.lines().take_while(|line| line.starts_with('#')).collect();
         assert!(prose.contains("What is signed:"), "{name} does not say what is signed");
         assert!(prose.contains("Sources:"), "{name} has no sources");
-        assert!(
-            loaded.retry_horizon_secs > 0 && !loaded.secret_hint.is_empty() && !loaded.setup.is_empty(),
-            "{name}"
-        );
-        assert_eq!(
-            loaded.experimental,
-            loaded.confidence == Confidence::Memory,
-            "{name}: memory is experimental"
-        );
+        assert!(loaded.retry_horizon_secs > 0 && !loaded.secret_hint.is_empty() && !loaded.setup.is_empty(), "{name}");
+        assert_eq!(loaded.experimental, loaded.confidence == Confidence::Memory, "{name}: memory is experimental");
         let mut known: Vec<&str> =
             loaded.params.iter().filter(|param| !param.optional).map(|param| param.name.as_str()).collect();
         known.sort_unstable();
@@ -239,10 +229,7 @@ fn both_families_of_shopify_headers_are_read() {
     }
     assert!(classic.headers.contains_key("x-shopify-hmac-sha256"));
     assert_eq!(identified(preset, verifying, &classic), identified(preset, verifying, &new));
-    assert_eq!(
-        identified(preset, verifying, &new).entity.as_deref(),
-        Some("sample.myshopify.com:820982911946154508")
-    );
+    assert_eq!(identified(preset, verifying, &new).entity.as_deref(), Some("sample.myshopify.com:820982911946154508"));
 }
 
 #[test]
@@ -263,8 +250,7 @@ fn stripe_ignores_the_counter_of_pending_webhooks() {
     let (signing, verifying) = key_pairs("stripe")[0];
     let of = |count: &str| {
         let body = format!("{{\"id\":\"evt_1\",\"pending_webhooks\":{count}}}");
-        identified(preset, verifying, &Sent::new(body.as_bytes()).signed(&preset.verify, signing, "", NOW))
-            .digest
+        identified(preset, verifying, &Sent::new(body.as_bytes()).signed(&preset.verify, signing, "", NOW)).digest
     };
     assert_eq!(of("1"), of("12"));
 }
@@ -280,8 +266,7 @@ fn discord_events_without_an_id_are_known_by_their_content() {
     assert_eq!(item.entity.as_deref(), Some("9:e1"));
     assert_eq!(item.occurred_at, Some(UnixMicros(1_700_000_000_500_000)));
     let interaction = br#"{"id":"55","application_id":"9","type":2,"data":{"id":"cmd"}}"#;
-    let item =
-        identified(preset, verifying, &Sent::new(interaction).signed(&preset.verify, signing, "", NOW));
+    let item = identified(preset, verifying, &Sent::new(interaction).signed(&preset.verify, signing, "", NOW));
     assert_eq!((item.key.as_bytes(), item.kind.as_deref()), (&b"55"[..], Some("2")));
 }
 

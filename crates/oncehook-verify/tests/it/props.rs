@@ -7,8 +7,7 @@ use proptest::{collection::vec, prelude::*};
 use crate::kit::{NOW, Sent, genuine, identify_with, key_pairs, secrets};
 
 /// Presets that need nothing but a secret.
-const SIMPLE: [&str; 8] =
-    ["stripe", "github", "shopify", "slack", "standard-webhooks", "svix", "gitlab", "discord"];
+const SIMPLE: [&str; 8] = ["stripe", "github", "shopify", "slack", "standard-webhooks", "svix", "gitlab", "discord"];
 
 /// Bytes that can stand in a header, mostly the ones that grammars care about.
 fn header_bytes() -> impl Strategy<Value = Vec<u8>> {

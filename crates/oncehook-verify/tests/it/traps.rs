@@ -73,20 +73,16 @@ fn trap_2_a_json_body_of_twilio_is_tied_by_its_hash() {
 
 #[test]
 fn trap_3_an_unsigned_time_is_not_enforced() {
-    for (name, header) in [
-        ("sentry", "sentry-hook-timestamp"),
-        ("shopify", "shopify-triggered-at"),
-        ("linear", "linear-timestamp"),
-    ] {
+    for (name, header) in
+        [("sentry", "sentry-hook-timestamp"), ("shopify", "shopify-triggered-at"), ("linear", "linear-timestamp")]
+    {
         let side = Side::of(name);
         let sent = side.genuine(0, NOW).replacing(header, "1");
         assert_eq!(side.check(&[0], &sent, NOW), Ok(0), "{name}: {header} is not signed and must not decide");
     }
     // And a scheme that would rely on one does not load.
     let text = "algorithm = \"hmac-sha256\"\nkey = \"utf8\"\ncontent = \"{body}\"\nsignature = { header = \"x-sig\", encoding = \"hex\" }\ntimestamp = { header = \"sentry-hook-timestamp\", unit = \"s\" }";
-    assert!(
-        toml::from_str::<oncehook_verify::Scheme>(text).unwrap_err().to_string().contains("protects nothing")
-    );
+    assert!(toml::from_str::<oncehook_verify::Scheme>(text).unwrap_err().to_string().contains("protects nothing"));
 }
 
 #[test]
@@ -139,11 +135,7 @@ fn trap_6_keys_outlive_the_longest_retry_and_not_the_tolerance() {
             "{}: copies are accepted for longer than keys are kept",
             preset.name
         );
-        assert!(
-            preset.retry_horizon_secs <= 35 * DAY,
-            "{}: longer than keys are kept by default",
-            preset.name
-        );
+        assert!(preset.retry_horizon_secs <= 35 * DAY, "{}: longer than keys are kept by default", preset.name);
     }
 }
 
@@ -169,9 +161,8 @@ fn trap_7_bodies_that_change_between_attempts_are_the_same_event() {
         ),
     ] {
         let side = Side::of(name);
-        let item = |body: &str| {
-            side.identify(&side.sign(Sent::new(body.as_bytes()), 0, "evt_1", NOW), NOW).items()[0].clone()
-        };
+        let item =
+            |body: &str| side.identify(&side.sign(Sent::new(body.as_bytes()), 0, "evt_1", NOW), NOW).items()[0].clone();
         let (first, second) = (item(first), item(second));
         assert_eq!(first.key, second.key, "{name}");
         assert_eq!(first.digest, second.digest, "{name}: a retry would be a conflict");
@@ -201,16 +192,11 @@ fn trap_8_ids_that_are_no_ids_are_not_used() {
         )
     };
     assert_eq!(gitlab("attempt-1"), gitlab("attempt-2"));
-    let sentry = |id: &str| {
-        keys("sentry", r#"{"action":"created"}"#, &[("sentry-hook-resource", "issue"), ("request-id", id)])
-    };
+    let sentry =
+        |id: &str| keys("sentry", r#"{"action":"created"}"#, &[("sentry-hook-resource", "issue"), ("request-id", id)]);
     assert_eq!(sentry("r1"), sentry("r2"), "a repeated task makes a new request id");
     let hubspot = |object: u32| {
-        keys(
-            "hubspot",
-            &format!(r#"[{{"eventId":1,"subscriptionId":2,"objectId":{object},"occurredAt":4}}]"#),
-            &[],
-        )
+        keys("hubspot", &format!(r#"[{{"eventId":1,"subscriptionId":2,"objectId":{object},"occurredAt":4}}]"#), &[])
     };
     assert_ne!(hubspot(3), hubspot(4), "the event id alone is not promised to be unique");
     let recurly = |event: &str| {
@@ -228,12 +214,10 @@ fn trap_8_ids_that_are_no_ids_are_not_used() {
 /// One event through two subscriptions of an endpoint has two ids, and both are kept; sources are told apart by the journal.
 #[test]
 fn trap_9_two_subscriptions_give_two_events() {
-    let shopify = |webhook: &str| {
-        keys("shopify", "{}", &[("shopify-webhook-id", webhook), ("shopify-event-id", "shared")])
-    };
+    let shopify =
+        |webhook: &str| keys("shopify", "{}", &[("shopify-webhook-id", webhook), ("shopify-event-id", "shared")]);
     assert_ne!(shopify("w1"), shopify("w2"));
-    let github =
-        |delivery: &str| keys("github", "{}", &[("x-github-delivery", delivery), ("x-github-hook-id", "1")]);
+    let github = |delivery: &str| keys("github", "{}", &[("x-github-delivery", delivery), ("x-github-hook-id", "1")]);
     assert_ne!(github("d1"), github("d2"));
 }
 
@@ -290,8 +274,7 @@ fn trap_14_older_versions_beside_a_signature_are_not_looked_at() {
     let side = Side::of("hubspot");
     let v1 = Side::of("hubspot-v1");
     let body = br#"[{"eventId":1}]"#;
-    let both =
-        side.sign(v1.sign(Sent::new(body).with("x-hubspot-signature-version", "v1"), 0, "", NOW), 0, "", NOW);
+    let both = side.sign(v1.sign(Sent::new(body).with("x-hubspot-signature-version", "v1"), 0, "", NOW), 0, "", NOW);
     assert_eq!(side.check(&[0], &both, NOW), Ok(0));
     let only_v1 = both.clone().without("x-hubspot-signature-v3");
     assert_eq!(side.check(&[0], &only_v1, NOW).unwrap_err().code(), "missing_header");
@@ -304,14 +287,11 @@ fn trap_14_older_versions_beside_a_signature_are_not_looked_at() {
     let v2 = circle.header("circleci-signature").replace("v1=", "v2=");
     assert!(Side::of("circleci").check(&[0], &circle.replacing("circleci-signature", v2), NOW).is_err());
     let github = Side::of("github").genuine(0, NOW);
-    let sha1 = github
-        .clone()
-        .without("x-hub-signature-256")
-        .with("x-hub-signature", github.header("x-hub-signature-256"));
+    let sha1 =
+        github.clone().without("x-hub-signature-256").with("x-hub-signature", github.header("x-hub-signature-256"));
     assert!(Side::of("github").check(&[0], &sha1, NOW).is_err());
     let twilio = Side::of("twilio");
-    let told =
-        twilio.genuine(0, NOW).with("x-twilio-webhooks-signature-settings", "key=x,algorithm=HMAC_SHA256");
+    let told = twilio.genuine(0, NOW).with("x-twilio-webhooks-signature-settings", "key=x,algorithm=HMAC_SHA256");
     assert_eq!(twilio.check(&[0], &told, NOW), Ok(0), "what the header asks for is not obeyed");
 }
 
@@ -388,11 +368,7 @@ fn trap_16_batches_are_split_and_each_event_has_its_own_key() {
 #[test]
 fn trap_16_nothing_hides_behind_the_first_of_several() {
     let meta = |messages: &str| {
-        keys(
-            "meta",
-            &format!(r#"{{"entry":[{{"changes":[{{"value":{{"messages":[{messages}]}}}}]}}]}}"#),
-            &[],
-        )
+        keys("meta", &format!(r#"{{"entry":[{{"changes":[{{"value":{{"messages":[{messages}]}}}}]}}]}}"#), &[])
     };
     let (one, both) =
         (meta(r#"{"id":"a","type":"text"}"#), meta(r#"{"id":"a","type":"text"},{"id":"b","type":"text"}"#));
@@ -402,8 +378,7 @@ fn trap_16_nothing_hides_behind_the_first_of_several() {
 /// In Adyen's and Microsoft's batches every item is signed for itself: one forged item refuses the request.
 #[test]
 fn trap_16_one_forged_item_refuses_the_whole_request() {
-    for (name, genuine, forged) in
-        [("adyen", "CAPTURE", "REFUNDX"), ("microsoft-graph", "\"created\"", "\"deleted\"")]
+    for (name, genuine, forged) in [("adyen", "CAPTURE", "REFUNDX"), ("microsoft-graph", "\"created\"", "\"deleted\"")]
     {
         let side = Side::of(name);
         let body = match name {

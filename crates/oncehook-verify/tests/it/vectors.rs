@@ -1,9 +1,7 @@
 //! Signatures made by the providers themselves, or accepted by their official libraries. Each is verified and
 //! made again.
 
-use crate::kit::{
-    EVENT, NOW, PUBLIC_1, SEED_1, Sent, Side, URL, check, scheme, scheme_from, secret as secret_of,
-};
+use crate::kit::{EVENT, NOW, PUBLIC_1, SEED_1, Sent, Side, URL, check, scheme, scheme_from, secret as secret_of};
 use oncehook_verify::{Scheme, Settings, Signer, UnixMicros, Verifier};
 
 const SLACK_BODY: &[u8] = b"token=xyzz0WbapA4vBCDEFasx0q6G&team_id=T1DC2JH3J&team_domain=testteamnow&channel_id=G8PSS9T3V&channel_name=foobar&user_id=U2CERLKJA&user_name=roadrunner&command=%2Fwebhook-collect&text=&response_url=https%3A%2F%2Fhooks.slack.com%2Fcommands%2FT1DC2JH3J%2F397700885554%2F96rGlfmibIGlgcZRskXaIFfN&trigger_id=398738663015.47445629121.803a0bc887a14d10d2c447fce8b6703c";
@@ -290,10 +288,7 @@ fn telnyx_and_adyen_as_own_schemes() {
         body: EVENT,
         headers: &[
             ("x-ts", "1700000000"),
-            (
-                "x-sig",
-                "H2rIDIHMzpWISXWLZPO96Je+FyF2U2rMLByk1Yfrt+7KUNEeAEvhbnDHQD9pMbqqBDslpBxEIC7ZxSg401EyCA==",
-            ),
+            ("x-sig", "H2rIDIHMzpWISXWLZPO96Je+FyF2U2rMLByk1Yfrt+7KUNEeAEvhbnDHQD9pMbqqBDslpBxEIC7ZxSg401EyCA=="),
         ],
     });
     let adyen_platform = scheme_from(
@@ -333,8 +328,7 @@ fn paddle_rotation_published() {
 fn presets_reproduce_what_providers_publish() {
     let secs = 1_700_000_000;
     let twilio = "https://mycompany.com/myapp.php";
-    let form =
-        "CallSid=CA1234567890ABCDE&Caller=%2B14158675309&Digits=1234&From=%2B14158675309&To=%2B18005551212";
+    let form = "CallSid=CA1234567890ABCDE&Caller=%2B14158675309&Digits=1234&From=%2B14158675309&To=%2B18005551212";
     let event = std::str::from_utf8(EVENT).unwrap();
     let gocardless = r#"{"events":[{"id":"EV00BD05S5VM2T","created_at":"2018-07-05T09:13:51.404Z","resource_type":"subscriptions","action":"created","links":{"subscription":"SB0003JJQ2MR06"},"details":{"origin":"api","cause":"subscription_created","description":"Subscription created via the API."},"metadata":{}},{"id":"EV00BD05TB8K63","created_at":"2018-07-05T09:13:56.893Z","resource_type":"mandates","action":"created","links":{"mandate":"MD000AMA19XGEC"},"details":{"origin":"api","cause":"mandate_created","description":"Mandate created via the API."},"metadata":{}}]}"#;
     let recurly = r#"{"id":"rjxwmwedwqug","object_type":"account","site_id":"qc326l1hl8k9","event_type":"created","event_time":"2022-09-13T21:18:40Z","account_code":"adfas23zzz14123"}"#;
@@ -648,8 +642,7 @@ fn presets_reproduce_what_providers_publish() {
 #[test]
 fn published_requests_are_accepted_as_they_are() {
     let twilio = Side::of("twilio");
-    let settings =
-        Settings { url: Some("https://mycompany.com/myapp.php".into()), ..twilio.settings.clone() };
+    let settings = Settings { url: Some("https://mycompany.com/myapp.php".into()), ..twilio.settings.clone() };
     let verifier = Verifier::with(&twilio.preset.verify, &[secret_of("12345")], settings).unwrap();
     let sent = Sent::new(br#"{"property": "value", "boolean": true}"#)
         .asking("foo=1&bar=2&bodySHA256=0a1ff7634d9ab3b95db5c9a2dfe9416e41502b283a80c7cf19632632f96e6620")

@@ -24,8 +24,8 @@ use super::tests::{NOW, event, settle};
 use super::*;
 use crate::event::{EventId, EventIds};
 use crate::journal::{
-    BoxFuture, Durability, EventDetail, EventPage, EventQuery, Incarnation, JournalState, ReadError,
-    RecentKey, SelfTestError, Stats, StoredBody, Ticket,
+    BoxFuture, Durability, EventDetail, EventPage, EventQuery, Incarnation, JournalState, ReadError, RecentKey,
+    SelfTestError, Stats, StoredBody, Ticket,
 };
 
 const NODES: usize = 2;
@@ -248,12 +248,8 @@ impl Node {
         let mut path = FastPath::with_store(Box::new(store));
         path.written_too_early = planted;
         let incarnation = Incarnation::named(&life_name(lock(world).life));
-        let journal = Arc::new(NodeJournal {
-            node: number,
-            world: Arc::clone(world),
-            incarnation,
-            connected: Mutex::new(true),
-        });
+        let journal =
+            Arc::new(NodeJournal { node: number, world: Arc::clone(world), incarnation, connected: Mutex::new(true) });
         let path = Arc::new(path);
         let (run, home) = (Arc::clone(&path), Arc::clone(&journal));
         let running = tokio::spawn(async move { run.run(&*home, &*home, &Clock::manual(NOW)).await });

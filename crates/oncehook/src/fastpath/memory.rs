@@ -118,11 +118,8 @@ mod tests {
         let known = KnownKeys::default();
         let first = event("evt_1", 1);
         assert_eq!(known.get(&first, era()), None);
-        let fact = Fact {
-            event: EventIds::above(0, 0).next(NOW),
-            digest: first.digest,
-            expires_at: UnixMicros(NOW.0 + 10),
-        };
+        let fact =
+            Fact { event: EventIds::above(0, 0).next(NOW), digest: first.digest, expires_at: UnixMicros(NOW.0 + 10) };
         known.learn(NameOf(&first).to_owned(), fact, era());
         assert_eq!(known.get(&first, era()), Some(fact));
         let at = |micros: i64| NewEvent { received_at: UnixMicros(NOW.0 + micros), ..event("evt_1", 1) };
@@ -136,11 +133,7 @@ mod tests {
     fn r17_a_key_is_forgotten_when_the_journal_begins_another_life() {
         let (known, life) = (KnownKeys::default(), Incarnation::named("one"));
         let first = event("evt_1", 1);
-        let fact = Fact {
-            event: EventIds::above(0, 0).next(NOW),
-            digest: first.digest,
-            expires_at: first.expires_at,
-        };
+        let fact = Fact { event: EventIds::above(0, 0).next(NOW), digest: first.digest, expires_at: first.expires_at };
         let before = life.era().unwrap();
         known.learn(NameOf(&first).to_owned(), fact, before);
         life.confirm("two");

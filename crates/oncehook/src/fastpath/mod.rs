@@ -23,9 +23,7 @@ use tokio::time::{Instant, timeout};
 
 use crate::clock::Clock;
 use crate::event::{NewEvent, NewEvents, SourceName};
-use crate::journal::{
-    AppendError, Appended, Era, Journal, JournalReader, KnownCopy, Layer, Receipt, Verdict,
-};
+use crate::journal::{AppendError, Appended, Era, Journal, JournalReader, KnownCopy, Layer, Receipt, Verdict};
 use crate::planted::{self, Bug};
 use flights::{Boarding, Flights, Landing, Leader};
 use memory::{Fact, KnownKeys, Name, NameOf};
@@ -217,12 +215,7 @@ impl FastPath {
     }
 
     /// Appends a single event for all who wait for it.
-    async fn lead(
-        &self,
-        journal: &dyn Journal,
-        events: NewEvents,
-        leader: Leader<'_>,
-    ) -> Result<Settled, AppendError> {
+    async fn lead(&self, journal: &dyn Journal, events: NewEvents, leader: Leader<'_>) -> Result<Settled, AppendError> {
         let life = self.life(journal);
         let digest = events.first().map(|event| event.digest).unwrap_or_default();
         let heading = events.first().and_then(|event| life.heading(event));
@@ -239,12 +232,10 @@ impl FastPath {
         }
         let outcome = submit(journal, events).await;
         let landing = match &outcome {
-            Ok(receipt) => {
-                receipt.first().map_or(Landing::Conflict, |appended| match fact(appended, digest) {
-                    Some(fact) => Landing::Known(fact),
-                    None => Landing::Conflict,
-                })
-            }
+            Ok(receipt) => receipt.first().map_or(Landing::Conflict, |appended| match fact(appended, digest) {
+                Some(fact) => Landing::Known(fact),
+                None => Landing::Conflict,
+            }),
             Err(error) => Landing::Failed(error.clone()),
         };
         let name = leader.land(&landing);

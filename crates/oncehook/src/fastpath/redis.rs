@@ -12,8 +12,8 @@ use redis::aio::{ConnectionLike, MultiplexedConnection};
 use redis::cluster::ClusterClient;
 use redis::cluster_async::ClusterConnection;
 use redis::{
-    AsyncConnectionConfig, Client, Cmd, ConnectionInfo, ErrorKind, IntoConnectionInfo, RedisError,
-    ServerErrorKind, Value,
+    AsyncConnectionConfig, Client, Cmd, ConnectionInfo, ErrorKind, IntoConnectionInfo, RedisError, ServerErrorKind,
+    Value,
 };
 
 use super::shared::{Entry, Store, StoreError};
@@ -130,8 +130,7 @@ impl RedisStore {
                 .retries(1)
                 .build()
                 .map_err(|error| judged(&error))?;
-            let mut link =
-                Link::Cluster(cluster.get_async_connection().await.map_err(|error| judged(&error))?);
+            let mut link = Link::Cluster(cluster.get_async_connection().await.map_err(|error| judged(&error))?);
             // Any key will do: some node answers for it.
             link.ask(redis::cmd("GET").arg("oncehook")).await?;
             return Ok(link);
@@ -148,9 +147,8 @@ impl RedisStore {
 }
 
 async fn connect_primary(host: &ConnectionInfo) -> Result<Link, StoreError> {
-    let config = AsyncConnectionConfig::new()
-        .set_connection_timeout(Some(CLIENT_WAIT))
-        .set_response_timeout(Some(CLIENT_WAIT));
+    let config =
+        AsyncConnectionConfig::new().set_connection_timeout(Some(CLIENT_WAIT)).set_response_timeout(Some(CLIENT_WAIT));
     let client = Client::open(host.clone()).map_err(|error| judged(&error))?;
     let connected = client.get_multiplexed_async_connection_with_config(&config).await;
     let mut link = Link::One(connected.map_err(|error| judged(&error))?);
@@ -211,8 +209,7 @@ impl Store for RedisStore {
                 .collect();
             let mut outcome = Ok(());
             for write in writes {
-                let written =
-                    write.await.unwrap_or_else(|_| Err(StoreError::Away("a write broke off".to_owned())));
+                let written = write.await.unwrap_or_else(|_| Err(StoreError::Away("a write broke off".to_owned())));
                 outcome = outcome.and(written.map(|_| ()));
             }
             outcome
@@ -272,11 +269,7 @@ mod tests {
             ("redis://[::1]:6379", 1, false, "redis://[::1]:6379"),
         ] {
             let address = RedisAddress::parse(url).unwrap_or_else(|error| panic!("{url}: {error}"));
-            assert_eq!(
-                (address.hosts.len(), address.cluster, address.shown()),
-                (hosts, cluster, shown),
-                "{url}"
-            );
+            assert_eq!((address.hosts.len(), address.cluster, address.shown()), (hosts, cluster, shown), "{url}");
             assert!(!format!("{address:?}").contains("p@"), "{address:?}");
         }
         for url in [

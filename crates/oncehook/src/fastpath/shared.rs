@@ -168,8 +168,7 @@ impl SharedKeys {
         match timeout(READ_WAIT, self.store.get(key_of(incarnation, event))).await {
             Ok(Ok(found)) => {
                 self.late.store(0, Ordering::Relaxed);
-                let fact =
-                    found.and_then(|value| decode(&value)).filter(|fact| event.received_at < fact.expires_at);
+                let fact = found.and_then(|value| decode(&value)).filter(|fact| event.received_at < fact.expires_at);
                 let counter = if fact.is_some() { &self.counts.hits } else { &self.counts.misses };
                 counter.fetch_add(1, Ordering::Relaxed);
                 fact
@@ -321,10 +320,7 @@ impl SharedKeys {
     }
 }
 
-async fn in_time<T>(
-    wait: Duration,
-    answer: impl Future<Output = Result<T, StoreError>>,
-) -> Result<T, StoreError> {
+async fn in_time<T>(wait: Duration, answer: impl Future<Output = Result<T, StoreError>>) -> Result<T, StoreError> {
     match timeout(wait, answer).await {
         Ok(answer) => answer,
         Err(_) => Err(StoreError::Away(format!("no answer within {} ms", wait.as_millis()))),
@@ -388,11 +384,7 @@ mod tests {
 
     #[test]
     fn what_is_written_is_read_back_and_nothing_else_is() {
-        let fact = Fact {
-            event: EventIds::above(0, 7).next(NOW),
-            digest: [9; 32],
-            expires_at: UnixMicros(NOW.0 + 5),
-        };
+        let fact = Fact { event: EventIds::above(0, 7).next(NOW), digest: [9; 32], expires_at: UnixMicros(NOW.0 + 5) };
         let value = encode(&fact);
         assert_eq!(decode(&value), Some(fact));
         for length in 0..value.len() {
@@ -472,11 +464,8 @@ mod tests {
     #[test]
     fn r18_a_fact_lives_as_long_as_its_key() {
         let of = |left: i64| {
-            let fact = Fact {
-                event: EventIds::above(0, 7).next(NOW),
-                digest: [9; 32],
-                expires_at: UnixMicros(NOW.0 + left),
-            };
+            let fact =
+                Fact { event: EventIds::above(0, 7).next(NOW), digest: [9; 32], expires_at: UnixMicros(NOW.0 + left) };
             entry(Vec::new(), NOW, &fact).map(|entry| entry.life)
         };
         assert_eq!(of(35 * 86_400 * 1_000_000), Some(Duration::from_secs(35 * 86_400)));

@@ -76,14 +76,7 @@ impl Journal for SlowJournal {
         Ok(ticket)
     }
 
-    fn note_duplicate(
-        &self,
-        event: EventId,
-        source: &SourceName,
-        at: UnixMicros,
-        peer: IpAddr,
-        layer: Layer,
-    ) -> bool {
+    fn note_duplicate(&self, event: EventId, source: &SourceName, at: UnixMicros, peer: IpAddr, layer: Layer) -> bool {
         self.note_duplicates(&[KnownCopy { event, source, at, peer, layer }])
     }
 
@@ -162,10 +155,7 @@ async fn r16_copies_that_arrive_together_share_one_append() {
         assert_eq!(settled(answer).await, (Verdict::Duplicate, Layer::Memory, first));
     }
     // Later ones are known without asking.
-    assert_eq!(
-        settled(rig.send(&[event("evt_1", 1)]).await).await,
-        (Verdict::Duplicate, Layer::Memory, first)
-    );
+    assert_eq!(settled(rig.send(&[event("evt_1", 1)]).await).await, (Verdict::Duplicate, Layer::Memory, first));
     assert_eq!(rig.journal.waiting(), 0);
     assert_eq!(rig.counts().await, (1, 100, 0), "every copy is counted");
 }

@@ -111,10 +111,7 @@ mod tests {
         tokio::time::advance(second).await;
         refusals.refused(Instant::now(), "slow".to_owned());
         let trouble = refusals.trouble().unwrap();
-        assert_eq!(
-            (trouble.lasts(), trouble.quiet(), trouble.reason()),
-            (2 * second, Duration::ZERO, "slow")
-        );
+        assert_eq!((trouble.lasts(), trouble.quiet(), trouble.reason()), (2 * second, Duration::ZERO, "slow"));
         refusals.probed(began);
         assert!(refusals.trouble().is_some(), "an append was refused after the probe began");
         refusals.probed(Instant::now());

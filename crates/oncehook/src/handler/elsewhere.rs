@@ -136,6 +136,5 @@ pub trait Guarded: Send + Sync + 'static {
     fn forget<'a>(&'a self, deliveries: &'a [DeliveryId]) -> Answer<'a, Result<(), String>>;
 
     /// The statements that would fail as the tables are now: which one, from 1, and why. Changes nothing.
-    fn rehearse<'a>(&'a self, statements: &'a SqlHandler)
-    -> Answer<'a, Result<Vec<(usize, String)>, String>>;
+    fn rehearse<'a>(&'a self, statements: &'a SqlHandler) -> Answer<'a, Result<Vec<(usize, String)>, String>>;
 }

@@ -45,9 +45,9 @@ impl<'c> Standings<'c> {
             }
             Step::Defer(reason) => Turn::Pass(Applied::Failed(Failure::defer(reason))),
             Step::Settle(Verdict::Superseded(reason)) => Turn::Pass(Applied::Superseded(reason)),
-            Step::Settle(
-                Verdict::Dead(failure) | Verdict::RetryAt(_, failure) | Verdict::Parked(_, failure),
-            ) => Turn::Pass(Applied::Failed(failure.answered())),
+            Step::Settle(Verdict::Dead(failure) | Verdict::RetryAt(_, failure) | Verdict::Parked(_, failure)) => {
+                Turn::Pass(Applied::Failed(failure.answered()))
+            }
             // Nothing is done without running.
             Step::Settle(Verdict::Succeeded(_)) => Turn::Pass(Applied::Collided),
         }

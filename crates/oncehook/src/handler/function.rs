@@ -22,11 +22,7 @@ pub trait Function: Send + Sync + 'static {
     /// also settles the delivery; do not begin or commit anything yourself. Runs on the journal's one writer thread:
     /// accepting webhooks waits while it runs.
     #[cfg(feature = "sqlite")]
-    fn on_sqlite(
-        &self,
-        database: &rusqlite::Connection,
-        event: &HandedEvent,
-    ) -> Result<Option<Value>, Failure> {
+    fn on_sqlite(&self, database: &rusqlite::Connection, event: &HandedEvent) -> Result<Option<Value>, Failure> {
         let _ = (database, event);
         Err(not_written_for("the embedded journal"))
     }
@@ -94,11 +90,7 @@ impl<F> Function for F
 where
     F: Fn(&rusqlite::Connection, &HandedEvent) -> Result<Option<Value>, Failure> + Send + Sync + 'static,
 {
-    fn on_sqlite(
-        &self,
-        database: &rusqlite::Connection,
-        event: &HandedEvent,
-    ) -> Result<Option<Value>, Failure> {
+    fn on_sqlite(&self, database: &rusqlite::Connection, event: &HandedEvent) -> Result<Option<Value>, Failure> {
         self(database, event)
     }
 }
@@ -137,10 +129,7 @@ mod on_postgres {
 
     impl<F> OnPostgres<F>
     where
-        F: for<'a> Fn(
-            &'a dyn PostgresTransaction,
-            &'a HandedEvent,
-        ) -> Answer<'a, Result<Option<Value>, Failure>>,
+        F: for<'a> Fn(&'a dyn PostgresTransaction, &'a HandedEvent) -> Answer<'a, Result<Option<Value>, Failure>>,
     {
         /// Takes the closure. Its types are known here, so that they need not be written out.
         pub fn new(function: F) -> Self {
@@ -150,10 +139,7 @@ mod on_postgres {
 
     impl<F> Function for OnPostgres<F>
     where
-        F: for<'a> Fn(
-                &'a dyn PostgresTransaction,
-                &'a HandedEvent,
-            ) -> Answer<'a, Result<Option<Value>, Failure>>
+        F: for<'a> Fn(&'a dyn PostgresTransaction, &'a HandedEvent) -> Answer<'a, Result<Option<Value>, Failure>>
             + Send
             + Sync
             + 'static,
@@ -182,11 +168,7 @@ mod on_mysql {
     /// tables; such a statement is refused. Parameters are `?`, one after the other. A [`Failure`] may be handed on as it is.
     pub trait MysqlTransaction: Sync {
         /// Runs a statement. Returns how many rows it changed.
-        fn execute<'a>(
-            &'a self,
-            sql: &'a str,
-            parameters: &'a [MysqlValue],
-        ) -> Answer<'a, Result<u64, Failure>>;
+        fn execute<'a>(&'a self, sql: &'a str, parameters: &'a [MysqlValue]) -> Answer<'a, Result<u64, Failure>>;
 
         /// Runs a statement. Returns its rows.
         fn query<'a>(
@@ -201,10 +183,7 @@ mod on_mysql {
 
     impl<F> OnMysql<F>
     where
-        F: for<'a> Fn(
-            &'a dyn MysqlTransaction,
-            &'a HandedEvent,
-        ) -> Answer<'a, Result<Option<Value>, Failure>>,
+        F: for<'a> Fn(&'a dyn MysqlTransaction, &'a HandedEvent) -> Answer<'a, Result<Option<Value>, Failure>>,
     {
         /// Takes the closure. Its types are known here, so that they need not be written out.
         pub fn new(function: F) -> Self {
@@ -214,10 +193,7 @@ mod on_mysql {
 
     impl<F> Function for OnMysql<F>
     where
-        F: for<'a> Fn(
-                &'a dyn MysqlTransaction,
-                &'a HandedEvent,
-            ) -> Answer<'a, Result<Option<Value>, Failure>>
+        F: for<'a> Fn(&'a dyn MysqlTransaction, &'a HandedEvent) -> Answer<'a, Result<Option<Value>, Failure>>
             + Send
             + Sync
             + 'static,

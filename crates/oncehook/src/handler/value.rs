@@ -189,10 +189,8 @@ impl Lookup {
             // The expression is the configuration's.
             Failure::permanent(Cause::Poison, message.clone()).in_log(message)
         };
-        let picked = self
-            .body
-            .pick(&event.body)
-            .map_err(|error| Failure::permanent(Cause::Poison, error.to_string()))?;
+        let picked =
+            self.body.pick(&event.body).map_err(|error| Failure::permanent(Cause::Poison, error.to_string()))?;
         let mut picked = picked.into_iter();
         let mut found = Vec::with_capacity(self.expressions.len());
         for expression in &self.expressions {

@@ -90,8 +90,7 @@ impl Intake {
         usable: &(impl Fn() -> bool + Send),
         refused: &mut HashMap<i64, u32>,
     ) -> Result<(), Stopped> {
-        let batch =
-            self.spool.read(BATCH_EVENTS, BATCH_BYTES).await.map_err(|error| Stopped(error.to_string()))?;
+        let batch = self.spool.read(BATCH_EVENTS, BATCH_BYTES).await.map_err(|error| Stopped(error.to_string()))?;
         if batch.is_empty() {
             // What is outstanding is still on its way into the file.
             tokio::time::sleep(A_MOMENT).await;
@@ -137,12 +136,7 @@ impl Intake {
     }
 
     /// The journal has them: remembers what they were called, and removes them here.
-    async fn landed(
-        &self,
-        journal: &dyn Journal,
-        batch: &[Spooled],
-        receipt: Receipt,
-    ) -> Result<(), Stopped> {
+    async fn landed(&self, journal: &dyn Journal, batch: &[Spooled], receipt: Receipt) -> Result<(), Stopped> {
         if receipt.len() != batch.len() {
             return Err(Stopped("the journal's receipt is not for what it was brought".to_owned()));
         }
@@ -176,13 +170,7 @@ impl Intake {
         let event = &spooled.event;
         for _ in 0..spooled.copies.min(COPIES_COUNTED) {
             // Without room, a count is lost and nothing else.
-            if !journal.note_duplicate(
-                appended.id,
-                &event.source,
-                event.received_at,
-                event.peer,
-                Layer::Memory,
-            ) {
+            if !journal.note_duplicate(appended.id, &event.source, event.received_at, event.peer, Layer::Memory) {
                 return;
             }
         }

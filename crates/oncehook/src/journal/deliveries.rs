@@ -45,12 +45,7 @@ pub trait Deliveries: Send + Sync + 'static {
     /// whose turn it is, as [`plan`](crate::ordering::plan) decides under the entity's lock. The others are taken out of the
     /// queue; whoever settles the one before puts the next one back, under the same lock. Up to [`PEEK`](crate::ordering::PEEK)
     /// deliveries are looked at, so that a crowd of one entity does not stand in the way of others.
-    fn claim(
-        &self,
-        route: Arc<Route>,
-        limit: usize,
-        lease: Duration,
-    ) -> BoxFuture<'_, Result<Vec<Claim>, WorkError>>;
+    fn claim(&self, route: Arc<Route>, limit: usize, lease: Duration) -> BoxFuture<'_, Result<Vec<Claim>, WorkError>>;
 
     /// Runs a `function` route on leased deliveries, or a `sql` route that fetched something for them, and settles each in the
     /// transaction of its effect.
@@ -120,9 +115,7 @@ pub trait Deliveries: Send + Sync + 'static {
     /// A number that tells this journal from others, the same for its whole life: the microsecond in which it was made.
     /// Guards in other databases carry it. A journal that cannot say has its guards kept for ever.
     fn mark(&self) -> BoxFuture<'_, Result<i64, WorkError>> {
-        Box::pin(async {
-            Err(WorkError::Unsupported("this journal does not know when it was made".to_owned()))
-        })
+        Box::pin(async { Err(WorkError::Unsupported("this journal does not know when it was made".to_owned())) })
     }
 
     /// Those of these deliveries of which something can still come: pending ones, and dead ones, which an operator may
@@ -156,14 +149,7 @@ pub struct Progress {
 
 impl Progress {
     /// Counts what an attempt with this number and limit came to.
-    pub(super) fn count(
-        &mut self,
-        event: EventId,
-        attempt: u32,
-        limit: u32,
-        verdict: &Verdict,
-        now: UnixMicros,
-    ) {
+    pub(super) fn count(&mut self, event: EventId, attempt: u32, limit: u32, verdict: &Verdict, now: UnixMicros) {
         self.failed.extend(FailedAttempt::of(event, attempt, limit, verdict, now));
         match verdict {
             Verdict::Succeeded(_) => self.succeeded += 1,

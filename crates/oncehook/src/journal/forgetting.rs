@@ -184,10 +184,7 @@ mod tests {
         assert!(look(None, None, at(0)).1.is_none());
         assert!(look(None, Some(at(-DAY)), at(0)).1.is_none());
         let doubt = look(None, Some(at(-40 * DAY)), at(0)).1.unwrap();
-        assert_eq!(
-            doubt.to_string(),
-            "the clock is 40 days ahead of the time that the journal has seen last"
-        );
+        assert_eq!(doubt.to_string(), "the clock is 40 days ahead of the time that the journal has seen last");
         let doubt = look(None, Some(at(40 * DAY)), at(0)).1.unwrap();
         assert_eq!(doubt.to_string(), "the clock is 40 days behind the time that the journal has seen last");
     }

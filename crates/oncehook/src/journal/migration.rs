@@ -53,8 +53,7 @@ pub(super) fn compare<'l>(
     expected: impl IntoIterator<Item = &'l str>,
     found: impl IntoIterator<Item = &'l str>,
 ) -> Result<(), String> {
-    let (expected, found) =
-        (expected.into_iter().collect::<BTreeSet<_>>(), found.into_iter().collect::<BTreeSet<_>>());
+    let (expected, found) = (expected.into_iter().collect::<BTreeSet<_>>(), found.into_iter().collect::<BTreeSet<_>>());
     let missing = expected.difference(&found).next().map(|line| ("missing or changed", line));
     let foreign = found.difference(&expected).next().map(|line| ("not part of it", line));
     match missing.or(foreign) {

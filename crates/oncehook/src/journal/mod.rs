@@ -46,8 +46,8 @@ use crate::event::{EventId, NewEvents, SourceName};
 
 pub(crate) use deliveries::TRUST_CLOCK;
 pub use deliveries::{
-    Backlog, Deliveries, Forgotten, Order, OrderError, Ordered, Pausable, Pause, Paused, Progress, Retention,
-    Verb, Who, WorkError,
+    Backlog, Deliveries, Forgotten, Order, OrderError, Ordered, Pausable, Pause, Paused, Progress, Retention, Verb,
+    Who, WorkError,
 };
 pub use forgetting::ClockDoubt;
 pub(crate) use forgetting::{ClockMemory, JUMP, look};
@@ -233,14 +233,7 @@ pub trait Journal: Send + Sync + 'static {
 
     /// Counts a duplicate that was recognised before it reached the journal: further deliveries of an event whose receipt
     /// the caller has seen. `false`: there is no room to count it now, and it has to be appended like any other.
-    fn note_duplicate(
-        &self,
-        event: EventId,
-        source: &SourceName,
-        at: UnixMicros,
-        peer: IpAddr,
-        layer: Layer,
-    ) -> bool;
+    fn note_duplicate(&self, event: EventId, source: &SourceName, at: UnixMicros, peer: IpAddr, layer: Layer) -> bool;
 
     /// Counts the duplicates of one request: all of them, or none if there is no room now. Journals whose counts have no bound
     /// count them one by one, as here.
@@ -301,10 +294,7 @@ pub trait JournalReader: Send + Sync + 'static {
 
     /// How deliveries stand, one answer per delivery; `None` where there is no such delivery (yet). Asked many times a
     /// second while callers wait for a result, so a backend answers all of them at once.
-    fn standings(
-        &self,
-        deliveries: Vec<DeliveryId>,
-    ) -> BoxFuture<'_, Result<Vec<Option<Standing>>, ReadError>> {
+    fn standings(&self, deliveries: Vec<DeliveryId>) -> BoxFuture<'_, Result<Vec<Option<Standing>>, ReadError>> {
         Box::pin(async move {
             let mut standings = Vec::with_capacity(deliveries.len());
             for id in deliveries {

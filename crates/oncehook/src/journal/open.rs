@@ -297,9 +297,7 @@ pub fn external(url: &str) -> Result<(Arc<dyn Guarded>, Dialect), String> {
                                     the journal's file"
                 .to_owned())
         }
-        _ => {
-            Err("a database is a URL such as postgres://user@host/name or mysql://user@host/name".to_owned())
-        }
+        _ => Err("a database is a URL such as postgres://user@host/name or mysql://user@host/name".to_owned()),
     }
 }
 

@@ -158,8 +158,8 @@ impl Delivery {
     /// The try that took effect, if it is not written down as one: handlers that run inside the journal's transaction
     /// are not leased, so that the usual case costs no row. `last` is the latest try that is written down.
     pub(super) fn unleased_success(&self, last: Option<&Attempt>) -> Option<Attempt> {
-        let missing = self.state == DeliveryState::Succeeded.as_str()
-            && last.is_none_or(|attempt| attempt.number < self.attempt);
+        let missing =
+            self.state == DeliveryState::Succeeded.as_str() && last.is_none_or(|attempt| attempt.number < self.attempt);
         let at = self.settled_at.filter(|_| missing)?;
         Some(Attempt {
             number: self.attempt,
@@ -292,9 +292,7 @@ impl Flag {
     /// The flag of that word.
     #[must_use]
     pub fn parse(word: &str) -> Option<Self> {
-        [Self::Conflict, Self::SuspectedReplay, Self::Quarantined]
-            .into_iter()
-            .find(|flag| flag.as_str() == word)
+        [Self::Conflict, Self::SuspectedReplay, Self::Quarantined].into_iter().find(|flag| flag.as_str() == word)
     }
 }
 

@@ -45,14 +45,7 @@ impl Pending {
 }
 
 impl Tally {
-    pub(crate) fn add(
-        &mut self,
-        event: EventId,
-        source: &SourceName,
-        at: UnixMicros,
-        peer: IpAddr,
-        layer: Layer,
-    ) {
+    pub(crate) fn add(&mut self, event: EventId, source: &SourceName, at: UnixMicros, peer: IpAddr, layer: Layer) {
         let pending = self.events.entry(event).or_insert_with(|| Pending {
             source: source.clone(),
             journal: 0,

@@ -116,9 +116,7 @@ impl Guard {
         match Reach::of(address) {
             Reach::Public => Ok(()),
             Reach::Private | Reach::LinkLocal if self.allow_private => Ok(()),
-            reach @ (Reach::Private | Reach::LinkLocal) => {
-                Err(Refused::Resolved { name: name(), address, reach })
-            }
+            reach @ (Reach::Private | Reach::LinkLocal) => Err(Refused::Resolved { name: name(), address, reach }),
             reach @ Reach::Nowhere => Err(Refused::LeadsNowhere { name: name(), address, reach }),
         }
     }

@@ -85,9 +85,9 @@ fn of_prefix(address: Ipv6Addr) -> Reach {
     match address.segments() {
         [0, 0, 0, 0, 0, 0, 0, 1] => Reach::Private,
         // IPv4-compatible (`::` itself carries 0.0.0.0), IPv4-mapped, IPv4-translated.
-        [0, 0, 0, 0, 0, 0, high, low]
-        | [0, 0, 0, 0, 0, 0xffff, high, low]
-        | [0, 0, 0, 0, 0xffff, 0, high, low] => inner(high, low),
+        [0, 0, 0, 0, 0, 0, high, low] | [0, 0, 0, 0, 0, 0xffff, high, low] | [0, 0, 0, 0, 0xffff, 0, high, low] => {
+            inner(high, low)
+        }
         // NAT64. In the range for local use the place of the IPv4 address is the operator's secret.
         [0x64, 0xff9b, 0, 0, 0, 0, high, low] => inner(high, low),
         [0x64, 0xff9b, 1, ..] => Reach::LinkLocal,
@@ -98,9 +98,7 @@ fn of_prefix(address: Ipv6Addr) -> Reach {
         [0xfe80..=0xfebf, ..] => Reach::LinkLocal,
         [0xfc00..=0xfdff, ..] | [0xfec0..=0xfeff, ..] => Reach::Private,
         // Teredo: the server's address as it is, the client's with every bit turned.
-        [0x2001, 0, server_high, server_low, _, _, high, low] => {
-            inner(server_high, server_low).max(inner(!high, !low))
-        }
+        [0x2001, 0, server_high, server_low, _, _, high, low] => inner(server_high, server_low).max(inner(!high, !low)),
         // The rest of what is set aside for protocols; documentation.
         [0x2001, 0..=0x01ff, ..] | [0x2001, 0x0db8, ..] | [0x3fff, 0..=0x0fff, ..] => Reach::Nowhere,
         // 6to4.

@@ -150,10 +150,7 @@ mod tests {
         breaker.failed(start);
         assert_eq!(breaker.allows(start), Permit::All);
         breaker.failed(start);
-        assert_eq!(
-            (breaker.allows(start), breaker.state()),
-            (Permit::None { until: at(start, 1_000) }, "open")
-        );
+        assert_eq!((breaker.allows(start), breaker.state()), (Permit::None { until: at(start, 1_000) }, "open"));
     }
 
     #[test]

@@ -75,8 +75,7 @@ pub(super) struct Away {
 impl Away {
     async fn apply(&self, claims: &[Claim]) -> Vec<Applied> {
         let Self { elsewhere, mark, comparison } = self;
-        let task =
-            Task { statements: &elsewhere.statements, journal: *mark, comparison: comparison.as_ref() };
+        let task = Task { statements: &elsewhere.statements, journal: *mark, comparison: comparison.as_ref() };
         elsewhere.database.apply(task, claims).await
     }
 }

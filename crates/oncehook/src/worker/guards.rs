@@ -51,13 +51,7 @@ pub(super) async fn run(
 }
 
 /// Goes round until the end.
-async fn forget(
-    shared: &Shared,
-    route: &Route,
-    elsewhere: &Elsewhere,
-    mark: i64,
-    mut end: watch::Receiver<bool>,
-) {
+async fn forget(shared: &Shared, route: &Route, elsewhere: &Elsewhere, mark: i64, mut end: watch::Receiver<bool>) {
     let pace = Pace::default();
     let mut behind = None;
     // Not at once: whoever starts has other things to do first.
@@ -67,8 +61,7 @@ async fn forget(
             continue;
         }
         let (route_name, now) = (route.name.clone(), shared.clock.now());
-        let round =
-            Round { route: route_name, journal: mark, behind, age: elsewhere.keep, now, limit: BATCH };
+        let round = Round { route: route_name, journal: mark, behind, age: elsewhere.keep, now, limit: BATCH };
         behind = match forget_some(shared, elsewhere, &round).await {
             Ok(last) => last,
             Err(reason) => {
@@ -80,11 +73,7 @@ async fn forget(
 }
 
 /// Forgets what may be forgotten of the next guards. Returns the last one that was looked at, unless that was the end.
-async fn forget_some(
-    shared: &Shared,
-    elsewhere: &Elsewhere,
-    round: &Round,
-) -> Result<Option<DeliveryId>, String> {
+async fn forget_some(shared: &Shared, elsewhere: &Elsewhere, round: &Round) -> Result<Option<DeliveryId>, String> {
     let mut aged = elsewhere.database.aged(round).await?;
     let last = aged.last().cloned().filter(|_| aged.len() == round.limit);
     let unsettled = shared.deliveries.unsettled(aged.clone()).await.map_err(|error| error.to_string())?;

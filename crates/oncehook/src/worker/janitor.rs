@@ -28,12 +28,7 @@ impl Default for Pace {
 }
 
 /// Goes round until the end.
-pub(super) async fn run(
-    shared: Arc<Shared>,
-    retention: Retention,
-    pace: Pace,
-    mut end: watch::Receiver<bool>,
-) {
+pub(super) async fn run(shared: Arc<Shared>, retention: Retention, pace: Pace, mut end: watch::Receiver<bool>) {
     let mut told: Option<Instant> = None;
     loop {
         let wait = match shared.deliveries.forget(retention).await {

@@ -114,8 +114,7 @@ async fn call(shared: &Arc<Shared>, route: &Arc<Route>) -> Result<bool, WorkErro
             }
             Err(error) => {
                 // The journal refused; none of these has run to its end.
-                let fences =
-                    std::iter::once(&claim).chain(&claims).map(|claim| claim.fence.clone()).collect();
+                let fences = std::iter::once(&claim).chain(&claims).map(|claim| claim.fence.clone()).collect();
                 shared.deliveries.give_back(fences).await?;
                 return Err(error);
             }

@@ -42,12 +42,7 @@ struct Lane {
 }
 
 /// Runs a route until the end.
-pub(super) async fn run(
-    shared: Arc<Shared>,
-    route: Arc<Route>,
-    errand: Errand,
-    mut end: watch::Receiver<bool>,
-) {
+pub(super) async fn run(shared: Arc<Shared>, route: Arc<Route>, errand: Errand, mut end: watch::Receiver<bool>) {
     let mut changes = shared.deliveries.changes();
     let mut paused = shared.paused.subscribe();
     let mut lane = Lane {
@@ -259,8 +254,7 @@ impl Lane {
 
     /// Counts an outcome that was written down, and logs it if it failed.
     fn note(&self, settlement: &Settlement, failed: &[FailedAttempt], settled: Settled) {
-        let (route, metrics) =
-            (self.route.name.as_str(), self.shared.metrics.route(self.route.name.as_str()));
+        let (route, metrics) = (self.route.name.as_str(), self.shared.metrics.route(self.route.name.as_str()));
         let event = settlement.fence.delivery.event;
         match (&settlement.verdict, settled) {
             (_, Settled::Lost) => {
@@ -300,8 +294,7 @@ impl Lane {
     /// Lets what runs come to an end for a moment, then gives the rest back.
     async fn stop(mut self) {
         let deadline = tokio::time::Instant::now() + GRACE;
-        while let Ok(Some(ended)) = tokio::time::timeout_at(deadline, self.running.join_next_with_id()).await
-        {
+        while let Ok(Some(ended)) = tokio::time::timeout_at(deadline, self.running.join_next_with_id()).await {
             self.collect(ended);
         }
         self.running.shutdown().await;
@@ -334,8 +327,8 @@ mod tests {
     use crate::event::SourceName;
     use crate::handler::Handler;
     use crate::journal::{
-        Backlog, BoxFuture, Deliveries, Forgotten, Order, OrderError, Ordered, Pausable, Pause, Paused,
-        Progress, Retention, Who, WorkError,
+        Backlog, BoxFuture, Deliveries, Forgotten, Order, OrderError, Ordered, Pausable, Pause, Paused, Progress,
+        Retention, Who, WorkError,
     };
     use crate::observe::Metrics;
     use crate::retry::Reconnect;
@@ -360,12 +353,7 @@ mod tests {
         fn apply(&self, _: Arc<Route>, _: usize) -> BoxFuture<'_, Result<Progress, WorkError>> {
             refused()
         }
-        fn claim(
-            &self,
-            _: Arc<Route>,
-            _: usize,
-            _: Duration,
-        ) -> BoxFuture<'_, Result<Vec<Claim>, WorkError>> {
+        fn claim(&self, _: Arc<Route>, _: usize, _: Duration) -> BoxFuture<'_, Result<Vec<Claim>, WorkError>> {
             refused()
         }
         fn call(&self, _: Arc<Route>, _: Vec<Claim>) -> BoxFuture<'_, Result<Vec<Settled>, WorkError>> {

@@ -36,8 +36,7 @@ impl Shop {
         let directory = tempfile::tempdir().unwrap();
         database(directory.path()).execute_batch(SHOP).unwrap();
         let clock = Clock::system();
-        let options =
-            SqliteOptions { clock: clock.clone(), ..SqliteOptions::new(directory.path().join("shop.db")) };
+        let options = SqliteOptions { clock: clock.clone(), ..SqliteOptions::new(directory.path().join("shop.db")) };
         let journal = Arc::new(SqliteJournal::open(&options).unwrap());
         Self { directory, journal, clock }
     }
@@ -89,8 +88,7 @@ fn name(text: &str) -> RouteName {
 
 fn route(text: &str, handler: Handler) -> Route {
     let mut route = Route::new(name(text), SourceName::new("shop").unwrap(), handler);
-    route.retry =
-        RetryPolicy { max_attempts: 3, base: Duration::from_millis(20), cap: Duration::from_millis(50) };
+    route.retry = RetryPolicy { max_attempts: 3, base: Duration::from_millis(20), cap: Duration::from_millis(50) };
     route
 }
 
@@ -113,10 +111,8 @@ fn payment(number: usize) -> NewEvent {
 #[tokio::test(flavor = "multi_thread")]
 async fn r20_r22_r25_an_effect_happens_once_and_its_follow_up_knows_its_result() {
     let shop = Shop::new();
-    let mut mail = route(
-        "mail",
-        sql(&["INSERT INTO mails VALUES (:order, :key)"], &[("order", "$result/id"), ("key", "$key")]),
-    );
+    let mut mail =
+        route("mail", sql(&["INSERT INTO mails VALUES (:order, :key)"], &[("order", "$result/id"), ("key", "$key")]));
     mail.after = Some(name("orders"));
     let worker = shop.work(&Routes::new(vec![orders(), mail]).unwrap());
     for _ in 0..3 {
@@ -137,17 +133,12 @@ async fn r20_r22_r25_an_effect_happens_once_and_its_follow_up_knows_its_result()
 #[tokio::test(flavor = "multi_thread")]
 async fn r20_statements_of_one_delivery_commit_together_or_not_at_all() {
     let shop = Shop::new();
-    let two = [
-        "INSERT INTO orders (payment, amount) VALUES (:payment, 1); INSERT INTO mails VALUES (:order, :payment)",
-    ];
-    let worker = shop.work(
-        &Routes::new(vec![route("orders", sql(&two, &[("payment", "/payment"), ("order", "/order")]))])
-            .unwrap(),
-    );
-    let routed = |key: &str, body: &str| NewEvent {
-        routes: [name("orders")].into_iter().collect(),
-        ..event(key, body)
-    };
+    let two =
+        ["INSERT INTO orders (payment, amount) VALUES (:payment, 1); INSERT INTO mails VALUES (:order, :payment)"];
+    let worker = shop
+        .work(&Routes::new(vec![route("orders", sql(&two, &[("payment", "/payment"), ("order", "/order")]))]).unwrap());
+    let routed =
+        |key: &str, body: &str| NewEvent { routes: [name("orders")].into_iter().collect(), ..event(key, body) };
     // The second statement of the odd ones fails: NOT NULL.
     let events = (0..50).map(|number| {
         let order = if number % 2 == 1 { "null" } else { "1" };
@@ -158,10 +149,7 @@ async fn r20_statements_of_one_delivery_commit_together_or_not_at_all() {
     worker.stop().await;
     assert_eq!(shop.count("SELECT count(*) FROM orders"), 25);
     assert_eq!(shop.count("SELECT count(*) FROM mails"), 25);
-    assert_eq!(
-        shop.count("SELECT count(*) FROM oncehook_deliveries WHERE state = 'dead' AND attempt = 3"),
-        25
-    );
+    assert_eq!(shop.count("SELECT count(*) FROM oncehook_deliveries WHERE state = 'dead' AND attempt = 3"), 25);
     assert_eq!(shop.count("SELECT count(*) FROM oncehook_attempts WHERE outcome = 'failed'"), 75);
 }
 
@@ -170,9 +158,7 @@ async fn r20_statements_of_one_delivery_commit_together_or_not_at_all() {
 async fn r27_a_renamed_column_ends_dead_and_one_retry_applies_it_once() {
     let shop = Shop::new();
     let worker = shop.work(&Routes::new(vec![orders()]).unwrap());
-    database(shop.directory.path())
-        .execute_batch("ALTER TABLE orders RENAME COLUMN amount TO cents")
-        .unwrap();
+    database(shop.directory.path()).execute_batch("ALTER TABLE orders RENAME COLUMN amount TO cents").unwrap();
     let id = append(&*shop.journal, [payment(1)]).await[0].id;
     shop.drained().await;
     let story = shop.only().await;
@@ -182,9 +168,7 @@ async fn r27_a_renamed_column_ends_dead_and_one_retry_applies_it_once() {
     assert_eq!(delivery.cause.as_deref(), Some("handler"));
     assert_eq!(shop.count("SELECT count(*) FROM orders"), 0);
 
-    database(shop.directory.path())
-        .execute_batch("ALTER TABLE orders RENAME COLUMN cents TO amount")
-        .unwrap();
+    database(shop.directory.path()).execute_batch("ALTER TABLE orders RENAME COLUMN cents TO amount").unwrap();
     let order = Order {
         event: id,
         verb: Verb::Retry,
@@ -223,10 +207,7 @@ async fn fault_50_a_poison_event_costs_only_itself() {
     assert_eq!(shop.count("SELECT count(*) FROM orders"), 500);
     assert_eq!(shop.count("SELECT count(*) FROM oncehook_deliveries WHERE state = 'dead'"), 4);
     // What leads nowhere is final at once; what the database refuses is tried again.
-    assert_eq!(
-        shop.count("SELECT count(*) FROM oncehook_deliveries WHERE state = 'dead' AND attempt = 1"),
-        3
-    );
+    assert_eq!(shop.count("SELECT count(*) FROM oncehook_deliveries WHERE state = 'dead' AND attempt = 1"), 3);
     let errors = shop.count("SELECT count(*) FROM oncehook_deliveries WHERE error LIKE '%leads nowhere%'");
     assert_eq!(errors, 2);
 }
@@ -244,20 +225,15 @@ async fn r20_a_handler_cannot_break_out_of_its_transaction() {
         ("INSERT INTO mails SELECT 1, key FROM oncehook_events", "may not"),
         ("CREATE TRIGGER t AFTER INSERT ON oncehook_events BEGIN SELECT 1; END", "may not"),
         ("DROP TABLE OnceHook_audit", "may not"),
-        (
-            "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT max(i) FROM n",
-            "took longer",
-        ),
+        ("WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT max(i) FROM n", "took longer"),
         ("SELECT missing FROM orders", "no such column"),
     ] {
         let shop = Shop::new();
         let mut once = route("orders", sql(&["INSERT INTO mails VALUES (1, 'trace')", statement], &[]));
         if statement.starts_with("CREATE") {
             // The splitter would cut the trigger's body; it is refused at its first part all the same.
-            once = route(
-                "orders",
-                sql(&["INSERT INTO mails VALUES (1, 'trace')", "DROP VIEW oncehook_retry_logs"], &[]),
-            );
+            once =
+                route("orders", sql(&["INSERT INTO mails VALUES (1, 'trace')", "DROP VIEW oncehook_retry_logs"], &[]));
         }
         once.retry.max_attempts = 1;
         let worker = shop.work(&Routes::new(vec![once]).unwrap());
@@ -308,8 +284,7 @@ async fn fault_17_fault_41_a_zombie_commits_nothing() {
     let directory = tempfile::tempdir().unwrap();
     database(directory.path()).execute_batch(SHOP).unwrap();
     let clock = Clock::manual(oncehook_verify::UnixMicros(1_700_000_000_000_000));
-    let options =
-        SqliteOptions { clock: clock.clone(), ..SqliteOptions::new(directory.path().join("shop.db")) };
+    let options = SqliteOptions { clock: clock.clone(), ..SqliteOptions::new(directory.path().join("shop.db")) };
     let journal = SqliteJournal::open(&options).unwrap();
     let insert = |database: &Connection, event: &HandedEvent| {
         let insert = "INSERT INTO mails VALUES (1, ?1)";
@@ -332,8 +307,7 @@ async fn fault_17_fault_41_a_zombie_commits_nothing() {
     assert_eq!(journal.call(Arc::clone(route), frozen.clone()).await.unwrap(), [Settled::Lost]);
     assert_eq!(journal.call(Arc::clone(route), second).await.unwrap(), [Settled::Done]);
     assert_eq!(journal.call(Arc::clone(route), frozen).await.unwrap(), [Settled::Lost]);
-    let mails: i64 =
-        database(directory.path()).query_row("SELECT count(*) FROM mails", [], |row| row.get(0)).unwrap();
+    let mails: i64 = database(directory.path()).query_row("SELECT count(*) FROM mails", [], |row| row.get(0)).unwrap();
     assert_eq!(mails, 1);
 }
 
@@ -368,8 +342,7 @@ fn all_say(errors: &[String], words: &str) {
 /// it may stay, and the neighbours take effect once.
 #[tokio::test(flavor = "multi_thread")]
 async fn r20_nothing_of_a_failed_delivery_stays_whatever_way_it_failed() {
-    let list =
-        "INSERT OR FAIL INTO mails SELECT value, :key FROM json_each('[1,2,null]') WHERE :bad OR value = 1";
+    let list = "INSERT OR FAIL INTO mails SELECT value, :key FROM json_each('[1,2,null]') WHERE :bad OR value = 1";
     let (mails, errors) = among_good_ones("", &[list]).await;
     assert_eq!(mails, 15);
     all_say(&errors, "NOT NULL");
@@ -377,8 +350,7 @@ async fn r20_nothing_of_a_failed_delivery_stays_whatever_way_it_failed() {
     let schema = "CREATE TABLE parent (id INTEGER PRIMARY KEY); INSERT INTO parent VALUES (0);
                   CREATE TABLE child (parent REFERENCES parent DEFERRABLE INITIALLY DEFERRED)";
     let (mails, errors) =
-        among_good_ones(schema, &["INSERT INTO child VALUES (:bad)", "INSERT INTO mails VALUES (1, :key)"])
-            .await;
+        among_good_ones(schema, &["INSERT INTO child VALUES (:bad)", "INSERT INTO mails VALUES (1, :key)"]).await;
     assert_eq!(mails, 15);
     all_say(&errors, "FOREIGN KEY");
 
@@ -402,8 +374,7 @@ async fn r20_nothing_of_a_failed_delivery_stays_whatever_way_it_failed() {
 #[tokio::test(flavor = "multi_thread")]
 async fn r20_a_function_writes_nothing_outside_its_transaction() {
     let shop = Shop::new();
-    let schema =
-        "CREATE TABLE t (x); CREATE TRIGGER tr BEFORE INSERT ON t BEGIN SELECT RAISE(ROLLBACK, 'over'); END";
+    let schema = "CREATE TABLE t (x); CREATE TRIGGER tr BEFORE INSERT ON t BEGIN SELECT RAISE(ROLLBACK, 'over'); END";
     database(shop.directory.path()).execute_batch(schema).unwrap();
     let stubborn = |database: &Connection, _: &HandedEvent| {
         let _ = database.execute("INSERT INTO mails VALUES (1, 'before')", []);

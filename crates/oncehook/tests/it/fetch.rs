@@ -64,8 +64,7 @@ async fn deliver<J: Journal + Deliveries + JournalReader>(journal: &Arc<J>, hand
     let name = RouteName::new("payouts").unwrap();
     let mut route = Route::new(name.clone(), SourceName::new("shop").unwrap(), handler);
     route.fetch = Some(Arc::new(Fetch::new(&FetchOptions::new(provider.url("/payouts/{entity}"))).unwrap()));
-    route.retry =
-        RetryPolicy { max_attempts: 10, base: Duration::from_millis(10), cap: Duration::from_millis(20) };
+    route.retry = RetryPolicy { max_attempts: 10, base: Duration::from_millis(10), cap: Duration::from_millis(20) };
     route.breaker = BreakerPolicy { failures: 100, ..BreakerPolicy::default() };
     let routes = Routes::new(vec![route]).unwrap();
     let retention = Retention { payload: YEARS, dead: None, audit: YEARS, batch: 100 };
@@ -167,8 +166,7 @@ async fn r31_a_function_on_mysql_is_given_what_was_fetched() {
 #[tokio::test(flavor = "multi_thread")]
 async fn r31_statements_in_another_postgres_are_given_what_was_fetched_from_a_journal_on_sqlite() {
     let directory = tempfile::tempdir().unwrap();
-    let journal =
-        Arc::new(SqliteJournal::open(&SqliteOptions::new(directory.path().join("journal.db"))).unwrap());
+    let journal = Arc::new(SqliteJournal::open(&SqliteOptions::new(directory.path().join("journal.db"))).unwrap());
     let shop = postgres::Server::shared().database();
     shop.query(TABLE);
     let elsewhere = Arc::new(PostgresElsewhere::new(&shop.url()).unwrap());

@@ -208,10 +208,7 @@ async fn r26_the_destination_may_ask_for_patience() {
 async fn r22_the_answer_is_the_result() {
     use serde_json::{Value, json};
     assert_eq!(body_of(asked(Reply::status(200, "")).await), Value::Null);
-    assert_eq!(
-        body_of(asked(Reply::status(200, r#" {"id": 7, "n": 1.50} "#)).await),
-        json!({"id": 7, "n": 1.50})
-    );
+    assert_eq!(body_of(asked(Reply::status(200, r#" {"id": 7, "n": 1.50} "#)).await), json!({"id": 7, "n": 1.50}));
     assert_eq!(body_of(asked(Reply::status(200, "done \"well\"\0")).await), "done \"well\"\0");
     assert_eq!(body_of(asked(Reply::status(200, b"\xff\xfe".as_slice())).await), "\u{fffd}\u{fffd}");
     assert_eq!(body_of(asked(Reply::status(200, "[".repeat(4_000))).await), "[".repeat(1_000));
@@ -252,27 +249,15 @@ async fn r26_exchanges_that_break_are_tried_again() {
         ("closed", Reply::Raw(Vec::new()), "gave no answer"),
         ("reset", Reply::Reset, "gave no answer"),
         ("not HTTP", Reply::Raw(text("SSH-2.0-OpenSSH_9.9\r\n")), "gave no answer"),
-        (
-            "half a body, then closed",
-            Reply::Raw(text(half)),
-            "answered 200 OK: only this, but its answer broke off",
-        ),
+        ("half a body, then closed", Reply::Raw(text(half)), "answered 200 OK: only this, but its answer broke off"),
         ("half a body, then silence", Reply::Stall(text(half)), "but its answer broke off: the time was up"),
-        (
-            "a bad chunk",
-            Reply::Raw(text("HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n")),
-            "broke off",
-        ),
+        ("a bad chunk", Reply::Raw(text("HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n")), "broke off"),
         (
             "a failure that stalls",
             Reply::Stall(text("HTTP/1.1 502 No\r\ncontent-length: 9\r\n\r\nwhy")),
             "502 Bad Gateway: why",
         ),
-        (
-            "a change of protocol",
-            Reply::Raw(text("HTTP/1.1 101 Switching Protocols\r\nupgrade: x\r\n\r\n")),
-            "answer",
-        ),
+        ("a change of protocol", Reply::Raw(text("HTTP/1.1 101 Switching Protocols\r\nupgrade: x\r\n\r\n")), "answer"),
     ] {
         let started = Instant::now();
         let failure = asked(reply).await.unwrap_err();
@@ -281,8 +266,7 @@ async fn r26_exchanges_that_break_are_tried_again() {
         assert!(started.elapsed() < Duration::from_secs(2), "{what} took {:?}", started.elapsed());
     }
     let gone = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-    let failure =
-        handler(HttpOptions::new(format!("http://{gone}/"))).deliver(&claim(1), NOW).await.unwrap_err();
+    let failure = handler(HttpOptions::new(format!("http://{gone}/"))).deliver(&claim(1), NOW).await.unwrap_err();
     assert!(failure.message.contains("cannot be reached: Connection refused"), "{failure}");
 }
 
@@ -335,9 +319,7 @@ async fn r9_no_error_repeats_a_secret() {
         assert!(path != "echo" || failure.message.contains("(hidden)"), "{failure}");
     }
     // A token in the path or the query is not repeated either, whether somebody listens or not.
-    for url in
-        [receiver.url(&format!("/x/{TOKEN}?t={TOKEN}")), format!("http://127.0.0.1:1/{TOKEN}?t={TOKEN}")]
-    {
+    for url in [receiver.url(&format!("/x/{TOKEN}?t={TOKEN}")), format!("http://127.0.0.1:1/{TOKEN}?t={TOKEN}")] {
         let failure = handler(HttpOptions::new(url)).deliver(&claim(1), NOW).await.unwrap_err();
         assert!(!format!("{failure:?}").contains(TOKEN), "{failure:?}");
     }

@@ -13,8 +13,8 @@ use oncehook::intake::{Intake, Refused, Spool, SpoolError, SpoolOptions, Taken};
 use oncehook::journal::memory::MemoryJournal;
 use oncehook::journal::sqlite::{OpenError, SqliteJournal, SqliteOptions};
 use oncehook::journal::{
-    Alias, AppendError, BoxFuture, EventQuery, Journal, JournalReader, JournalState, Layer, Receipt,
-    SelfTestError, Ticket, Verdict, WorkError,
+    Alias, AppendError, BoxFuture, EventQuery, Journal, JournalReader, JournalState, Layer, Receipt, SelfTestError,
+    Ticket, Verdict, WorkError,
 };
 use oncehook::observe::Metrics;
 use oncehook_testkit::journal::event;
@@ -95,14 +95,7 @@ impl<J: Journal> Journal for Moody<J> {
         Ok(ticket)
     }
 
-    fn note_duplicate(
-        &self,
-        event: EventId,
-        source: &SourceName,
-        at: UnixMicros,
-        peer: IpAddr,
-        layer: Layer,
-    ) -> bool {
+    fn note_duplicate(&self, event: EventId, source: &SourceName, at: UnixMicros, peer: IpAddr, layer: Layer) -> bool {
         self.inner.note_duplicate(event, source, at, peer, layer)
     }
 
@@ -147,14 +140,7 @@ impl<J: Journal + JournalReader> Rig<J> {
         let metrics = Arc::new(Metrics::new());
         let intake = Intake::new(spool, Duration::from_millis(200), Arc::clone(&metrics));
         let (intake, end) = (Arc::new(intake), watch::Sender::new(false));
-        Arc::new(Self {
-            intake,
-            journal,
-            fast_path: FastPath::default(),
-            metrics,
-            usable: AtomicBool::new(true),
-            end,
-        })
+        Arc::new(Self { intake, journal, fast_path: FastPath::default(), metrics, usable: AtomicBool::new(true), end })
     }
 
     /// Begins to drain.

@@ -13,8 +13,7 @@ use rusqlite::Connection;
 use std::sync::Arc;
 
 fn open(directory: &Path, keys: usize, clock: Clock) -> SqliteJournal {
-    let options =
-        SqliteOptions { ledger_generation: keys, clock, ..SqliteOptions::new(directory.join("journal.db")) };
+    let options = SqliteOptions { ledger_generation: keys, clock, ..SqliteOptions::new(directory.join("journal.db")) };
     SqliteJournal::open(&options).unwrap()
 }
 

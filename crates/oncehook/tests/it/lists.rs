@@ -65,11 +65,7 @@ pub(crate) fn filters() -> Vec<EventQuery> {
     // One came when the clock had been set back: its id is of later.
     filters.push(EventQuery { until: Some(second(31)), ..Default::default() });
     filters.push(EventQuery { until: Some(second(99)), source: text("late"), ..Default::default() });
-    filters.push(EventQuery {
-        until: Some(second(99)),
-        status: Some(EventStatus::Ready),
-        ..Default::default()
-    });
+    filters.push(EventQuery { until: Some(second(99)), status: Some(EventStatus::Ready), ..Default::default() });
     filters
 }
 

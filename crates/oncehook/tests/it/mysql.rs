@@ -145,9 +145,8 @@ async fn a_journal_on_mysql_that_another_version_made_is_refused_and_left_as_it_
         let database = Server::shared().database();
         MysqlJournal::migrate(&database.url()).await.unwrap();
         database.query(change);
-        let tables = || {
-            database.query("SELECT COUNT(*) FROM information_schema.COLUMNS WHERE TABLE_SCHEMA = DATABASE()")
-        };
+        let tables =
+            || database.query("SELECT COUNT(*) FROM information_schema.COLUMNS WHERE TABLE_SCHEMA = DATABASE()");
         let before = tables();
         let refused = MysqlJournal::migrate(&database.url()).await.unwrap_err().to_string();
         assert!(refused.contains("made by another version of oncehook"), "{change}: {refused}");
@@ -208,10 +207,7 @@ async fn fault_107_a_migration_on_mysql_killed_at_every_statement_can_be_rerun()
     let database = server.database();
     let url = database.url();
     let count = || -> usize {
-        let made = format!(
-            "SELECT COUNT(*) FROM information_schema.TABLES WHERE TABLE_SCHEMA = '{}'",
-            database.name()
-        );
+        let made = format!("SELECT COUNT(*) FROM information_schema.TABLES WHERE TABLE_SCHEMA = '{}'", database.name());
         database.query(&made).parse().unwrap()
     };
     let mut seen = std::collections::BTreeSet::new();
@@ -256,10 +252,8 @@ async fn r12_r15_nodes_on_mysql_that_race_agree_on_the_first() {
             let mut tickets = Vec::new();
             for place in 0..KEYS {
                 let key = order(place);
-                tickets.push((
-                    key,
-                    journal.submit([event(&format!("evt_{key}"), "{}")].into_iter().collect()).unwrap(),
-                ));
+                tickets
+                    .push((key, journal.submit([event(&format!("evt_{key}"), "{}")].into_iter().collect()).unwrap()));
             }
             let mut fates = vec![None; KEYS];
             for (key, ticket) in tickets {
@@ -274,9 +268,7 @@ async fn r12_r15_nodes_on_mysql_that_race_agree_on_the_first() {
         let (one, other) = (one.unwrap(), other.unwrap());
         assert_eq!(one.id, other.id);
         let verdicts = [one.verdict, other.verdict];
-        assert!(
-            verdicts == [Verdict::New, Verdict::Duplicate] || verdicts == [Verdict::Duplicate, Verdict::New]
-        );
+        assert!(verdicts == [Verdict::New, Verdict::Duplicate] || verdicts == [Verdict::Duplicate, Verdict::New]);
     }
     for node in nodes {
         node.close().await;
@@ -285,10 +277,7 @@ async fn r12_r15_nodes_on_mysql_that_race_agree_on_the_first() {
         database.query("SELECT count(*), sum(duplicates) FROM oncehook_processed_events"),
         format!("{KEYS}|{KEYS}")
     );
-    assert_eq!(
-        database.query("SELECT sum(events), sum(duplicates) FROM oncehook_totals"),
-        format!("{KEYS}|{KEYS}")
-    );
+    assert_eq!(database.query("SELECT sum(events), sum(duplicates) FROM oncehook_totals"), format!("{KEYS}|{KEYS}"));
 }
 
 /// A row that the database refuses costs its own request, and nobody else's.
@@ -341,10 +330,7 @@ async fn fault_12_r4_r15_a_lost_mysql_is_a_refusal_at_once_and_is_taken_up_again
     tokio::time::sleep(Duration::from_millis(300)).await;
     assert!(journal.state().failing.is_some(), "an idle lane sees it too");
     let begun = Instant::now();
-    assert!(matches!(
-        try_append(&*journal, [event("evt_gone", "{}")]).await,
-        Err(AppendError::Unavailable(_))
-    ));
+    assert!(matches!(try_append(&*journal, [event("evt_gone", "{}")]).await, Err(AppendError::Unavailable(_))));
     assert!(begun.elapsed() < Duration::from_secs(1), "{:?}", begun.elapsed());
     assert!(journal.claim(route("orders"), 1, Duration::from_secs(1)).await.is_err());
     server.restart();
@@ -353,11 +339,7 @@ async fn fault_12_r4_r15_a_lost_mysql_is_a_refusal_at_once_and_is_taken_up_again
     assert!(stored.len() > 100 && stored.len() < 2_000, "{}", stored.len());
     assert!(slowest < Duration::from_secs(6), "{slowest:?}");
     for key in &stored {
-        assert_eq!(
-            try_append(&*journal, [event(key, "{}")]).await.unwrap()[0].verdict,
-            Verdict::Duplicate,
-            "{key}"
-        );
+        assert_eq!(try_append(&*journal, [event(key, "{}")]).await.unwrap()[0].verdict, Verdict::Duplicate, "{key}");
     }
     assert_eq!(journal.state().failing, None);
     journal.close().await;

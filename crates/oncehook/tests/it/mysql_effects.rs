@@ -13,9 +13,7 @@ use oncehook::delivery::RouteName;
 use oncehook::event::{NewEvent, SourceName};
 use oncehook::handler::{Dialect, Expression, Handler, SqlHandler};
 use oncehook::journal::mysql::{MysqlJournal, MysqlOptions};
-use oncehook::journal::{
-    Deliveries, EventDetail, EventQuery, EventStatus, Journal, JournalReader, Retention,
-};
+use oncehook::journal::{Deliveries, EventDetail, EventQuery, EventStatus, Journal, JournalReader, Retention};
 use oncehook::observe::Metrics;
 use oncehook::retry::RetryPolicy;
 use oncehook::route::{Route, Routes};
@@ -24,8 +22,7 @@ use oncehook_testkit::journal::{append, event};
 use oncehook_testkit::mysql::{Database, Server};
 use oncehook_testkit::random::Random;
 
-const SHOP: &str =
-    "CREATE TABLE orders (id INT AUTO_INCREMENT PRIMARY KEY, payment VARCHAR(64) NOT NULL UNIQUE,
+const SHOP: &str = "CREATE TABLE orders (id INT AUTO_INCREMENT PRIMARY KEY, payment VARCHAR(64) NOT NULL UNIQUE,
                                      amount DECIMAL(12,2) NOT NULL);
     CREATE TABLE mails (order_id INT NOT NULL, `key` VARCHAR(64) NOT NULL)";
 
@@ -93,8 +90,7 @@ fn name(text: &str) -> RouteName {
 
 fn route(text: &str, handler: Handler) -> Route {
     let mut route = Route::new(name(text), SourceName::new("shop").unwrap(), handler);
-    route.retry =
-        RetryPolicy { max_attempts: 3, base: Duration::from_millis(20), cap: Duration::from_millis(50) };
+    route.retry = RetryPolicy { max_attempts: 3, base: Duration::from_millis(20), cap: Duration::from_millis(50) };
     route
 }
 
@@ -105,8 +101,7 @@ fn sql(statements: &[&str], bind: &[(&str, &str)]) -> Handler {
 }
 
 fn orders() -> Route {
-    let insert =
-        "INSERT INTO orders (payment, amount) VALUES (:payment, :amount) RETURNING id, payment, amount";
+    let insert = "INSERT INTO orders (payment, amount) VALUES (:payment, :amount) RETURNING id, payment, amount";
     route("orders", sql(&[insert], &[("payment", "/payment"), ("amount", "/amount")]))
 }
 
@@ -121,10 +116,8 @@ fn payment(number: usize) -> NewEvent {
 #[tokio::test(flavor = "multi_thread")]
 async fn r20_r22_r25_an_effect_on_mysql_happens_once_and_its_follow_up_knows_its_result() {
     let shop = Shop::new().await;
-    let mut mail = route(
-        "mail",
-        sql(&["INSERT INTO mails VALUES (:order, :key)"], &[("order", "$result/id"), ("key", "$key")]),
-    );
+    let mut mail =
+        route("mail", sql(&["INSERT INTO mails VALUES (:order, :key)"], &[("order", "$result/id"), ("key", "$key")]));
     mail.after = Some(name("orders"));
     let worker = Shop::work(&shop.journal, &Routes::new(vec![orders(), mail]).unwrap());
     for _ in 0..3 {
@@ -133,10 +126,7 @@ async fn r20_r22_r25_an_effect_on_mysql_happens_once_and_its_follow_up_knows_its
     shop.drained().await;
     worker.stop().await;
     assert_eq!(shop.count("SELECT count(*) FROM orders WHERE payment = 'pi_7' AND amount = 7.5"), 1);
-    assert_eq!(
-        shop.count("SELECT count(*) FROM mails JOIN orders ON id = order_id WHERE `key` = 'evt_7'"),
-        1
-    );
+    assert_eq!(shop.count("SELECT count(*) FROM mails JOIN orders ON id = order_id WHERE `key` = 'evt_7'"), 1);
     let story = shop.only().await;
     assert_eq!(story.event.status, EventStatus::Succeeded);
     let delivery = |route: &str| story.event.deliveries.iter().find(|one| one.route == route).unwrap();
@@ -150,9 +140,8 @@ async fn r20_r22_r25_an_effect_on_mysql_happens_once_and_its_follow_up_knows_its
 #[tokio::test(flavor = "multi_thread")]
 async fn r20_r28_on_mysql_statements_commit_together_and_poison_costs_only_itself() {
     let shop = Shop::new().await;
-    let two = [
-        "INSERT INTO orders (payment, amount) VALUES (:payment, 1); INSERT INTO mails VALUES (:order, :payment)",
-    ];
+    let two =
+        ["INSERT INTO orders (payment, amount) VALUES (:payment, 1); INSERT INTO mails VALUES (:order, :payment)"];
     let handler = sql(&two, &[("payment", "/payment"), ("order", "/order")]);
     for number in 0..100 {
         // NOT NULL refuses one in ten, and one in ten has no such path at all.
@@ -170,8 +159,7 @@ async fn r20_r28_on_mysql_statements_commit_together_and_poison_costs_only_itsel
     assert_eq!(shop.count("SELECT count(*) FROM mails m JOIN orders o ON o.payment = m.`key`"), 80);
     let attempts = "SELECT state, attempt, cause, count(*) FROM oncehook_deliveries GROUP BY 1, 2, 3 ORDER BY CAST(state AS CHAR), 2";
     assert_eq!(shop.database.query(attempts), "dead|1|poison|10\ndead|3|handler|10\nsucceeded|1||80");
-    let kept =
-        "SELECT count(*) FROM oncehook_retry_logs WHERE outcome = 'failed' AND error LIKE '%cannot be null%'";
+    let kept = "SELECT count(*) FROM oncehook_retry_logs WHERE outcome = 'failed' AND error LIKE '%cannot be null%'";
     assert_eq!(shop.count(kept), 30);
     shop.journal.close().await;
 }
@@ -188,8 +176,7 @@ async fn r20_json_becomes_the_types_that_the_columns_on_mysql_have() {
     let names = ["a", "b", "c", "d", "e", "f", "g", "h", "i", "j", "k", "l", "m", "n"];
     let bind: Vec<(&str, String)> = names.iter().map(|name| (*name, format!("/{name}"))).collect();
     let bind: Vec<(&str, &str)> = bind.iter().map(|(name, path)| (*name, path.as_str())).collect();
-    let worker =
-        Shop::work(&shop.journal, &Routes::new(vec![route("orders", sql(&[insert], &bind))]).unwrap());
+    let worker = Shop::work(&shop.journal, &Routes::new(vec![route("orders", sql(&[insert], &bind))]).unwrap());
     let body = r#"{"a":9007199254740993,"b":12345678901234567890.123456789,"c":true,"d":{"x":[1,null]},
         "e":"2026-01-02T03:04:05Z","f":18446744073709551615,"g":"it's \"ü\" 😀","h":"green","i":"raw",
         "j":1e-3,"k":"für","l":"2026-02-03","m":"-12:34:56","n":null}"#;
@@ -201,8 +188,7 @@ async fn r20_json_becomes_the_types_that_the_columns_on_mysql_have() {
         r#"9007199254740993|12345678901234567890.123456789|1|{"x":[1,null]}|2026-01-02 03:04:05.000000|18446744073709551615|it's "ü" 😀|green|raw|0.001|für|2026-02-03|-12:34:56|"#
     );
     let story = shop.only().await;
-    let result: serde_json::Value =
-        serde_json::from_str(story.event.deliveries[0].result.as_ref().unwrap()).unwrap();
+    let result: serde_json::Value = serde_json::from_str(story.event.deliveries[0].result.as_ref().unwrap()).unwrap();
     assert_eq!((&result["a"], &result["f"]), (&9_007_199_254_740_993_i64.into(), &u64::MAX.into()));
     assert_eq!((&result["b"], &result["h"]), (&"12345678901234567890.123456789".into(), &"green".into()));
     assert_eq!((&result["e"], &result["l"]), (&"2026-01-02T03:04:05.000000".into(), &"2026-02-03".into()));
@@ -243,8 +229,7 @@ async fn r20_a_handler_on_mysql_cannot_reach_beyond_its_tables() {
     ] {
         let shop = Shop::new().await;
         shop.database.query("CREATE TABLE old (x INT) ENGINE = MyISAM");
-        let worker =
-            Shop::work(&shop.journal, &Routes::new(vec![route("orders", sql(&[statement], &[]))]).unwrap());
+        let worker = Shop::work(&shop.journal, &Routes::new(vec![route("orders", sql(&[statement], &[]))]).unwrap());
         append(&*shop.journal, [routed("evt_1", "{}")]).await;
         shop.drained().await;
         let delivery = shop.only().await.event.deliveries.remove(0);
@@ -277,9 +262,7 @@ async fn fault_13_r15_r20_two_nodes_and_dropped_calls_on_mysql_apply_each_event_
                     _ => Duration::from_micros(random.below(20_000)),
                 };
                 match tokio::time::timeout(patience, journal.apply(Arc::clone(&route), 20)).await {
-                    Ok(progress) if progress.as_ref().is_ok_and(|progress| progress.succeeded > 0) => {
-                        idle = 0
-                    }
+                    Ok(progress) if progress.as_ref().is_ok_and(|progress| progress.succeeded > 0) => idle = 0,
                     Ok(_) => {
                         idle += 1;
                         tokio::time::sleep(Duration::from_millis(50)).await;
@@ -347,7 +330,8 @@ async fn r20_on_mysql_the_last_id_is_the_deliverys_own() {
     }
     let route = Arc::new(route("orders", sql(&statements, &[("payment", "/payment")])));
     assert_eq!(shop.journal.apply(route, 100).await.unwrap().succeeded, 3);
-    let results = "SELECT e.`key`, d.result FROM oncehook_deliveries d JOIN oncehook_events e ON e.id = d.event ORDER BY e.`key`";
+    let results =
+        "SELECT e.`key`, d.result FROM oncehook_deliveries d JOIN oncehook_events e ON e.id = d.event ORDER BY e.`key`";
     assert_eq!(shop.database.query(results), "evt_1|{\"id\":8}\nevt_2|{\"id\":0}\nevt_3|{\"id\":10}");
     shop.journal.close().await;
 }
@@ -382,8 +366,7 @@ async fn r20_on_mysql_deadlocks_are_nobodys_attempt_and_leave_nothing_behind() {
         workers.push(tokio::spawn(async move {
             let mut idle = 0;
             while idle < 5 {
-                let done =
-                    journal.apply(Arc::clone(&route), 10).await.is_ok_and(|progress| progress.succeeded > 0);
+                let done = journal.apply(Arc::clone(&route), 10).await.is_ok_and(|progress| progress.succeeded > 0);
                 idle = if done { 0 } else { idle + 1 };
                 tokio::time::sleep(Duration::from_millis(if done { 0 } else { 50 })).await;
             }

@@ -35,7 +35,8 @@ async fn cipher(url: &str, key: &str) -> String {
     let journal = MysqlJournal::open(&MysqlOptions::new(url)).await.unwrap();
     let ask = OnMysql::new(|database, _| {
         Box::pin(async move {
-            let asked = "SELECT VARIABLE_VALUE FROM information_schema.SESSION_STATUS WHERE VARIABLE_NAME = 'Ssl_cipher'";
+            let asked =
+                "SELECT VARIABLE_VALUE FROM information_schema.SESSION_STATUS WHERE VARIABLE_NAME = 'Ssl_cipher'";
             let rows = database.query(asked, &[]).await?;
             Ok(Some(rows[0].get::<String, _>(0).into()))
         })
@@ -68,9 +69,7 @@ async fn the_connection_to_mysql_is_encrypted_and_its_certificate_checked_as_the
     let server = Server::start(&[&certificate, &key]);
     let database = server.database();
     // Whoever comes without TLS is not let in.
-    database.query(
-        "CREATE USER careful@'%' IDENTIFIED BY 'hunter2' REQUIRE SSL; GRANT ALL ON *.* TO careful@'%'",
-    );
+    database.query("CREATE USER careful@'%' IDENTIFIED BY 'hunter2' REQUIRE SSL; GRANT ALL ON *.* TO careful@'%'");
     let url = |user: &str, host: &str, parameters: &str| {
         format!("mysql://{user}@{host}:{}/{}{parameters}", server.port(), database.name())
     };

@@ -25,8 +25,7 @@ struct Listed {
 
 impl Listed {
     fn new(answers: &[&[&str]]) -> Arc<Self> {
-        let answers =
-            answers.iter().map(|answer| answer.iter().map(|ip| ip.parse().unwrap()).collect()).collect();
+        let answers = answers.iter().map(|answer| answer.iter().map(|ip| ip.parse().unwrap()).collect()).collect();
         Arc::new(Self { answers: Mutex::new(answers), asked: Mutex::default() })
     }
 
@@ -402,8 +401,7 @@ async fn canaries() -> (Receiver, Option<Receiver>) {
     let canary = Receiver::start(|_, _| Reply::status(200, "")).await;
     let six = SocketAddr::new("::1".parse().unwrap(), canary.address().port());
     let has_six = std::net::TcpListener::bind(six).is_ok();
-    let other =
-        if has_six { Some(Receiver::start_at(six, |_, _| Reply::status(200, "")).await) } else { None };
+    let other = if has_six { Some(Receiver::start_at(six, |_, _| Reply::status(200, "")).await) } else { None };
     (canary, other)
 }
 
@@ -428,23 +426,14 @@ async fn fault_91_r43_names_that_lead_inside_never_reach_the_canary() {
         (&["2e00::1", "2e00::2", "2e00::3", "::ffff:127.0.0.1"], false),
         (&["2e00::1", "169.254.169.254"], false),
     ];
-    for name in [
-        "canary.test",
-        "canary.test.",
-        "xn--bcher-kva.test",
-        "BÜCHER.test",
-        "a.b.c.d.e",
-        "127.0.0.1.nip.test",
-    ] {
+    for name in ["canary.test", "canary.test.", "xn--bcher-kva.test", "BÜCHER.test", "a.b.c.d.e", "127.0.0.1.nip.test"]
+    {
         for (addresses, would_reach) in answers {
             let before = reached();
             let names = Listed::new(&[addresses]);
             let url = format!("http://{name}:{port}/");
             let failure = ask(url.clone(), false, names.clone()).await.unwrap_err();
-            assert!(
-                failure.message.contains("needs allow_private = true"),
-                "{name} {addresses:?}: {failure}"
-            );
+            assert!(failure.message.contains("needs allow_private = true"), "{name} {addresses:?}: {failure}");
             assert_eq!((failure.cause, failure.remedy), (Cause::Destination, Remedy::Retry(None)));
             assert_eq!((reached(), names.asked()), (before, 1), "{name} {addresses:?}");
             if *would_reach {
@@ -456,8 +445,7 @@ async fn fault_91_r43_names_that_lead_inside_never_reach_the_canary() {
     // Linux connects the unspecified address to itself. Not even allow_private opens that.
     for addresses in [["0.0.0.0"], ["::"], ["::ffff:0.0.0.0"], ["0.0.0.1"]] {
         let before = reached();
-        let failure =
-            ask(format!("http://n.test:{port}/"), true, Listed::new(&[&addresses])).await.unwrap_err();
+        let failure = ask(format!("http://n.test:{port}/"), true, Listed::new(&[&addresses])).await.unwrap_err();
         assert!(failure.message.contains("never reached"), "{failure}");
         assert_eq!(reached(), before);
     }
@@ -470,10 +458,8 @@ async fn fault_91_r43_a_name_is_looked_up_once_and_the_answer_is_what_is_connect
     let canary = Receiver::start(|_, _| Reply::status(200, "")).await;
     let port = canary.address().port();
     let meant = SocketAddr::new("127.0.0.2".parse().unwrap(), port);
-    let meant = Receiver::start_at(meant, |_, _| {
-        Reply::Raw(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n".to_vec())
-    })
-    .await;
+    let meant =
+        Receiver::start_at(meant, |_, _| Reply::Raw(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n".to_vec())).await;
     // The second answer is the canary. A guard that judges one look-up and connects after another would hit it.
     let names = Listed::new(&[&["127.0.0.2"], &["127.0.0.1"]]);
     ask(format!("http://rebind.test:{port}/"), true, names.clone()).await.unwrap();
@@ -540,8 +526,7 @@ async fn fault_92_r43_redirects_lead_nowhere() {
         for target in targets.clone() {
             let told = target.clone();
             let receiver =
-                Receiver::start(move |_, _| Reply::status(status, "moved").with("location", told.clone()))
-                    .await;
+                Receiver::start(move |_, _| Reply::status(status, "moved").with("location", told.clone())).await;
             let failure = HttpHandler::new(HttpOptions::new(receiver.url("/hook")))
                 .unwrap()
                 .deliver(&claim(1), NOW)

@@ -18,8 +18,7 @@ use oncehook_testkit::postgres::Server;
 
 /// Opens the journal in the database of a directory.
 fn open_in(directory: &Path, clock: Clock) -> PostgresJournal {
-    let options =
-        PostgresOptions { clock, ..PostgresOptions::new(Server::shared().database_of(directory).url()) };
+    let options = PostgresOptions { clock, ..PostgresOptions::new(Server::shared().database_of(directory).url()) };
     let opening = PostgresJournal::open(&options);
     tokio::task::block_in_place(|| tokio::runtime::Handle::current().block_on(opening)).unwrap()
 }
@@ -79,7 +78,9 @@ async fn r3_a_server_that_does_not_sync_is_refused() {
     assert!(matches!(&refused, OpenError::Durability(what) if what.contains("fsync")), "{refused}");
     // A commit that is not waited for is a choice of the session, so the journal makes the other one.
     let database = Server::shared().database();
-    database.query("DO $$ BEGIN EXECUTE format('ALTER DATABASE %I SET synchronous_commit = off', current_database()); END $$");
+    database.query(
+        "DO $$ BEGIN EXECUTE format('ALTER DATABASE %I SET synchronous_commit = off', current_database()); END $$",
+    );
     let journal = open(&database.url()).await.unwrap();
     append(&journal, [event("evt_1", "{}")]).await;
     assert_eq!((journal.state().kind, journal.state().durability), ("postgres", Durability::DurableFsync));
@@ -128,9 +129,8 @@ async fn a_journal_on_postgres_that_another_version_made_is_refused_and_left_as_
         let database = Server::shared().database();
         PostgresJournal::migrate(&database.url()).await.unwrap();
         database.query(change);
-        let tables = || {
-            database.query("SELECT count(*) FROM information_schema.columns WHERE table_schema = 'oncehook'")
-        };
+        let tables =
+            || database.query("SELECT count(*) FROM information_schema.columns WHERE table_schema = 'oncehook'");
         let before = tables();
         let refused = PostgresJournal::migrate(&database.url()).await.unwrap_err().to_string();
         assert!(refused.contains("made by another version of oncehook"), "{change}: {refused}");
@@ -225,10 +225,8 @@ async fn r12_r15_nodes_that_race_agree_on_the_first() {
             let mut tickets = Vec::new();
             for place in 0..KEYS {
                 let key = order(place);
-                tickets.push((
-                    key,
-                    journal.submit([event(&format!("evt_{key}"), "{}")].into_iter().collect()).unwrap(),
-                ));
+                tickets
+                    .push((key, journal.submit([event(&format!("evt_{key}"), "{}")].into_iter().collect()).unwrap()));
             }
             let mut fates = vec![None; KEYS];
             for (key, ticket) in tickets {
@@ -243,9 +241,7 @@ async fn r12_r15_nodes_that_race_agree_on_the_first() {
         let (one, other) = (one.unwrap(), other.unwrap());
         assert_eq!(one.id, other.id);
         let verdicts = [one.verdict, other.verdict];
-        assert!(
-            verdicts == [Verdict::New, Verdict::Duplicate] || verdicts == [Verdict::Duplicate, Verdict::New]
-        );
+        assert!(verdicts == [Verdict::New, Verdict::Duplicate] || verdicts == [Verdict::Duplicate, Verdict::New]);
     }
     for node in nodes {
         node.close().await;
@@ -254,10 +250,7 @@ async fn r12_r15_nodes_that_race_agree_on_the_first() {
         database.query("SELECT count(*), sum(duplicates) FROM oncehook.processed_events"),
         format!("{KEYS}|{KEYS}")
     );
-    assert_eq!(
-        database.query("SELECT sum(events), sum(duplicates) FROM oncehook.totals"),
-        format!("{KEYS}|{KEYS}")
-    );
+    assert_eq!(database.query("SELECT sum(events), sum(duplicates) FROM oncehook.totals"), format!("{KEYS}|{KEYS}"));
 }
 
 /// A row that the database refuses costs its own request, and nobody else's.
@@ -332,10 +325,7 @@ async fn fault_12_r4_r15_a_lost_database_is_a_refusal_at_once_and_is_taken_up_ag
     tokio::time::sleep(Duration::from_millis(300)).await;
     assert!(journal.state().failing.is_some(), "an idle lane sees it too");
     let begun = Instant::now();
-    assert!(matches!(
-        try_append(&*journal, [event("evt_gone", "{}")]).await,
-        Err(AppendError::Unavailable(_))
-    ));
+    assert!(matches!(try_append(&*journal, [event("evt_gone", "{}")]).await, Err(AppendError::Unavailable(_))));
     assert!(begun.elapsed() < Duration::from_secs(1), "{:?}", begun.elapsed());
     assert!(journal.claim(route("orders"), 1, Duration::from_secs(1)).await.is_err());
     server.restart();
@@ -344,11 +334,7 @@ async fn fault_12_r4_r15_a_lost_database_is_a_refusal_at_once_and_is_taken_up_ag
     assert!(stored.len() > 100 && stored.len() < 2_000, "{}", stored.len());
     assert!(slowest < Duration::from_secs(6), "{slowest:?}");
     for key in &stored {
-        assert_eq!(
-            try_append(&*journal, [event(key, "{}")]).await.unwrap()[0].verdict,
-            Verdict::Duplicate,
-            "{key}"
-        );
+        assert_eq!(try_append(&*journal, [event(key, "{}")]).await.unwrap()[0].verdict, Verdict::Duplicate, "{key}");
     }
     assert_eq!(journal.state().failing, None);
     journal.close().await;
@@ -368,10 +354,7 @@ async fn fault_48_other_nodes_are_woken() {
     let one = open(&database.url()).await.unwrap();
     let other = open(&database.url()).await.unwrap();
     let mut changes = other.changes();
-    let routed = NewEvent {
-        routes: [RouteName::new("orders").unwrap()].into_iter().collect(),
-        ..event("evt_1", "{}")
-    };
+    let routed = NewEvent { routes: [RouteName::new("orders").unwrap()].into_iter().collect(), ..event("evt_1", "{}") };
     append(&one, [routed]).await;
     let woken = tokio::time::timeout(Duration::from_secs(5), changes.changed()).await;
     assert!(woken.is_ok(), "nobody was told");
@@ -387,8 +370,7 @@ async fn r17_postgres_says_which_life_it_is_in() {
     let (database, another) = (server.database(), server.database());
     // A role like any other: nothing that is asked for needs more rights.
     database.query("CREATE ROLE plain LOGIN");
-    database
-        .query(&format!("GRANT CREATE ON DATABASE {} TO plain", database.query("SELECT current_database()")));
+    database.query(&format!("GRANT CREATE ON DATABASE {} TO plain", database.query("SELECT current_database()")));
     let url = database.url().replace("postgres@", "plain@");
     let (one, two) = (open(&url).await.unwrap(), open(&url).await.unwrap());
     let name = |journal: &PostgresJournal| journal.incarnation().name().map(|(_, name)| name.to_string());

@@ -10,8 +10,8 @@ use oncehook::event::{EventId, NewEvent, SourceName};
 use oncehook::handler::{Dialect, Handler, SqlHandler};
 use oncehook::journal::postgres::{OpenError, PostgresJournal, PostgresOptions};
 use oncehook::journal::{
-    Deliveries, EventQuery, EventStatus, Forgotten, Journal, JournalReader, Order, OrderError, Retention,
-    Verb, Verdict, Who,
+    Deliveries, EventQuery, EventStatus, Forgotten, Journal, JournalReader, Order, OrderError, Retention, Verb,
+    Verdict, Who,
 };
 use oncehook::route::Route;
 use oncehook_testkit::days::{self, DAY, FEW, planted};

@@ -12,9 +12,7 @@ use oncehook::event::{NewEvent, SourceName};
 use oncehook::handler::elsewhere::Answer;
 use oncehook::handler::{Dialect, Expression, Handler, OnPostgres, PostgresTransaction, SqlHandler};
 use oncehook::journal::postgres::{PostgresJournal, PostgresOptions};
-use oncehook::journal::{
-    Deliveries, EventDetail, EventQuery, EventStatus, Journal, JournalReader, Retention,
-};
+use oncehook::journal::{Deliveries, EventDetail, EventQuery, EventStatus, Journal, JournalReader, Retention};
 use oncehook::observe::Metrics;
 use oncehook::retry::RetryPolicy;
 use oncehook::route::{Route, Routes};
@@ -86,8 +84,7 @@ fn name(text: &str) -> RouteName {
 
 fn route(text: &str, handler: Handler) -> Route {
     let mut route = Route::new(name(text), SourceName::new("shop").unwrap(), handler);
-    route.retry =
-        RetryPolicy { max_attempts: 3, base: Duration::from_millis(20), cap: Duration::from_millis(50) };
+    route.retry = RetryPolicy { max_attempts: 3, base: Duration::from_millis(20), cap: Duration::from_millis(50) };
     route
 }
 
@@ -98,8 +95,7 @@ fn sql(statements: &[&str], bind: &[(&str, &str)]) -> Handler {
 }
 
 fn orders() -> Route {
-    let insert =
-        "INSERT INTO orders (payment, amount) VALUES (:payment, :amount) RETURNING id, payment, amount";
+    let insert = "INSERT INTO orders (payment, amount) VALUES (:payment, :amount) RETURNING id, payment, amount";
     route("orders", sql(&[insert], &[("payment", "/payment"), ("amount", "/amount")]))
 }
 
@@ -114,10 +110,8 @@ fn payment(number: usize) -> NewEvent {
 #[tokio::test(flavor = "multi_thread")]
 async fn r20_r22_r25_an_effect_on_postgres_happens_once_and_its_follow_up_knows_its_result() {
     let shop = Shop::new().await;
-    let mut mail = route(
-        "mail",
-        sql(&["INSERT INTO mails VALUES (:order, :key)"], &[("order", "$result/id"), ("key", "$key")]),
-    );
+    let mut mail =
+        route("mail", sql(&["INSERT INTO mails VALUES (:order, :key)"], &[("order", "$result/id"), ("key", "$key")]));
     mail.after = Some(name("orders"));
     let worker = Shop::work(&shop.journal, &Routes::new(vec![orders(), mail]).unwrap());
     for _ in 0..3 {
@@ -140,9 +134,8 @@ async fn r20_r22_r25_an_effect_on_postgres_happens_once_and_its_follow_up_knows_
 #[tokio::test(flavor = "multi_thread")]
 async fn r20_r28_on_postgres_statements_commit_together_and_poison_costs_only_itself() {
     let shop = Shop::new().await;
-    let two = [
-        "INSERT INTO orders (payment, amount) VALUES (:payment, 1); INSERT INTO mails VALUES (:order, :payment)",
-    ];
+    let two =
+        ["INSERT INTO orders (payment, amount) VALUES (:payment, 1); INSERT INTO mails VALUES (:order, :payment)"];
     let handler = sql(&two, &[("payment", "/payment"), ("order", "/order")]);
     for number in 0..100 {
         // NOT NULL refuses one in ten, and one in ten has no such path at all.
@@ -158,11 +151,9 @@ async fn r20_r28_on_postgres_statements_commit_together_and_poison_costs_only_it
     worker.stop().await;
     assert_eq!(shop.count("SELECT count(*) FROM orders"), 80);
     assert_eq!(shop.count("SELECT count(*) FROM mails m JOIN orders o ON o.payment = m.key"), 80);
-    let attempts =
-        "SELECT state, attempt, cause, count(*) FROM oncehook.deliveries GROUP BY 1, 2, 3 ORDER BY 1, 2";
+    let attempts = "SELECT state, attempt, cause, count(*) FROM oncehook.deliveries GROUP BY 1, 2, 3 ORDER BY 1, 2";
     assert_eq!(shop.database.query(attempts), "dead|1|poison|10\ndead|3|handler|10\nsucceeded|1||80");
-    let kept =
-        "SELECT count(*) FROM oncehook.retry_logs WHERE outcome = 'failed' AND error LIKE '%not-null%'";
+    let kept = "SELECT count(*) FROM oncehook.retry_logs WHERE outcome = 'failed' AND error LIKE '%not-null%'";
     assert_eq!(shop.count(kept), 30);
     shop.journal.close().await;
 }
@@ -179,8 +170,7 @@ async fn r20_json_becomes_the_types_that_the_columns_have() {
     let names = ["a", "b", "c", "d", "e", "f", "g", "h", "i", "j", "k", "l"];
     let bind: Vec<(&str, String)> = names.iter().map(|name| (*name, format!("/{name}"))).collect();
     let bind: Vec<(&str, &str)> = bind.iter().map(|(name, path)| (*name, path.as_str())).collect();
-    let worker =
-        Shop::work(&shop.journal, &Routes::new(vec![route("orders", sql(&[insert], &bind))]).unwrap());
+    let worker = Shop::work(&shop.journal, &Routes::new(vec![route("orders", sql(&[insert], &bind))]).unwrap());
     let body = r#"{"a":9007199254740993,"b":12345678901234567890.123456789,"c":true,"d":{"x":[1,null]},
         "e":"2026-01-02T03:04:05Z","f":"00000000-0000-7000-8000-000000000001","g":"it's \"ü\"","h":"green","i":"raw",
         "j":1e-3,"k":"{x,y}","l":"2026-02-03"}"#;
@@ -192,8 +182,7 @@ async fn r20_json_becomes_the_types_that_the_columns_have() {
         r#"9007199254740993|12345678901234567890.123456789|t|{"x": [1, null]}|2026-01-02 03:04:05|00000000-0000-7000-8000-000000000001|it's "ü"|green|raw|0.001|{x,y}|2026-02-03"#
     );
     let story = shop.only().await;
-    let result: serde_json::Value =
-        serde_json::from_str(story.event.deliveries[0].result.as_ref().unwrap()).unwrap();
+    let result: serde_json::Value = serde_json::from_str(story.event.deliveries[0].result.as_ref().unwrap()).unwrap();
     assert_eq!(result["a"], 9_007_199_254_740_993_i64);
     assert_eq!((&result["b"], &result["h"]), (&"12345678901234567890.123456789".into(), &"green".into()));
     assert_eq!((&result["e"], &result["l"]), (&"2026-01-02T03:04:05.000000Z".into(), &"2026-02-03".into()));
@@ -227,8 +216,7 @@ async fn r20_a_handler_on_postgres_cannot_reach_beyond_its_tables() {
         ("INSERT INTO nowhere VALUES (1)", "nowhere"),
     ] {
         let shop = Shop::new().await;
-        let worker =
-            Shop::work(&shop.journal, &Routes::new(vec![route("orders", sql(&[statement], &[]))]).unwrap());
+        let worker = Shop::work(&shop.journal, &Routes::new(vec![route("orders", sql(&[statement], &[]))]).unwrap());
         append(&*shop.journal, [routed("evt_1", "{}")]).await;
         shop.drained().await;
         let delivery = shop.only().await.event.deliveries.remove(0);
@@ -261,9 +249,7 @@ async fn fault_13_r15_r20_two_nodes_and_dropped_calls_apply_each_event_once() {
                     _ => Duration::from_micros(random.below(20_000)),
                 };
                 match tokio::time::timeout(patience, journal.apply(Arc::clone(&route), 20)).await {
-                    Ok(progress) if progress.as_ref().is_ok_and(|progress| progress.succeeded > 0) => {
-                        idle = 0
-                    }
+                    Ok(progress) if progress.as_ref().is_ok_and(|progress| progress.succeeded > 0) => idle = 0,
                     Ok(_) => {
                         idle += 1;
                         tokio::time::sleep(Duration::from_millis(50)).await;
@@ -376,10 +362,7 @@ async fn fault_14_work_on_postgres_that_is_dropped_half_way_is_done_once() {
 }
 
 /// A function whose statements are those of a transaction it cannot end.
-fn insert_order<'a>(
-    database: &'a dyn PostgresTransaction,
-    event: &'a HandedEvent,
-) -> Answer<'a, Result<u64, Failure>> {
+fn insert_order<'a>(database: &'a dyn PostgresTransaction, event: &'a HandedEvent) -> Answer<'a, Result<u64, Failure>> {
     Box::pin(async move {
         let key = event.key.display().to_string();
         database.execute("INSERT INTO orders (payment, amount) VALUES ($1, 1)", &[&key]).await
@@ -399,18 +382,15 @@ async fn fault_15_r20_r25_a_function_on_postgres_commits_with_its_record_and_a_p
                 0 => panic!("on the first try"),
                 1 => Err(Failure::retry(Cause::Handler, "on the second")),
                 _ => {
-                    let rows =
-                        database.query("SELECT id FROM orders WHERE payment = $1", &[&"evt_1"]).await?;
+                    let rows = database.query("SELECT id FROM orders WHERE payment = $1", &[&"evt_1"]).await?;
                     let id: i32 = rows[0].get(0);
                     Ok(Some(serde_json::json!({ "id": id })))
                 }
             }
         })
     });
-    let mut mail = route(
-        "mail",
-        sql(&["INSERT INTO mails VALUES (:order, :key)"], &[("order", "$result/id"), ("key", "$key")]),
-    );
+    let mut mail =
+        route("mail", sql(&["INSERT INTO mails VALUES (:order, :key)"], &[("order", "$result/id"), ("key", "$key")]));
     mail.after = Some(name("orders"));
     let routes = Routes::new(vec![route("orders", Handler::Function(Arc::new(function))), mail]).unwrap();
     let worker = Shop::work(&shop.journal, &routes);

@@ -27,8 +27,7 @@ impl Queue {
         let database = Server::shared().database();
         database.query("CREATE TABLE applied (key text)");
         let bind: BTreeMap<_, _> = [("key".to_owned(), Expression::parse("$key").unwrap())].into();
-        let handler =
-            SqlHandler::new(&["INSERT INTO applied VALUES (:key)"], &bind, Dialect::Postgres).unwrap();
+        let handler = SqlHandler::new(&["INSERT INTO applied VALUES (:key)"], &bind, Dialect::Postgres).unwrap();
         let (name, source) = (RouteName::new("orders").unwrap(), SourceName::new("shop").unwrap());
         let route = Route::new(name, source, Handler::Sql(Arc::new(handler)));
         let journal = PostgresJournal::open(&PostgresOptions::new(database.url())).await.unwrap();

@@ -14,10 +14,8 @@ use oncehook_testkit::journal::{append, event};
 use oncehook_testkit::postgres::{Database, Server};
 
 fn route(statements: &[&str], names: &[&str]) -> Arc<Route> {
-    let bind: BTreeMap<_, _> = names
-        .iter()
-        .map(|name| ((*name).to_owned(), Expression::parse(&format!("/{name}")).unwrap()))
-        .collect();
+    let bind: BTreeMap<_, _> =
+        names.iter().map(|name| ((*name).to_owned(), Expression::parse(&format!("/{name}")).unwrap())).collect();
     let handler = Handler::Sql(Arc::new(SqlHandler::new(statements, &bind, Dialect::Postgres).unwrap()));
     Arc::new(Route::new(RouteName::new("orders").unwrap(), SourceName::new("shop").unwrap(), handler))
 }
@@ -96,8 +94,7 @@ async fn r20_many_deliveries_in_one_call_do_what_each_statement_does_alone() {
         journal.close().await;
         assert_eq!(database.query("SELECT count(DISTINCT xmin::text) FROM totals"), "1", "one batch");
         seen.push(
-            ["kinds", "totals", "fired"]
-                .map(|table| database.query(&format!("SELECT * FROM {table} ORDER BY 1, 2"))),
+            ["kinds", "totals", "fired"].map(|table| database.query(&format!("SELECT * FROM {table} ORDER BY 1, 2"))),
         );
     }
     let [kinds, totals, fired] = &seen[0];
@@ -113,8 +110,7 @@ async fn r20_a_call_for_many_deliveries_does_not_use_up_the_time_of_one() {
     let database = Server::shared().database();
     database.query("CREATE TABLE slow (number bigint, seconds double precision)");
     let insert = "INSERT INTO slow SELECT :number, :seconds FROM pg_sleep(:seconds)";
-    let bodies: Vec<String> =
-        (0..8).map(|number| format!(r#"{{"number":{number},"seconds":0.2}}"#)).collect();
+    let bodies: Vec<String> = (0..8).map(|number| format!(r#"{{"number":{number},"seconds":0.2}}"#)).collect();
     let route = route(&[insert], &["number", "seconds"]);
     let (journal, progress) = apply(&database.url(), route, &bodies).await;
     assert_eq!((progress.succeeded, progress.retrying), (8, 0));

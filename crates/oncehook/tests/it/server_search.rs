@@ -239,7 +239,8 @@ async fn r34_an_event_on_mysql_whose_commit_hangs_is_waited_for_before_its_bucke
     );
     std::thread::scope(|scope| {
         scope.spawn(|| database.query(&slow));
-        let asleep = "SELECT COUNT(*) FROM information_schema.PROCESSLIST WHERE INFO = 'SELECT SLEEP(3)' AND DB = DATABASE()";
+        let asleep =
+            "SELECT COUNT(*) FROM information_schema.PROCESSLIST WHERE INFO = 'SELECT SLEEP(3)' AND DB = DATABASE()";
         while database.query(asleep) == "0" {
             std::thread::sleep(Duration::from_millis(20));
         }
@@ -373,10 +374,7 @@ fn steps(database: &mysql::Database<'_>) -> u64 {
 }
 
 /// Reads each page in few steps.
-async fn reads_few_steps(
-    database: &mysql::Database<'_>,
-    pages: impl IntoIterator<Item = (EventQuery, usize)>,
-) {
+async fn reads_few_steps(database: &mysql::Database<'_>, pages: impl IntoIterator<Item = (EventQuery, usize)>) {
     let journal = database.open(Clock::system()).await;
     database.indexed(second(LONG + 1)).await;
     for (query, wanted) in pages {
@@ -410,8 +408,7 @@ async fn r34_one_event_in_a_crowd_on_mysql_is_found_without_looking_at_the_crowd
 
 /// How many rows of the events were read so far. Only what ended sessions report is counted for sure.
 fn rows_read(database: &postgres::Database<'_>) -> i64 {
-    let sql =
-        "SELECT sum(coalesce(seq_tup_read, 0) + coalesce(idx_tup_fetch, 0))::bigint FROM pg_stat_user_tables
+    let sql = "SELECT sum(coalesce(seq_tup_read, 0) + coalesce(idx_tup_fetch, 0))::bigint FROM pg_stat_user_tables
                 WHERE schemaname = 'oncehook' AND relname ~ '^events_'";
     database.query(sql).parse().unwrap()
 }

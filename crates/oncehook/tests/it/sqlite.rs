@@ -50,8 +50,7 @@ async fn r14_random_histories_of_work_end_as_in_the_reference() {
     for seed in 1..=10 {
         let directory = tempfile::tempdir().unwrap();
         let clock = Clock::manual(NOW);
-        let options =
-            SqliteOptions { clock: clock.clone(), ..SqliteOptions::new(directory.path().join("journal.db")) };
+        let options = SqliteOptions { clock: clock.clone(), ..SqliteOptions::new(directory.path().join("journal.db")) };
         let journal = SqliteJournal::open(&options).unwrap();
         compare_deliveries(&journal, &clock, seed, 300).await;
         journal.close().await;
@@ -89,11 +88,7 @@ async fn fault_2_r3_an_inherited_log_is_made_durable_before_anything_is_answered
     let log = after_crash.path().join("journal.db-wal");
     assert!(std::fs::metadata(&log).unwrap().len() > 0, "the event is in the log only");
     let reopened = open_in(after_crash.path()).unwrap();
-    assert_eq!(
-        std::fs::metadata(&log).unwrap().len(),
-        0,
-        "the log was written to the database file and synced"
-    );
+    assert_eq!(std::fs::metadata(&log).unwrap().len(), 0, "the log was written to the database file and synced");
     let again = append(&reopened, [event("evt_1", "{}")]).await[0];
     assert_eq!((again.id, again.verdict), (first.id, Verdict::Duplicate));
     reopened.close().await;
@@ -180,9 +175,7 @@ async fn a_locked_file_refuses_and_recovers() {
     let directory = tempfile::tempdir().unwrap();
     let journal = open_in(directory.path()).unwrap();
     let other = Connection::open(directory.path().join("journal.db")).unwrap();
-    other
-        .execute_batch("CREATE TABLE orders (id INTEGER); BEGIN IMMEDIATE; INSERT INTO orders VALUES (1)")
-        .unwrap();
+    other.execute_batch("CREATE TABLE orders (id INTEGER); BEGIN IMMEDIATE; INSERT INTO orders VALUES (1)").unwrap();
     assert!(matches!(try_append(&journal, [event("evt_1", "{}")]).await, Err(AppendError::Unavailable(_))));
     other.execute_batch("COMMIT").unwrap();
     assert_eq!(append(&journal, [event("evt_1", "{}")]).await[0].verdict, Verdict::New);
@@ -221,11 +214,7 @@ async fn r34_rare_events_are_found_in_a_long_history() {
     for chunk in 0..35 {
         let events = (0..100).map(|number| NewEvent {
             source: SourceName::new(if chunk == 7 && number == 3 { "seldom" } else { "shop" }).unwrap(),
-            kind: Some(if chunk % 10 == 2 && number == 5 {
-                "odd".to_owned()
-            } else {
-                format!("type-{}", number % 3)
-            }),
+            kind: Some(if chunk % 10 == 2 && number == 5 { "odd".to_owned() } else { format!("type-{}", number % 3) }),
             entity: Some(format!("entity-{}", (chunk * 100 + number) / 2)),
             ..event(&format!("evt_{chunk}_{number}"), "{}")
         });
@@ -311,8 +300,7 @@ async fn the_views_people_expect_are_there() {
         })
         .unwrap();
     assert_eq!(row, (id.to_string(), "evt_1".to_owned(), "unrouted".to_owned(), 1));
-    let retries: i64 =
-        reader.query_row("SELECT count(*) FROM oncehook_retry_logs", [], |row| row.get(0)).unwrap();
+    let retries: i64 = reader.query_row("SELECT count(*) FROM oncehook_retry_logs", [], |row| row.get(0)).unwrap();
     assert_eq!(retries, 0);
 }
 

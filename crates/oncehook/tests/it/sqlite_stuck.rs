@@ -26,8 +26,7 @@ fn foreign_writer(path: &Path) -> rusqlite::Connection {
 const PROMISED: Duration = Duration::from_millis(3_500);
 
 #[tokio::test(flavor = "multi_thread")]
-async fn fault_9_beside_a_foreign_write_lock_every_sender_is_refused_in_two_seconds_and_workers_do_not_add_to_it()
- {
+async fn fault_9_beside_a_foreign_write_lock_every_sender_is_refused_in_two_seconds_and_workers_do_not_add_to_it() {
     let directory = tempfile::tempdir().unwrap();
     let journal = Arc::new(SqliteJournal::open(&SqliteOptions::new(path_in(&directory))).unwrap());
     append(&*journal, [event("before", "{}")]).await;
@@ -85,13 +84,12 @@ fn a_self_test_and_a_close_beside_a_stuck_writer_leave_no_thread_behind() {
     let (stuck, is_stuck) = std::sync::mpsc::channel();
     let (release, released) = std::sync::mpsc::channel::<()>();
     let gates = std::sync::Mutex::new((stuck, released));
-    let handler =
-        move |_: &rusqlite::Connection, _: &HandedEvent| -> Result<Option<serde_json::Value>, Failure> {
-            let (stuck, released) = &*gates.lock().unwrap();
-            stuck.send(()).unwrap();
-            let _ = released.recv();
-            Ok(None)
-        };
+    let handler = move |_: &rusqlite::Connection, _: &HandedEvent| -> Result<Option<serde_json::Value>, Failure> {
+        let (stuck, released) = &*gates.lock().unwrap();
+        stuck.send(()).unwrap();
+        let _ = released.recv();
+        Ok(None)
+    };
     let name = RouteName::new("slow").unwrap();
     let shop = SourceName::new("shop").unwrap();
     let route = Arc::new(Route::new(name.clone(), shop, Handler::Function(Arc::new(handler))));

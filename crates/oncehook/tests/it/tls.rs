@@ -33,8 +33,7 @@ qbaCmlTSZ3g19oOIhwE=
 ";
 
 /// The key of that certificate and of nothing else.
-const KEY: &str =
-    "302e020100300506032b657004220420236585427ef6ea4d3fd4d7fda66a3f69c299a0f0d033ea8081d7c87b761fca90";
+const KEY: &str = "302e020100300506032b657004220420236585427ef6ea4d3fd4d7fda66a3f69c299a0f0d033ea8081d7c87b761fca90";
 
 /// Every name leads to 127.0.0.1.
 struct Home;

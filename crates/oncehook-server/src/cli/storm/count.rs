@@ -57,9 +57,7 @@ impl Counter {
                 let url = Url::parse(&template.replace(KEY, "key")).context("--count-url is not a URL")?;
                 Question::Url { template, http: http_client(url.scheme() == "https", 1)? }
             }
-            CountArgs { count_sql: Some(statement), database: Some(database), .. } => {
-                sql(statement, &database)?
-            }
+            CountArgs { count_sql: Some(statement), database: Some(database), .. } => sql(statement, &database)?,
             _ => bail!("give --count-cmd, --count-url, or --count-sql with --database"),
         };
         Ok(Self { question })
@@ -83,9 +81,7 @@ impl Counter {
             match &self.question {
                 Question::Command(command) => of_command(&command.replace(KEY, key)).await,
                 Question::Url { template, http } => of_url(http, &template.replace(KEY, key)).await,
-                Question::Sqlite { statement, path } => {
-                    of_sqlite(statement.replace(KEY, key), path.clone()).await
-                }
+                Question::Sqlite { statement, path } => of_sqlite(statement.replace(KEY, key), path.clone()).await,
                 Question::Postgres { statement, url } => of_postgres(&statement.replace(KEY, key), url).await,
                 Question::MySql { statement, url } => of_mysql(&statement.replace(KEY, key), url).await,
             }
@@ -100,12 +96,8 @@ impl Counter {
 fn sql(statement: String, database: &str) -> anyhow::Result<Question> {
     match database.split_once("://") {
         Some(("sqlite", path)) => Ok(Question::Sqlite { statement, path: path.to_owned() }),
-        Some(("postgres" | "postgresql", _)) => {
-            Ok(Question::Postgres { statement, url: database.to_owned() })
-        }
-        Some(("mysql" | "mariadb", rest)) => {
-            Ok(Question::MySql { statement, url: format!("mysql://{rest}") })
-        }
+        Some(("postgres" | "postgresql", _)) => Ok(Question::Postgres { statement, url: database.to_owned() }),
+        Some(("mysql" | "mariadb", rest)) => Ok(Question::MySql { statement, url: format!("mysql://{rest}") }),
         // The URL may hold a password.
         _ => bail!("--database begins with sqlite://, postgres:// or mysql://; ask others with --count-cmd"),
     }
@@ -142,8 +134,7 @@ async fn of_url(http: &reqwest::Client, url: &str) -> anyhow::Result<i64> {
 async fn of_sqlite(statement: String, path: String) -> anyhow::Result<i64> {
     tokio::task::spawn_blocking(move || {
         let flags = rusqlite::OpenFlags::SQLITE_OPEN_READ_ONLY;
-        let connection =
-            rusqlite::Connection::open_with_flags(&path, flags).with_context(|| format!("open {path}"))?;
+        let connection = rusqlite::Connection::open_with_flags(&path, flags).with_context(|| format!("open {path}"))?;
         connection.busy_timeout(WAIT / 2)?;
         connection.query_row(&statement, [], |row| row.get(0)).context("ask --count-sql")
     })
@@ -168,8 +159,7 @@ async fn of_postgres(statement: &str, url: &str) -> anyhow::Result<i64> {
 async fn of_mysql(statement: &str, url: &str) -> anyhow::Result<i64> {
     use mysql_async::prelude::Queryable as _;
     // Its error would repeat the URL, which may hold a password.
-    let opts =
-        mysql_async::Opts::from_url(url).map_err(|_| anyhow::anyhow!("--database is not a MySQL URL"))?;
+    let opts = mysql_async::Opts::from_url(url).map_err(|_| anyhow::anyhow!("--database is not a MySQL URL"))?;
     let mut connection = mysql_async::Conn::new(opts).await.context("connect to --database")?;
     let first: Option<i64> = connection.query_first(statement).await.context("ask --count-sql")?;
     // The answer is here; how the goodbye goes changes nothing.

@@ -64,8 +64,7 @@ impl Maker {
     /// An event of a hazard. Later numbers happened later. With an entity it is about that.
     pub(super) fn event(&self, hazard: &str, number: u64, entity: Option<&str>) -> anyhow::Result<Event> {
         let id = format!("evt_storm_{}_{hazard}_{number}", self.run);
-        let occurred =
-            UnixMicros(self.began.0.saturating_add(i64::try_from(number)?.saturating_mul(1_000_000)));
+        let occurred = UnixMicros(self.began.0.saturating_add(i64::try_from(number)?.saturating_mul(1_000_000)));
         let (mut headers, body) = self.sample.render(&id, self.kind.as_deref(), occurred)?;
         headers.entry(header::CONTENT_TYPE).or_insert(HeaderValue::from_static("application/json"));
         let event = Event { unsigned: Unsigned { id, headers, body: body.into() } };

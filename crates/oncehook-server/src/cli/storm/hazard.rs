@@ -26,15 +26,8 @@ pub(super) enum Hazard {
 
 impl Hazard {
     /// What runs if nobody chooses.
-    pub(super) const USUAL: [Self; 7] = [
-        Self::Race,
-        Self::Partial,
-        Self::Slow,
-        Self::Replay,
-        Self::Resigned,
-        Self::Reordered,
-        Self::Conflict,
-    ];
+    pub(super) const USUAL: [Self; 7] =
+        [Self::Race, Self::Partial, Self::Slow, Self::Replay, Self::Resigned, Self::Reordered, Self::Conflict];
 
     /// Its name on the command line and in reports.
     pub(super) fn name(self) -> &'static str {
@@ -77,16 +70,12 @@ impl Hazard {
                 "a lock ran out, or there was none, while the first attempt was at work: check a fence, or a unique key, in the effect's transaction"
             }
             Self::Replay => "the event was forgotten: remember keys longer than the provider retries",
-            Self::Resigned => {
-                "copies are told apart by signature or timestamp: the event's id is what stays the same"
-            }
+            Self::Resigned => "copies are told apart by signature or timestamp: the event's id is what stays the same",
             Self::Reordered => "a copy that comes after newer events is taken for a new one",
             Self::Conflict => {
                 "the id is not what decides: another body under a known id is no new event, keep it aside"
             }
-            Self::Schedule => {
-                "the event was forgotten, or noted too late, before the provider stopped retrying"
-            }
+            Self::Schedule => "the event was forgotten, or noted too late, before the provider stopped retrying",
         }
     }
 

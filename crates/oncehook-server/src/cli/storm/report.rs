@@ -154,11 +154,7 @@ impl Finding {
                     parts.push(format!("{} effects too many: {}", broken.extra, self.hazard.why_doubled()));
                 }
                 if broken.lost > 0 {
-                    parts.push(format!(
-                        "{} acknowledged and without effect: {}",
-                        broken.lost,
-                        self.hazard.why_lost()
-                    ));
+                    parts.push(format!("{} acknowledged and without effect: {}", broken.lost, self.hazard.why_lost()));
                 }
                 if !broken.named.is_empty() {
                     parts.push(format!("such as {}", broken.named.join(", ")));
@@ -273,10 +269,7 @@ mod tests {
     use super::*;
 
     fn heard(key: &str, statuses: &[u16]) -> Heard {
-        Heard {
-            key: key.to_owned(),
-            endings: statuses.iter().map(|status| Ending::Answered(*status)).collect(),
-        }
+        Heard { key: key.to_owned(), endings: statuses.iter().map(|status| Ending::Answered(*status)).collect() }
     }
 
     #[test]
@@ -285,17 +278,9 @@ mod tests {
         assert_eq!(judge_each(&all, &[1, 1, 0]), Verdict::Held, "c was never acknowledged");
         assert_eq!(judge_each(&all, &[1, 1, 1]), Verdict::Held, "and may have taken effect all the same");
         let broken = |extra, lost, named: &[&str]| {
-            Verdict::Broken(Broken {
-                extra,
-                lost,
-                named: named.iter().map(|&name| name.to_owned()).collect(),
-            })
+            Verdict::Broken(Broken { extra, lost, named: named.iter().map(|&name| name.to_owned()).collect() })
         };
-        assert_eq!(
-            judge_each(&all, &[3, 0, 0]),
-            broken(2, 1, &["a", "b"]),
-            "one does not make up for the other"
-        );
+        assert_eq!(judge_each(&all, &[3, 0, 0]), broken(2, 1, &["a", "b"]), "one does not make up for the other");
         assert_eq!(judge_each(&[heard("a", &[401])], &[0]), Verdict::Refused);
     }
 

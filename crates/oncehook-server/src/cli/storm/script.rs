@@ -63,11 +63,7 @@ impl Heard {
 }
 
 /// Delivers the events of a hazard.
-pub(super) async fn deliver(
-    script: &Arc<Script>,
-    hazard: Hazard,
-    events: Vec<Event>,
-) -> anyhow::Result<Vec<Heard>> {
+pub(super) async fn deliver(script: &Arc<Script>, hazard: Hazard, events: Vec<Event>) -> anyhow::Result<Vec<Heard>> {
     if hazard == Hazard::Reordered {
         return reordered(script, events).await;
     }

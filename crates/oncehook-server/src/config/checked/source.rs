@@ -12,13 +12,10 @@ use oncehook::handler::Handler;
 use oncehook::handler::http::may_be_forwarded;
 use oncehook::route::Routes;
 use oncehook_verify::{
-    Ack, EventHeaders, Identifier, Identify, MissingKey, Preset, Scheme, Secret, Settings, SetupError,
-    Verifier,
+    Ack, EventHeaders, Identifier, Identify, MissingKey, Preset, Scheme, Secret, Settings, SetupError, Verifier,
 };
 
-use super::{
-    BODY_BYTES, BodyLimits, Limits, OnOutage, Rate, RateLimits, SourceConfig, WaitConfig, read_networks,
-};
+use super::{BODY_BYTES, BodyLimits, Limits, OnOutage, Rate, RateLimits, SourceConfig, WaitConfig, read_networks};
 use crate::config::duration::parse_duration;
 use crate::config::file::{Placed, Table};
 use crate::config::near::{did_you_mean, is_near};
@@ -105,15 +102,13 @@ fn read_source_itself(
     let endpoint = provider.as_ref().is_some_and(|provider| provider.get_ref() == ENDPOINT);
     let missing_key = table.take_typed::<MissingKey>("missing_key");
     if let Some(missing_key) = missing_key.as_ref().filter(|_| endpoint) {
-        table
-            .problem(missing_key.span(), "an endpoint needs a key with every request: no `missing_key` here");
+        table.problem(missing_key.span(), "an endpoint needs a key with every request: no `missing_key` here");
     }
     let usual = if endpoint { MissingKey::Reject } else { MissingKey::default() };
     let missing_key = missing_key.map_or(usual, toml::Spanned::into_inner);
     let allow_ips = read_networks(&mut table, "allow_ips");
-    let rate_limits = table
-        .take_table_if_written("rate_limit", "`rate_limit`")
-        .map_or_else(RateLimits::default, read_rate_limits);
+    let rate_limits =
+        table.take_table_if_written("rate_limit", "`rate_limit`").map_or_else(RateLimits::default, read_rate_limits);
     let on_outage = table.take_parsed("on_outage", |word| match word {
         "retry" => Ok(OnOutage::Retry),
         "spool" => Ok(OnOutage::Spool),
@@ -267,9 +262,7 @@ fn forwarded(
     for text in written.map(toml::Spanned::into_inner).unwrap_or_default() {
         let problem = match text.get_ref().parse::<HeaderName>() {
             Err(_) => "is not the name of a header",
-            Ok(name)
-                if scheme.is_some_and(|scheme| scheme.signature_headers().any(|known| *known == name)) =>
-            {
+            Ok(name) if scheme.is_some_and(|scheme| scheme.signature_headers().any(|known| *known == name)) => {
                 "carries the signature, which must not leave the gateway"
             }
             Ok(name) if !may_be_forwarded(name.as_str()) => {
@@ -286,20 +279,15 @@ fn forwarded(
 }
 
 /// The route that is meant, with the time. An unnamed one is the source's only one.
-pub(super) fn find_awaited(
-    source: &SourceName,
-    wait: &Awaited,
-    routes: &Routes,
-) -> Result<WaitConfig, String> {
+pub(super) fn find_awaited(source: &SourceName, wait: &Awaited, routes: &Routes) -> Result<WaitConfig, String> {
     let (name, up_to) = wait.get_ref();
     let route = match name {
         Some(name) => {
             let named = routes.get(name).filter(|route| route.source == *source);
             let own = routes.iter().filter(|route| route.source == *source).map(|route| route.name.as_str());
             let meant = || did_you_mean(name, own).map(|meant| format!("; {meant}")).unwrap_or_default();
-            named.ok_or_else(|| {
-                format!("`wait` names the route `{name}`, which source `{source}` has not{}", meant())
-            })?
+            named
+                .ok_or_else(|| format!("`wait` names the route `{name}`, which source `{source}` has not{}", meant()))?
         }
         None => {
             let mut first = routes.iter().filter(|route| route.source == *source && route.after.is_none());
@@ -354,8 +342,7 @@ fn read_rate_limits(mut table: Table<'_, '_>) -> RateLimits {
         let small = |number: u64| u32::try_from(number).unwrap_or(u32::MAX);
         rate.map(|rate| Rate { per_second: small(rate), burst: small(at_once.unwrap_or(rate)) })
     };
-    let limits =
-        RateLimits { source: read("per_second", "burst"), peer: read("peer_per_second", "peer_burst") };
+    let limits = RateLimits { source: read("per_second", "burst"), peer: read("peer_per_second", "peer_burst") };
     if limits == RateLimits::default() && table.lacks("per_second") && table.lacks("peer_per_second") {
         table.problem(table.span(), "`rate_limit` needs `per_second` or `peer_per_second`");
     }
@@ -373,9 +360,7 @@ fn read_params(table: &mut Table<'_, '_>) -> toml::Spanned<BTreeMap<String, Stri
     let mut params = BTreeMap::new();
     for (name, text) in written.into_inner() {
         let value = match text.split_once(':') {
-            Some(("env" | "file", _)) => {
-                secret_from_reference(&text).map(|secret| secret.reveal().to_owned())
-            }
+            Some(("env" | "file", _)) => secret_from_reference(&text).map(|secret| secret.reveal().to_owned()),
             _ => Ok(text),
         };
         match value {
@@ -396,9 +381,7 @@ fn check_params(
     let Some(preset) = preset else { return };
     let needed = scheme.map(Scheme::params).unwrap_or_default();
     let known = || preset.params.iter().map(|param| param.name.as_str());
-    for param in
-        preset.params.iter().filter(|param| !param.optional && !needed.contains(&param.name.as_str()))
-    {
+    for param in preset.params.iter().filter(|param| !param.optional && !needed.contains(&param.name.as_str())) {
         // One that is misspelt is told below, and one whose reference leads nowhere has been.
         let misspelt = |name: &String| !known().any(|known| known == name) && is_near(name, &param.name);
         if !table.has_problem_in(&params.span())

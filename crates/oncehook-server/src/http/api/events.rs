@@ -12,8 +12,8 @@ use oncehook::delivery::DeliveryState;
 use oncehook::event::EventId;
 use oncehook::intake::Spooled;
 use oncehook::journal::{
-    Attempt, AuditEntry, Conflict, Delivery, EventDetail, EventQuery, EventStatus, EventSummary, Flag,
-    Paused, ReadError, StoredBody,
+    Attempt, AuditEntry, Conflict, Delivery, EventDetail, EventQuery, EventStatus, EventSummary, Flag, Paused,
+    ReadError, StoredBody,
 };
 use oncehook_verify::{EventKey, Quarantine, UnixMicros};
 use serde::{Deserialize, Serialize};
@@ -220,10 +220,7 @@ pub(crate) async fn show(
     (status = 200, description = "The body, byte for byte", content_type = "application/octet-stream"),
     (status = 404, description = "There is no such event"),
 ))]
-pub(crate) async fn body(
-    State(admin): State<Arc<Admin>>,
-    Path(id): Path<String>,
-) -> Result<Response, HttpError> {
+pub(crate) async fn body(State(admin): State<Arc<Admin>>, Path(id): Path<String>) -> Result<Response, HttpError> {
     let stored = match locate(&admin, &id).await? {
         Located::Spooled(spooled) => StoredBody { headers: spooled.event.headers, body: spooled.event.body },
         Located::Journal(id) => admin.reader.body(id).await.map_err(read_error)?.ok_or_else(no_event)?,
@@ -271,9 +268,7 @@ impl Conditions {
         };
         let key = match self.key {
             None => None,
-            Some(key) => {
-                Some(EventKey::from_display(&key).ok_or_else(|| bad("key is not a key".to_owned()))?)
-            }
+            Some(key) => Some(EventKey::from_display(&key).ok_or_else(|| bad("key is not a key".to_owned()))?),
         };
         Ok(EventQuery {
             source: self.source,
@@ -360,9 +355,7 @@ pub(super) fn no_event() -> HttpError {
 /// The reason goes to the log; the caller learns whether to try again.
 pub(super) fn read_error(error: ReadError) -> HttpError {
     match error {
-        ReadError::TooSlow => {
-            HttpError::unavailable_read("too_slow", "the query took too long; narrow it down")
-        }
+        ReadError::TooSlow => HttpError::unavailable_read("too_slow", "the query took too long; narrow it down"),
         ReadError::Engine(error) => {
             tracing::error!(error, "reading the journal failed");
             HttpError::unavailable_read("journal", "the journal could not be read; try again")

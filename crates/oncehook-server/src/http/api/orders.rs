@@ -97,10 +97,7 @@ pub(crate) async fn replay(
         (false, None) => Verb::Replay,
         (true, Some(epoch)) => forced(epoch, &who)?,
         (true, None) => {
-            return Err(HttpError::bad_request(
-                "epoch",
-                "a forced replay names its `epoch`: one more than the latest",
-            ));
+            return Err(HttpError::bad_request("epoch", "a forced replay names its `epoch`: one more than the latest"));
         }
         (false, Some(_)) => {
             return Err(HttpError::bad_request("epoch", "`epoch` goes with \"force\": true only"));
@@ -174,8 +171,7 @@ async fn give(admin: &Admin, id: &str, given: Given) -> Result<Json<OrderedJson>
     let id = match locate(admin, id).await? {
         Located::Journal(id) => id,
         Located::Spooled(_) => {
-            let message =
-                "the event waits in this node's spool until the journal is back; give the order then";
+            let message = "the event waits in this node's spool until the journal is back; give the order then";
             return Err(HttpError::new(StatusCode::CONFLICT, "spooled", message));
         }
     };

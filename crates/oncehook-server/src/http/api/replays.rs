@@ -125,10 +125,7 @@ pub(crate) async fn start(
     (status = 200, description = "How far it has come", body = Progress),
     (status = 404, description = "There is no such replay in this process"),
 ))]
-pub(crate) async fn show(
-    State(admin): State<Arc<Admin>>,
-    Path(id): Path<String>,
-) -> Result<Json<Progress>, HttpError> {
+pub(crate) async fn show(State(admin): State<Arc<Admin>>, Path(id): Path<String>) -> Result<Json<Progress>, HttpError> {
     Ok(Json(find(&admin, &id)?.progress()))
 }
 
@@ -156,8 +153,7 @@ fn find(admin: &Admin, id: &str) -> Result<Arc<Job>, HttpError> {
 /// What somebody agreed to is not what would be done.
 fn not_as_expected(found: &Survey, expect: u64) -> HttpError {
     let at_least = if found.complete { "" } else { "at least " };
-    let message =
-        format!("the filter finds {at_least}{} events now, not {expect}; look again first", found.matched);
+    let message = format!("the filter finds {at_least}{} events now, not {expect}; look again first", found.matched);
     HttpError::new(StatusCode::CONFLICT, "expect", message)
 }
 

@@ -88,11 +88,9 @@ pub(crate) struct PausedJson {
 ))]
 pub(crate) async fn list(State(admin): State<Arc<Admin>>) -> Result<Json<RoutesJson>, HttpError> {
     let backlogs = admin.deliveries.backlog().await.map_err(work_error)?;
-    let paused: HashSet<Pausable> =
-        admin.deliveries.paused().await.map_err(work_error)?.into_iter().collect();
+    let paused: HashSet<Pausable> = admin.deliveries.paused().await.map_err(work_error)?.into_iter().collect();
     let now = admin.gate.steady();
-    let breaker =
-        |route: &Route| admin.worker.get().map_or("closed", |worker| worker.breaker(route.name.as_str()));
+    let breaker = |route: &Route| admin.worker.get().map_or("closed", |worker| worker.breaker(route.name.as_str()));
     let configured = admin.routes.iter();
     let configured = configured.map(|route| route_json(route, breaker(route), &backlogs, &paused, now));
     let left = left_behind(&admin.routes, &backlogs).map(|backlog| left_json(backlog, &paused, now));

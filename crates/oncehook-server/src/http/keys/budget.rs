@@ -121,10 +121,7 @@ mod tests {
         let now = Instant::now();
         let mut budget = Budget::new(now);
         let peer = IpAddr::from([192, 0, 2, 1]);
-        assert_eq!(
-            (0..300).filter(|number| budget.pay(&key(number), peer, now)).count(),
-            PEER_CALLS as usize + 1
-        );
+        assert_eq!((0..300).filter(|number| budget.pay(&key(number), peer, now)).count(), PEER_CALLS as usize + 1);
         assert!(!budget.pay(&key("genuine"), peer, now));
         assert!(!budget.pay(&key("genuine"), peer, now));
         let later = now + RESERVE_EVERY;

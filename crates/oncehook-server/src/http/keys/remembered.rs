@@ -161,10 +161,7 @@ mod tests {
         assert_eq!(read(&path), [key("a"), key("b")]);
         assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
         assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 1);
-        assert_eq!(
-            key("a").request(),
-            KeyRequest::KeyById { url: "https://a.example/".into(), id: "a".into() }
-        );
+        assert_eq!(key("a").request(), KeyRequest::KeyById { url: "https://a.example/".into(), id: "a".into() });
     }
 
     #[test]

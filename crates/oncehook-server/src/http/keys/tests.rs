@@ -147,13 +147,7 @@ async fn read_question(stream: &mut TlsStream<TcpStream>) -> String {
     }
 }
 
-async fn answer(
-    stream: &mut TlsStream<TcpStream>,
-    manner: Manner,
-    preset: &str,
-    keys: &[Published],
-    question: &str,
-) {
+async fn answer(stream: &mut TlsStream<TcpStream>, manner: Manner, preset: &str, keys: &[Published], question: &str) {
     let (head, body) = match manner {
         Manner::Honest => match honest(preset, keys, question) {
             Some(body) => ("200 OK".to_owned(), body),
@@ -179,25 +173,21 @@ async fn answer(
 fn honest(preset: &str, keys: &[Published], question: &str) -> Option<Vec<u8>> {
     let named = |name: &str| keys.iter().find(|key| key.name == name);
     let path = question.strip_prefix("GET ").and_then(|rest| rest.split(' ').next());
-    let certificate =
-        |name: Option<&str>| named(name?).map(|key| RSA[key.pair].certificate.clone().into_bytes());
+    let certificate = |name: Option<&str>| named(name?).map(|key| RSA[key.pair].certificate.clone().into_bytes());
     match preset {
-        "aws-sns" => certificate(
-            path.and_then(|path| path.strip_prefix("/SimpleNotificationService-")?.strip_suffix(".pem")),
-        ),
+        "aws-sns" => {
+            certificate(path.and_then(|path| path.strip_prefix("/SimpleNotificationService-")?.strip_suffix(".pem")))
+        }
         "paypal" => certificate(path.and_then(|path| path.strip_prefix("/v1/notifications/certs/"))),
         "google-pubsub" => {
-            let set: Vec<Value> =
-                keys.iter().map(|key| with(&RSA[key.pair].web_key, "kid", json!(key.name))).collect();
+            let set: Vec<Value> = keys.iter().map(|key| with(&RSA[key.pair].web_key, "kid", json!(key.name))).collect();
             (path == Some("/oauth2/v3/certs")).then(|| json!({ "keys": set }).to_string().into_bytes())
         }
         _ => {
-            let body =
-                question.strip_prefix("POST /webhook_verification_key/get ")?.split_once("\r\n\r\n")?.1;
+            let body = question.strip_prefix("POST /webhook_verification_key/get ")?.split_once("\r\n\r\n")?.1;
             let body: Value = serde_json::from_str(body).ok()?;
             let credentials = (body["client_id"].as_str()?, body["secret"].as_str()?);
-            let key =
-                named(body["key_id"].as_str()?).filter(|_| credentials == ("64b0c0ffee", "plaid-secret"))?;
+            let key = named(body["key_id"].as_str()?).filter(|_| credentials == ("64b0c0ffee", "plaid-secret"))?;
             let web_key = with(&P256[key.pair].web_key, "kid", json!(key.name));
             let web_key = with(&web_key, "expired_at", json!(key.expired_at));
             Some(json!({ "key": web_key, "request_id": "1" }).to_string().into_bytes())
@@ -236,16 +226,14 @@ fn p256() -> Pair {
     let spki = rcgen::PublicKeyData::subject_public_key_info(&pair);
     let (x, y) = spki[spki.len() - 64..].split_at(32);
     let part = |bytes: &[u8]| BASE64_URL_SAFE_NO_PAD.encode(bytes);
-    let web_key =
-        json!({ "kty": "EC", "crv": "P-256", "use": "sig", "alg": "ES256", "x": part(x), "y": part(y) });
+    let web_key = json!({ "kty": "EC", "crv": "P-256", "use": "sig", "alg": "ES256", "x": part(x), "y": part(y) });
     whole(pair, web_key)
 }
 
 fn whole(private: rcgen::KeyPair, web_key: Value) -> Pair {
     let mut params = rcgen::CertificateParams::new(Vec::new()).unwrap();
     params.distinguished_name.push(rcgen::DnType::CommonName, "messageverificationcerts.paypal.com");
-    (params.not_before, params.not_after) =
-        (rcgen::date_time_ymd(2020, 1, 1), rcgen::date_time_ymd(2060, 1, 1));
+    (params.not_before, params.not_after) = (rcgen::date_time_ymd(2020, 1, 1), rcgen::date_time_ymd(2060, 1, 1));
     let certificate = params.self_signed(&private).unwrap().pem();
     Pair { private, certificate, web_key }
 }
@@ -291,12 +279,7 @@ impl Stage {
         Self::with_tls_name(preset, host, manner, host).await
     }
 
-    async fn with_tls_name(
-        preset: &'static str,
-        host_name: &'static str,
-        manner: Manner,
-        tls_name: &str,
-    ) -> Self {
+    async fn with_tls_name(preset: &'static str, host_name: &'static str, manner: Manner, tls_name: &str) -> Self {
         let host = Host::start(preset, tls_name, manner).await;
         // The canary would give everybody a key: the one that strangers sign with.
         let canary = Host::start(preset, CANARY, Manner::Honest).await;
@@ -390,13 +373,10 @@ impl Stage {
     fn invented(&self, number: usize) -> KeyRequest {
         let id = format!("invented-{number}");
         match self.preset.name.as_str() {
-            "google-pubsub" => {
-                KeyRequest::KeySet { url: "https://www.googleapis.com/oauth2/v3/certs".to_owned(), id }
+            "google-pubsub" => KeyRequest::KeySet { url: "https://www.googleapis.com/oauth2/v3/certs".to_owned(), id },
+            "plaid" => {
+                KeyRequest::KeyById { url: "https://production.plaid.com/webhook_verification_key/get".to_owned(), id }
             }
-            "plaid" => KeyRequest::KeyById {
-                url: "https://production.plaid.com/webhook_verification_key/get".to_owned(),
-                id,
-            },
             _ => KeyRequest::Certificate { url: self.address_of(&id) },
         }
     }
@@ -796,10 +776,9 @@ async fn r43_a_name_or_an_address_of_this_machine_is_not_called() {
         let url = format!("https://{host}:{port}/key.pem");
         let fetcher = WebFetcher::default();
         let request = KeyRequest::Certificate { url: url.clone() };
-        for error in [
-            fetcher.fetch(&request, &BTreeMap::new()).await.unwrap_err(),
-            fetcher.confirm(&url).await.unwrap_err(),
-        ] {
+        for error in
+            [fetcher.fetch(&request, &BTreeMap::new()).await.unwrap_err(), fetcher.confirm(&url).await.unwrap_err()]
+        {
             let reason = if host == "localhost" { "no public address" } else { "with a name only" };
             assert!(error.to_string().contains(reason), "{host}: {error}");
         }
@@ -828,9 +807,8 @@ async fn every_wait_has_an_end_whatever_the_fetcher_does() {
     let settings = Settings { params, ..Settings::default() };
     let ring = ring(preset, &settings, Arc::new(Silent), &tempfile::tempdir().unwrap());
     let wanted = KeyRequest::KeySet { url: "https://k.example/".to_owned(), id: "k".to_owned() };
-    let both = async {
-        tokio::join!(ring.confirm("https://sns.us-east-1.amazonaws.com/"), ring.fetch(&wanted, PEER, 0))
-    };
+    let both =
+        async { tokio::join!(ring.confirm("https://sns.us-east-1.amazonaws.com/"), ring.fetch(&wanted, PEER, 0)) };
     let (confirmed, key) = tokio::time::timeout(Duration::from_secs(10), both).await.unwrap();
     assert!(confirmed.is_err());
     assert_eq!(key.err(), Some(NoKey::Unavailable));

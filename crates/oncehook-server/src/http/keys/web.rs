@@ -40,11 +40,7 @@ pub(super) fn builder() -> reqwest::ClientBuilder {
 }
 
 impl KeyFetcher for WebFetcher {
-    fn fetch<'a>(
-        &'a self,
-        request: &'a KeyRequest,
-        params: &'a BTreeMap<String, String>,
-    ) -> Fetching<'a, Vec<u8>> {
+    fn fetch<'a>(&'a self, request: &'a KeyRequest, params: &'a BTreeMap<String, String>) -> Fetching<'a, Vec<u8>> {
         Box::pin(async move {
             let client = self.client()?;
             refuse_written_address(request.url())?;
@@ -114,8 +110,7 @@ impl Resolve for PublicOnly {
     fn resolve(&self, name: Name) -> Resolving {
         Box::pin(async move {
             let found = tokio::net::lookup_host((name.as_str(), 0)).await?;
-            let public: Vec<SocketAddr> =
-                found.filter(|address| Reach::of(address.ip()) == Reach::Public).collect();
+            let public: Vec<SocketAddr> = found.filter(|address| Reach::of(address.ip()) == Reach::Public).collect();
             if public.is_empty() {
                 return Err("the name has no public address".into());
             }

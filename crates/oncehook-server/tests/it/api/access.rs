@@ -95,9 +95,7 @@ async fn fault_100_a_foreign_host_is_refused_everywhere() {
         }
     }
     // None, and two.
-    for hosts in
-        ["", "host: localhost\r\nhost: evil.example\r\n", "host: evil.example\r\nhost: localhost\r\n"]
-    {
+    for hosts in ["", "host: localhost\r\nhost: evil.example\r\n", "host: evil.example\r\nhost: localhost\r\n"] {
         let request = format!("GET /api/events HTTP/1.1\r\n{hosts}connection: close\r\n\r\n");
         let answer = soon(ask(rig.gateway.admin, request.as_bytes())).await.unwrap();
         assert!(matches!(answer.status, 400 | 403), "{hosts:?}: {}", answer.status);
@@ -108,9 +106,7 @@ async fn fault_100_a_foreign_host_is_refused_everywhere() {
         "GET http://evil.example/api/events HTTP/1.1\r\nhost: evil.example",
     ] {
         let answer =
-            soon(ask(rig.gateway.admin, format!("{request}\r\nconnection: close\r\n\r\n").as_bytes()))
-                .await
-                .unwrap();
+            soon(ask(rig.gateway.admin, format!("{request}\r\nconnection: close\r\n\r\n").as_bytes())).await.unwrap();
         check_error(&answer, 403, "host");
     }
 }

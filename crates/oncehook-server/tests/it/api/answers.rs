@@ -27,9 +27,7 @@ async fn fault_99_a_body_is_a_download_and_never_a_page() {
         assert_eq!(answer.header(name), Some(value), "{}", answer.head);
     }
     // The other answers are JSON and say so, and nobody is allowed to read them from elsewhere.
-    for path in
-        ["/api/events", &format!("/api/events/{event}"), "/api/stats", "/api/openapi.json", "/healthz"]
-    {
+    for path in ["/api/events", &format!("/api/events/{event}"), "/api/stats", "/api/openapi.json", "/healthz"] {
         let answer = rig.gateway.get(path).await;
         assert_eq!(answer.header("content-type"), Some("application/json"), "{path}");
         assert_eq!(answer.header("x-content-type-options"), Some("nosniff"), "{path}");
@@ -43,17 +41,11 @@ async fn another_body_under_a_known_key_is_a_conflict() {
     let (_, event) = rig.deliver(&stripe(r#"{"id":"e1","amount":1}"#)).await;
     let first = rig.show(&event).await;
     for _ in 0..3 {
-        assert_eq!(
-            rig.deliver(&stripe(r#"{"id":"e1","amount":2}"#)).await,
-            ("conflict".to_owned(), event.clone())
-        );
+        assert_eq!(rig.deliver(&stripe(r#"{"id":"e1","amount":2}"#)).await, ("conflict".to_owned(), event.clone()));
     }
     let shown = rig.show(&event).await;
     assert_eq!(shown["flags"], json!(["conflict"]));
-    assert_eq!(
-        (&shown["digest"], &shown["size"], &shown["duplicates"]),
-        (&first["digest"], &first["size"], &0.into())
-    );
+    assert_eq!((&shown["digest"], &shown["size"], &shown["duplicates"]), (&first["digest"], &first["size"], &0.into()));
     assert_eq!(rig.body(&event).await, br#"{"id":"e1","amount":1}"#);
     let conflicts = shown["conflicts"].as_array().unwrap();
     assert_eq!(conflicts.len(), 1);

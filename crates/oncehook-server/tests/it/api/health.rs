@@ -35,10 +35,7 @@ pub(super) fn parse_metrics(text: &str) -> BTreeMap<String, f64> {
             | (Some(&"histogram"), "_bucket" | "_sum" | "_count") => {}
             found => panic!("{line}: {found:?}"),
         }
-        assert!(
-            samples.insert(series.to_owned(), value.parse().unwrap()).is_none(),
-            "{series} is there twice"
-        );
+        assert!(samples.insert(series.to_owned(), value.parse().unwrap()).is_none(), "{series} is there twice");
     }
     samples
 }
@@ -53,10 +50,7 @@ async fn metrics_are_openmetrics_with_the_promised_names() {
     rig.refused(&Signs::preset("stripe", "whsec_other", "stripe").post(&[], b"{}"), 401, "signature").await;
     rig.refused(&crate::kit::raw("/webhooks/stripe", &vec![], b"{}"), 401, "signature").await;
     let answer = rig.gateway.get("/metrics").await;
-    assert_eq!(
-        answer.header("content-type"),
-        Some("application/openmetrics-text; version=1.0.0; charset=utf-8")
-    );
+    assert_eq!(answer.header("content-type"), Some("application/openmetrics-text; version=1.0.0; charset=utf-8"));
     let samples = parse_metrics(std::str::from_utf8(&answer.body).unwrap());
     for (name, value) in [
         ("oncehook_accepted_total{source=\"stripe\"}", 2.0),
@@ -108,8 +102,7 @@ async fn the_api_describes_itself() {
     ] {
         assert!(document["paths"][path]["get"]["responses"]["200"].is_object(), "{path} is not described");
     }
-    let readable =
-        names(&document["paths"]).into_iter().filter(|path| document["paths"][path]["get"].is_object());
+    let readable = names(&document["paths"]).into_iter().filter(|path| document["paths"][path]["get"].is_object());
     // There is no replay to look at; `operate.rs` has one.
     for path in readable.filter(|path| !path.starts_with("/api/replays")) {
         assert_eq!(
@@ -124,10 +117,7 @@ async fn the_api_describes_itself() {
         .iter()
         .map(|parameter| text(&parameter["name"]))
         .collect();
-    assert_eq!(
-        parameters,
-        ["source", "type", "status", "key", "entity", "since", "until", "limit", "cursor"]
-    );
+    assert_eq!(parameters, ["source", "type", "status", "key", "entity", "since", "until", "limit", "cursor"]);
     // Every field of an event is described, and every described one is there.
     let described = names(&document["components"]["schemas"]["EventJson"]["properties"]).len();
     assert_eq!(described, rig.gateway.events().await[0].as_object().unwrap().len());
@@ -163,9 +153,7 @@ async fn stats_add_up() {
     rig.deliver(&github("g1", "{}")).await;
     rig.refused(&crate::kit::raw("/webhooks/github", &vec![], b"{}"), 401, "signature").await;
     let stats = rig.gateway.json("/api/stats").await;
-    for (name, value) in
-        [("events", 3), ("duplicates", 1), ("conflicts", 1), ("quarantined", 1), ("rejected", 1)]
-    {
+    for (name, value) in [("events", 3), ("duplicates", 1), ("conflicts", 1), ("quarantined", 1), ("rejected", 1)] {
         assert_eq!(stats[name], value, "{name}: {stats}");
     }
     assert_eq!(stats["duplicate_rate"], 0.25);
@@ -174,17 +162,10 @@ async fn stats_add_up() {
         .unwrap()
         .iter()
         .map(|source| {
-            (
-                text(&source["source"]),
-                source["events"].as_u64().unwrap(),
-                source["rejected"].as_u64().unwrap(),
-            )
+            (text(&source["source"]), source["events"].as_u64().unwrap(), source["rejected"].as_u64().unwrap())
         })
         .collect();
-    assert_eq!(
-        sources,
-        [("batch".to_owned(), 0, 0), ("github".to_owned(), 1, 1), ("stripe".to_owned(), 2, 0)]
-    );
+    assert_eq!(sources, [("batch".to_owned(), 0, 0), ("github".to_owned(), 1, 1), ("stripe".to_owned(), 2, 0)]);
     for name in ["kind", "durability", "queued", "queue_limit", "index_lag", "wal_pages", "failing"] {
         assert!(stats["journal"].get(name).is_some(), "{name}: {stats}");
     }

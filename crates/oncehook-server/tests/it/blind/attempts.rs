@@ -87,10 +87,7 @@ async fn check(url: &str) {
         dead.then_some(shown)
     })
     .await;
-    assert!(
-        shown["deliveries"].to_string().contains(SAID),
-        "operators see what the destination said: {shown}"
-    );
+    assert!(shown["deliveries"].to_string().contains(SAID), "operators see what the destination said: {shown}");
     let log = gateway.log();
     assert!(!log.contains(PRIVATE) && !log.contains(SAID), "{log}");
 }
@@ -134,14 +131,11 @@ async fn fault_a_destination_that_is_down_is_logged_with_cause_next_try_and_what
     for number in 0..10 {
         deliver(&gateway, &format!("evt_{number}")).await;
     }
-    let opened = line(
-        &gateway,
-        &["WARN", "route calls: destination failing", "(connection refused)", "next try in 100 ms"],
-    )
-    .await;
+    let opened =
+        line(&gateway, &["WARN", "route calls: destination failing", "(connection refused)", "next try in 100 ms"])
+            .await;
     assert!(opened.contains("wait"), "{opened}");
-    line(&gateway, &["route calls: destination still failing (connection refused); next try in 200 ms"])
-        .await;
+    line(&gateway, &["route calls: destination still failing (connection refused); next try in 200 ms"]).await;
     // It goes on failing for some probes, and says no more of it than that.
     let probes = gateway.metric("oncehook_attempt_seconds_count").await;
     until("further probes", &gateway, async || {

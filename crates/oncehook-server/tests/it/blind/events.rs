@@ -20,10 +20,8 @@ missing_key = "quarantine"
 
 fn rig() -> Rig {
     let rig = Rig::start("", SOURCES, &[("secret", SECRET)]);
-    let config = format!(
-        "[server]\ningress = \"{}\"\nadmin = \"{}\"\n{SOURCES}",
-        rig.gateway.ingress, rig.gateway.admin
-    );
+    let config =
+        format!("[server]\ningress = \"{}\"\nadmin = \"{}\"\n{SOURCES}", rig.gateway.ingress, rig.gateway.admin);
     std::fs::write(rig.directory.path().join("client.toml"), config).unwrap();
     rig
 }

@@ -48,15 +48,9 @@ async fn check(rig: &Rig, event: &str, gauge: &str) {
     let answer = rig.gateway.get("/readyz").await;
     let paused = answer.json()["paused"].as_array().cloned().unwrap_or_default();
     assert_eq!((answer.status, paused.len()), (200, 1), "{}", String::from_utf8_lossy(&answer.body));
-    assert!(
-        gauge.contains(paused[0]["name"].as_str().unwrap()) && paused[0]["since"].is_string(),
-        "{paused:?}"
-    );
+    assert!(gauge.contains(paused[0]["name"].as_str().unwrap()) && paused[0]["since"].is_string(), "{paused:?}");
     let shown = rig.show(event).await;
-    assert_eq!(
-        (&shown["deliveries"][0]["state"], &shown["deliveries"][0]["paused"]),
-        (&json!("ready"), &json!(true))
-    );
+    assert_eq!((&shown["deliveries"][0]["state"], &shown["deliveries"][0]["paused"]), (&json!("ready"), &json!(true)));
     assert_eq!(shown["paused"], true, "{shown:#}");
     for arguments in [&["events"][..], &["show", event]] {
         let (code, out, err) = client(rig, arguments);

@@ -86,30 +86,15 @@ fn refusals() -> Vec<Refusal> {
             "stripe",
             "framing",
         ),
-        refusal(
-            post("/webhooks/stripe", "upgrade: h2c\r\ncontent-length: 0\r\n", ""),
-            400,
-            "stripe",
-            "upgrade",
-        ),
+        refusal(post("/webhooks/stripe", "upgrade: h2c\r\ncontent-length: 0\r\n", ""), 400, "stripe", "upgrade"),
         refusal(
             post("/webhooks/stripe", "content-encoding: gzip\r\ncontent-length: 2\r\n", "{}"),
             415,
             "stripe",
             "content_encoding",
         ),
-        refusal(
-            post("/webhooks/stripe", "content-length: 26214400\r\n", ""),
-            413,
-            "stripe",
-            "body_too_large",
-        ),
-        refusal(
-            post("/webhooks/strict", "transfer-encoding: chunked\r\n", &chunked),
-            413,
-            "strict",
-            "body_too_large",
-        ),
+        refusal(post("/webhooks/stripe", "content-length: 26214400\r\n", ""), 413, "stripe", "body_too_large"),
+        refusal(post("/webhooks/strict", "transfer-encoding: chunked\r\n", &chunked), 413, "strict", "body_too_large"),
         refusal(post("/webhooks/stripe", "content-length: 9\r\n", "{"), 408, "stripe", "body_timeout"),
         refusal(post("/webhooks/stripe", "content-length: 2\r\n", "{}"), 401, "stripe", "missing_header"),
         refusal(forged, 401, "stripe", "signature_mismatch"),
@@ -117,11 +102,7 @@ fn refusals() -> Vec<Refusal> {
         refusal(post("/webhooks/listed", "content-length: 2\r\n", "{}"), 403, "listed", "address"),
         refusal(genuine("strict", r#"{"type":"a"}"#), 400, "strict", "missing_key"),
         refusal(
-            post(
-                "/webhooks/asana",
-                "x-hook-secret: 0123456789abcdef0123456789abcdef\r\ncontent-length: 0\r\n",
-                "",
-            ),
+            post("/webhooks/asana", "x-hook-secret: 0123456789abcdef0123456789abcdef\r\ncontent-length: 0\r\n", ""),
             403,
             "asana",
             "handover",
@@ -197,9 +178,7 @@ async fn fault_every_refusal_is_answered_counted_and_logged_with_its_reason() {
         let status = status.map_or(String::new(), |status| format!("status={status}"));
         let parts = [format!("source=\"{source}\""), format!("reason=\"{reason}\""), status];
         let logged = log.lines().any(|line| {
-            line.contains("refused")
-                && line.contains("127.0.0.1")
-                && parts.iter().all(|part| line.contains(part))
+            line.contains("refused") && line.contains("127.0.0.1") && parts.iter().all(|part| line.contains(part))
         });
         if !logged {
             missing.push(format!("{source} {reason}: no log line"));
@@ -237,8 +216,7 @@ async fn fault_an_unavailable_journal_and_a_full_house_are_counted_and_logged() 
     }
     locked.execute_batch("ROLLBACK").unwrap();
     line(&rig.gateway, &["refused", "source=\"stripe\"", "status=503", "reason=\"journal_"]).await;
-    line(&rig.gateway, &["refused", "source=\"-\"", "status=503", "reason=\"connections\"", "127.0.0.1"])
-        .await;
+    line(&rig.gateway, &["refused", "source=\"-\"", "status=503", "reason=\"connections\"", "127.0.0.1"]).await;
     until("the count of connections", &rig.gateway, async || {
         let counter = "oncehook_unavailable_total{source=\"-\",reason=\"connections\"}";
         (metric(&rig.gateway, counter).await >= 1.0).then_some(())

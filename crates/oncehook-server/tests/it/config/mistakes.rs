@@ -176,11 +176,7 @@ const MISTAKES: &[(&str, &str, &str)] = &[
     ("rest = \"1s\"", "rest = \"1\"", "write \"1s\" for seconds"),
     ("max_attempts = 8", "max_attempts = 0", "must be between 1 and 100"),
     ("statement = \"INSERT INTO orders", "statment = \"INSERT INTO orders", "did you mean `statement`?"),
-    (
-        "statement = \"INSERT INTO books (entry) VALUES (:entry)\"",
-        "statement = 5",
-        "`statement` must be a string",
-    ),
+    ("statement = \"INSERT INTO books (entry) VALUES (:entry)\"", "statement = 5", "`statement` must be a string"),
     ("state = \"$state\" }", "sate = \"$state\" }", "state"),
     ("entry = \"$current/x\"", "entry = 5", "`entry` must be a string"),
     ("[route.http]", "[route.htpp]", "did you mean `http`?"),
@@ -253,8 +249,7 @@ fn an_api_key_in_place_of_a_signing_secret_is_noticed_and_not_printed() {
         // Paystack signs with the API key itself.
         ("paystack", "sk_live_canary51H", false),
     ] {
-        let config =
-            format!("[[source]]\nname = \"a\"\nprovider = \"{provider}\"\nsecrets = [\"file:key\"]\n");
+        let config = format!("[[source]]\nname = \"a\"\nprovider = \"{provider}\"\nsecrets = [\"file:key\"]\n");
         let directory = directory(&config, &[("key", key)]);
         let (code, out, err) = run(directory.path(), &["check", "--json"]);
         assert!(!out.contains("canary") && !err.contains("canary"), "{provider}: {out}{err}");

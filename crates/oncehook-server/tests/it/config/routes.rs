@@ -169,10 +169,7 @@ fn fault_108_all_mistakes_in_routes_are_reported_at_once_with_their_places() {
 fn with_routes(directory: &Path, routes: &str) -> String {
     let secret = directory.join("good");
     std::fs::write(&secret, "a real secret").unwrap();
-    format!(
-        "[[source]]\nname = \"shop\"\nprovider = \"stripe\"\nsecrets = [\"file:{}\"]\n{routes}",
-        secret.display()
-    )
+    format!("[[source]]\nname = \"shop\"\nprovider = \"stripe\"\nsecrets = [\"file:{}\"]\n{routes}", secret.display())
 }
 
 #[test]
@@ -215,14 +212,8 @@ fn routes_are_read_as_they_are_written() {
     assert_eq!(config.retention_dead.unwrap().as_secs(), 400 * 86_400);
     assert_eq!(config.retention_audit.as_secs(), 10 * 86_400);
     let orders = config.routes.get("orders").unwrap();
-    assert_eq!(
-        orders.types.iter().map(|glob| glob.as_str()).collect::<Vec<_>>(),
-        ["order.*", "invoice.paid"]
-    );
-    assert_eq!(
-        (orders.retry.max_attempts, orders.retry.base.as_millis(), orders.retry.cap.as_secs()),
-        (3, 200, 5)
-    );
+    assert_eq!(orders.types.iter().map(|glob| glob.as_str()).collect::<Vec<_>>(), ["order.*", "invoice.paid"]);
+    assert_eq!((orders.retry.max_attempts, orders.retry.base.as_millis(), orders.retry.cap.as_secs()), (3, 200, 5));
     assert_eq!(orders.concurrency, 4);
     assert_eq!((orders.breaker.failures, orders.breaker.rest.as_millis()), (2, 50));
     let count = config.routes.get("count").unwrap();
@@ -235,8 +226,7 @@ fn routes_are_read_as_they_are_written() {
         "oncehook.toml is fine: 1 source, 3 routes\n  orders: shop (order.*, invoice.paid) to sql\n  \
          mail: after orders to http\n  count: after mail to sql\n"
     );
-    let report: serde_json::Value =
-        serde_json::from_str(&run(directory.path(), &["check", "--json"]).1).unwrap();
+    let report: serde_json::Value = serde_json::from_str(&run(directory.path(), &["check", "--json"]).1).unwrap();
     assert_eq!(
         report["routes"][1],
         serde_json::json!({ "name": "mail", "source": "shop", "types": ["order.*", "invoice.paid"], "after": "orders", "handler": "http" })
@@ -245,10 +235,7 @@ fn routes_are_read_as_they_are_written() {
     assert_eq!(Config::parse("x.toml", &never).unwrap().retention_dead, None);
     let short = text.replace("\"400d\"", "\"1d\"");
     let problems = Config::parse("x.toml", &short).unwrap_err();
-    assert!(
-        problems.to_string().contains("`retention.dead` is shorter than `retention.payload`"),
-        "{problems}"
-    );
+    assert!(problems.to_string().contains("`retention.dead` is shorter than `retention.payload`"), "{problems}");
 }
 
 const PAYOUTS: &str = r#"
@@ -310,8 +297,7 @@ fn r13_r24_r29_r30_order_and_machines_are_read() {
     refused("SELECT 1 FROM accounts", "DELETE FROM accounts", "`requires` is one SELECT");
 
     // In another database it is the same, and what is remembered stands there.
-    let elsewhere =
-        PAYOUTS.replace("requires =", "database = \"postgres://shop@127.0.0.1:1/shop\"\nrequires =");
+    let elsewhere = PAYOUTS.replace("requires =", "database = \"postgres://shop@127.0.0.1:1/shop\"\nrequires =");
     let config = Config::parse("x.toml", &placed(&elsewhere, directory.path())).unwrap();
     let ordering = &config.routes.get(route.name.as_str()).unwrap().ordering;
     assert_eq!(ordering.memory, oncehook::ordering::Memory::Effect);

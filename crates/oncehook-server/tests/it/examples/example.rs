@@ -98,8 +98,7 @@ impl Example {
     /// Runs commands to their end and gives what they printed. A command that fails is a panic.
     pub(super) fn paste(&self, commands: &str) -> String {
         let output = self.shell("60", commands).output().unwrap();
-        let (said, complained) =
-            (String::from_utf8(output.stdout).unwrap(), String::from_utf8_lossy(&output.stderr));
+        let (said, complained) = (String::from_utf8(output.stdout).unwrap(), String::from_utf8_lossy(&output.stderr));
         assert!(output.status.success(), "{commands}\n{:?}\n{said}\n{complained}", output.status);
         said
     }
@@ -133,10 +132,7 @@ impl Running {
 
     /// All events, when there are so many and all have succeeded.
     pub(super) async fn settled(&self, count: usize) -> Vec<Value> {
-        self.until(|events| {
-            events.len() == count && events.iter().all(|event| event["status"] == "succeeded")
-        })
-        .await
+        self.until(|events| events.len() == count && events.iter().all(|event| event["status"] == "succeeded")).await
     }
 
     /// All events, when they are as they should be.
@@ -157,8 +153,7 @@ impl Running {
 impl Drop for Running {
     fn drop(&mut self) {
         let group = self.inner.pid();
-        let _ =
-            Command::new("kill").args(["-KILL", "--", &format!("-{group}")]).stderr(Stdio::null()).status();
+        let _ = Command::new("kill").args(["-KILL", "--", &format!("-{group}")]).stderr(Stdio::null()).status();
         // Whoever comes next may want the same file: a process that is told to die is not gone yet.
         let deadline = Instant::now() + Duration::from_secs(10);
         while lives(group) && Instant::now() < deadline {
@@ -173,8 +168,7 @@ fn lives(group: u32) -> bool {
     processes.into_iter().any(|process| {
         let stat = std::fs::read_to_string(process.path().join("stat")).unwrap_or_default();
         let fields: Vec<&str> = stat.rsplit(')').next().unwrap_or_default().split_whitespace().collect();
-        fields.first().is_some_and(|state| *state != "Z")
-            && fields.get(2).is_some_and(|of| *of == group.to_string())
+        fields.first().is_some_and(|state| *state != "Z") && fields.get(2).is_some_and(|of| *of == group.to_string())
     })
 }
 
@@ -187,11 +181,10 @@ pub(super) static PYTHON_BINARY: LazyLock<PathBuf> = LazyLock::new(|| {
 /// A Node that has `node:sqlite`: the one on the path, or the one that `make services` has put under target/tools.
 pub(super) static NODE_BINARY: LazyLock<PathBuf> = LazyLock::new(|| {
     let tools = root().join("target/tools/node_modules");
-    let installed =
-        std::fs::read_dir(tools).into_iter().flatten().map(|entry| entry.unwrap().path().join("bin/node"));
+    let installed = std::fs::read_dir(tools).into_iter().flatten().map(|entry| entry.unwrap().path().join("bin/node"));
     let mut candidates = std::iter::once(PathBuf::from("node")).chain(installed);
-    let found = candidates
-        .find_map(|node| itself(&node, &["-e", "require('node:sqlite'); console.log(process.execPath)"]));
+    let found =
+        candidates.find_map(|node| itself(&node, &["-e", "require('node:sqlite'); console.log(process.execPath)"]));
     found.expect("this test needs Node 22.13 or newer (`make services` installs it)")
 });
 

@@ -138,8 +138,7 @@ const JOURNAL_IN_A_FILE: &str = "sqlite://journal.db";
 
 /// Both stories as a README tells them that begins with the places of shop and journal, which are others here.
 async fn both_stories(example: &Example, places: &[(&str, String)]) {
-    let [place, prepare, start, send, count, start_fees, send_fees, look] =
-        example.blocks("sh").try_into().unwrap();
+    let [place, prepare, start, send, count, start_fees, send_fees, look] = example.blocks("sh").try_into().unwrap();
     let [orders, fees] = example.blocks("text").try_into().unwrap();
     let place = places.iter().fold(place, |place, (written, other)| {
         assert!(place.contains(written), "{place}");

@@ -91,8 +91,7 @@ async fn events_arrive_once_while_the_receiver_is_killed(language: &Language) {
 
     let events = gateway.settled(sent.len()).await;
     repeats += program.said("repeat ");
-    let attempts: u64 =
-        events.iter().map(|event| delivery(event, "payments")["attempt"].as_u64().unwrap()).sum();
+    let attempts: u64 = events.iter().map(|event| delivery(event, "payments")["attempt"].as_u64().unwrap()).sum();
     eprintln!(
         "{KILLS} kills in {killing:?}, all done after {:?}; {} events, {attempts} attempts, {repeats} repeats",
         started.elapsed(),
@@ -139,8 +138,7 @@ async fn receiver_believes_signatures_only_and_answers_repeats_alike(language: &
     let program = Program::start(&example, language);
     let secret = std::fs::read_to_string(example.path("receiver.secret")).unwrap();
     let signs = Signs::preset("standard-webhooks", &secret, "payments");
-    let strangers =
-        Signs::preset("standard-webhooks", "whsec_c3RyYW5nZXItc3RyYW5nZXItc3RyYW5nZXI", "payments");
+    let strangers = Signs::preset("standard-webhooks", "whsec_c3RyYW5nZXItc3RyYW5nZXItc3RyYW5nZXI", "payments");
     let body = br#"{"data":{"object":{"id":"pi_1","amount":4200}}}"#;
     let genuine = signs.headers(&[("idempotency-key", "key_1")], body, "key_1", now());
     let post = async |headers: &Headers, body: &[u8]| -> Answer {

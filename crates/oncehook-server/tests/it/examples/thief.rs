@@ -64,8 +64,7 @@ impl Drop for Thief {
 /// Passes bytes on until one side is done, or an answer is stolen.
 async fn pass(mut gateway: TcpStream, mut receiver: TcpStream, wanted: &watch::Sender<Option<Booty>>) {
     // Whether this was wanted; only one connection is told so.
-    let take =
-        |booty: Booty| wanted.send_if_modified(|wanted| wanted.take_if(|wanted| *wanted == booty).is_some());
+    let take = |booty: Booty| wanted.send_if_modified(|wanted| wanted.take_if(|wanted| *wanted == booty).is_some());
     let (mut request, mut answer) = ([0; 4096], [0; 4096]);
     loop {
         tokio::select! {

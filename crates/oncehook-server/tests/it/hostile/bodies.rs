@@ -107,18 +107,9 @@ async fn fault_77_a_lying_length_stores_nothing() {
 async fn fault_78_encoded_bodies_are_415() {
     let rig = rig("");
     let body = br#"{"id":"evt_enc","type":"a"}"#;
-    for encoding in [
-        "gzip",
-        "zstd",
-        "br",
-        "deflate",
-        "GZIP",
-        "x-gzip",
-        "identity, gzip",
-        "gzip, identity",
-        "compress",
-        "utf-8",
-    ] {
+    for encoding in
+        ["gzip", "zstd", "br", "deflate", "GZIP", "x-gzip", "identity, gzip", "gzip, identity", "compress", "utf-8"]
+    {
         let request = stripe().post(&[("content-encoding", encoding)], body);
         rig.refused(&request, 415, "content_encoding").await;
     }
@@ -199,8 +190,7 @@ async fn fault_79_json_that_parsers_read_differently_is_quarantined() {
     let listed = rig.gateway.json("/api/events?status=quarantined").await;
     assert_eq!(listed["events"].as_array().unwrap().len(), bodies.len());
     // Repeated names elsewhere are nobody's business.
-    let (status, _) =
-        rig.deliver(&stripe().post(&[], br#"{"id":"evt_1","x":1,"x":2,"data":{"y":1,"y":2}}"#)).await;
+    let (status, _) = rig.deliver(&stripe().post(&[], br#"{"id":"evt_1","x":1,"x":2,"data":{"y":1,"y":2}}"#)).await;
     assert_eq!(status, "accepted");
 }
 

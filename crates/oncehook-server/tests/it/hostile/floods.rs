@@ -242,12 +242,7 @@ async fn fault_76_half_sent_bodies_and_heads_take_bounded_memory_and_give_it_bac
         drop(wires);
         let limit = before + (40 << 20);
         let after = settled_memory(&rig.gateway, limit).await.saturating_sub(before);
-        eprintln!(
-            "{what}: {} kB, then {} kB more, at the end {} kB",
-            before / 1_000,
-            most / 1_000,
-            after / 1_000
-        );
+        eprintln!("{what}: {} kB, then {} kB more, at the end {} kB", before / 1_000, most / 1_000, after / 1_000);
         assert!(most < CONNECTIONS * EACH, "{what}: {most} bytes for {CONNECTIONS} connections");
         assert!(after <= 40 << 20, "{what}: {most} bytes with {CONNECTIONS} connections, {after} without");
         rig.deliver(&event("\"evt_after\"")).await;

@@ -70,8 +70,7 @@ async fn fault_81_the_same_on_paths_that_do_not_exist() {
             let mut bytes = format!("{line}\r\nhost: l\r\n{framing}\r\n0\r\n\r\n").into_bytes();
             bytes.extend_from_slice(&smuggled);
             let received = exchange(rig.gateway.ingress, &bytes).await;
-            let received =
-                received.unwrap_or_else(|| panic!("{line} {framing:?}: the connection stayed open"));
+            let received = received.unwrap_or_else(|| panic!("{line} {framing:?}: the connection stayed open"));
             let statuses = statuses(&received);
             assert_eq!(statuses.len(), 1, "{line} {framing:?}: {}", String::from_utf8_lossy(&received));
             assert!(matches!(statuses[0], 400 | 404 | 405), "{line} {framing:?}: {statuses:?}");
@@ -142,11 +141,7 @@ async fn fault_81_broken_chunks_are_refused() {
         let received = received.unwrap_or_else(|| panic!("{start:?}: the connection stayed open"));
         let statuses = statuses(&received);
         // Whoever breaks off in the middle may have seen his last byte.
-        assert!(
-            matches!(statuses[..], [] | [400 | 413]),
-            "{start:?}: {}",
-            String::from_utf8_lossy(&received)
-        );
+        assert!(matches!(statuses[..], [] | [400 | 413]), "{start:?}: {}", String::from_utf8_lossy(&received));
     }
     assert_eq!(rig.stored().await, 0);
 }
@@ -188,9 +183,8 @@ async fn fault_81_http_1_0_and_upgrades() {
         text.replacen("HTTP/1.1", "HTTP/1.0", 1).into_bytes()
     };
     // HTTP/1.0 closes, unless it asks to go on; then the next request is answered.
-    let received = exchange(rig.gateway.ingress, &old(&format!("content-length: {}\r\n", body.len()), body))
-        .await
-        .unwrap();
+    let received =
+        exchange(rig.gateway.ingress, &old(&format!("content-length: {}\r\n", body.len()), body)).await.unwrap();
     assert_eq!(statuses(&received), [200]);
     let mut wire = rig.connect().await;
     let keep = old(&format!("content-length: {}\r\nconnection: keep-alive\r\n", body.len()), body);

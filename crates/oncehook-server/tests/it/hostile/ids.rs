@@ -51,8 +51,7 @@ async fn fault_27_ids_that_look_alike_are_different_events() {
         }
         let escaped: String = shown.bytes().map(|byte| format!("%{byte:02x}")).collect();
         let found = rig.gateway.json(&format!("/api/events?key={escaped}")).await;
-        let found: Vec<_> =
-            found["events"].as_array().unwrap().iter().map(|event| text(&event["id"])).collect();
+        let found: Vec<_> = found["events"].as_array().unwrap().iter().map(|event| text(&event["id"])).collect();
         assert_eq!(found, std::slice::from_ref(event), "{id:?}");
     }
 }
@@ -84,10 +83,8 @@ async fn fault_28_header_ids_that_are_not_utf8_are_bytes() {
     let body = br#"{"action":"opened"}"#;
     let headers = github().headers(&[("x-github-event", "issues")], body, "", now());
     let ids: [&[u8]; 4] = [b"d\x80", b"d\xff\xfe", b"d\xc3\x28", b"d\xc3\xa9"];
-    let requests: Vec<_> = ids
-        .iter()
-        .map(|id| raw("/webhooks/github", &with(&headers, "x-github-delivery", id), body))
-        .collect();
+    let requests: Vec<_> =
+        ids.iter().map(|id| raw("/webhooks/github", &with(&headers, "x-github-delivery", id), body)).collect();
     let events = check_distinct(&rig, &requests).await;
     assert_eq!(rig.show(&events[0]).await["key"], "hex:6480");
     assert_eq!(rig.show(&events[3]).await["key"], "d\u{e9}");
@@ -98,14 +95,8 @@ async fn fault_28_header_ids_that_are_not_utf8_are_bytes() {
 #[tokio::test]
 async fn fault_29_an_event_without_an_id_follows_the_declared_policy() {
     let rig = rig("");
-    let keyless = [
-        r#"{"type":"a"}"#,
-        r#"{"type":"b"}"#,
-        r#"{"id":null,"type":"a"}"#,
-        r#"{"id":"","type":"a"}"#,
-        "[]",
-        "no json",
-    ];
+    let keyless =
+        [r#"{"type":"a"}"#, r#"{"type":"b"}"#, r#"{"id":null,"type":"a"}"#, r#"{"id":"","type":"a"}"#, "[]", "no json"];
     // Each source: the same bodies.
     let by_digest: Vec<_> = keyless.iter().map(|body| stripe().post(&[], body.as_bytes())).collect();
     let events = check_distinct(&rig, &by_digest).await;
@@ -179,10 +170,7 @@ async fn fault_31_forged_copies_of_a_known_event_are_401_and_leave_no_trace() {
     assert_eq!(shown["duplicates_seen"], Value::Null);
     assert_eq!(shown["flags"], Value::Array(vec![]));
     let stats = rig.gateway.json("/api/stats").await;
-    assert_eq!(
-        (&stats["events"], &stats["duplicates"], &stats["conflicts"]),
-        (&1.into(), &0.into(), &0.into())
-    );
+    assert_eq!((&stats["events"], &stats["duplicates"], &stats["conflicts"]), (&1.into(), &0.into(), &0.into()));
     assert_eq!(stats["rejected"], 62);
     assert_eq!(rig.deliver(&raw("/webhooks/stripe", &genuine, body)).await.0, "duplicate");
 }

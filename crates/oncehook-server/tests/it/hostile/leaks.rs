@@ -37,11 +37,7 @@ async fn fault_83_nothing_from_a_request_reaches_the_log() {
         .await;
         exchange(rig.gateway.ingress, &raw(&format!("/webhooks/{field}"), &headers, body.as_bytes())).await;
         exchange(rig.gateway.ingress, format!("{field} / HTTP/1.1\r\n{field}: x\r\n\r\n").as_bytes()).await;
-        exchange(
-            rig.gateway.ingress,
-            format!("POST / HTTP/1.1\r\nx: a\rb\nINFO {MARK}\0\r\n\r\n").as_bytes(),
-        )
-        .await;
+        exchange(rig.gateway.ingress, format!("POST / HTTP/1.1\r\nx: a\rb\nINFO {MARK}\0\r\n\r\n").as_bytes()).await;
     }
     let megabyte = format!("POST /webhooks/stripe HTTP/1.1\r\nx: {MARK}{}\r\n\r\n", "y".repeat(1 << 20));
     let received = exchange(rig.gateway.ingress, megabyte.as_bytes()).await.unwrap();
@@ -53,8 +49,7 @@ async fn fault_83_nothing_from_a_request_reaches_the_log() {
     for field in &nasty {
         exchange(
             rig.gateway.admin,
-            format!("GET /api/events/{field} HTTP/1.1\r\nhost: {MARK}.example\r\nconnection: close\r\n\r\n")
-                .as_bytes(),
+            format!("GET /api/events/{field} HTTP/1.1\r\nhost: {MARK}.example\r\nconnection: close\r\n\r\n").as_bytes(),
         )
         .await;
     }
@@ -83,17 +78,11 @@ async fn fault_84_forwarded_addresses_are_believed_from_proxies_only() {
     {
         // No proxy is trusted: the peer is the loopback address, whatever it claims.
         let rig = Rig::start("", &sources, &SECRETS);
-        for forwarded in
-            [&[][..], &["203.0.113.9"], &["203.0.113.9", "203.0.113.9"], &["127.0.0.1, 203.0.113.9"]]
-        {
+        for forwarded in [&[][..], &["203.0.113.9"], &["203.0.113.9", "203.0.113.9"], &["127.0.0.1, 203.0.113.9"]] {
             rig.refused(&request(forwarded), 403, "address").await;
         }
         let spoofed = stripe().post(
-            &[
-                ("forwarded", "for=203.0.113.9"),
-                ("x-real-ip", "203.0.113.9"),
-                ("cf-connecting-ip", "203.0.113.9"),
-            ],
+            &[("forwarded", "for=203.0.113.9"), ("x-real-ip", "203.0.113.9"), ("cf-connecting-ip", "203.0.113.9")],
             body,
         );
         rig.refused(&spoofed, 403, "address").await;
@@ -129,16 +118,9 @@ async fn fault_84_forwarded_addresses_are_believed_from_proxies_only() {
     let event = &rig.gateway.events().await[0];
     let shown = rig.show(&text(&event["id"])).await;
     assert_eq!(shown["duplicates"], 6);
-    let peers: Vec<_> = shown["duplicates_seen"]["latest"]
-        .as_array()
-        .unwrap()
-        .iter()
-        .map(|seen| text(&seen["peer"]))
-        .collect();
-    assert_eq!(
-        peers,
-        ["203.0.113.9", "203.0.113.9", "203.0.113.9", "203.0.113.9", "2001:db8::7", "2001:db8::7"]
-    );
+    let peers: Vec<_> =
+        shown["duplicates_seen"]["latest"].as_array().unwrap().iter().map(|seen| text(&seen["peer"])).collect();
+    assert_eq!(peers, ["203.0.113.9", "203.0.113.9", "203.0.113.9", "203.0.113.9", "2001:db8::7", "2001:db8::7"]);
 }
 
 #[tokio::test]
@@ -198,19 +180,12 @@ async fn fault_85_one_path_per_source_and_nothing_else() {
         "webhooks/stripe",
     ] {
         let received =
-            exchange(rig.gateway.ingress, &raw(path, &with(&headers, "connection", "close"), body))
-                .await
-                .unwrap();
-        assert!(
-            matches!(statuses(&received)[..], [400 | 404]),
-            "{path:?}: {}",
-            String::from_utf8_lossy(&received)
-        );
+            exchange(rig.gateway.ingress, &raw(path, &with(&headers, "connection", "close"), body)).await.unwrap();
+        assert!(matches!(statuses(&received)[..], [400 | 404]), "{path:?}: {}", String::from_utf8_lossy(&received));
     }
     assert_eq!(rig.stored().await, 0);
     for method in ["GET", "HEAD", "PUT", "DELETE", "OPTIONS", "PATCH", "TRACE", "post", "POSTX"] {
-        let request =
-            String::from_utf8(raw("/webhooks/stripe", &with(&headers, "connection", "close"), body)).unwrap();
+        let request = String::from_utf8(raw("/webhooks/stripe", &with(&headers, "connection", "close"), body)).unwrap();
         let request = request.replacen("POST", method, 1);
         let received = exchange(rig.gateway.ingress, request.as_bytes()).await.unwrap();
         assert_eq!(statuses(&received), [405], "{method}");
@@ -231,24 +206,14 @@ async fn fault_70_a_refusal_never_tells_the_signature() {
     let signature = value(&genuine, "stripe-signature");
     let (_, expected) = signature.split_once("v1=").unwrap();
     let zeros = signature.replace(expected, &"0".repeat(64));
-    let upper = signature.replace(
-        expected,
-        &format!("{}{}", &expected[..63], if expected.ends_with('0') { '1' } else { '0' }),
-    );
+    let upper =
+        signature.replace(expected, &format!("{}{}", &expected[..63], if expected.ends_with('0') { '1' } else { '0' }));
     let mut seen = String::new();
-    for wrong in [
-        zeros,
-        upper,
-        signature.replace("v1=", "v0="),
-        signature[..signature.len() - 1].to_owned(),
-        "t=1".to_owned(),
-    ] {
+    for wrong in
+        [zeros, upper, signature.replace("v1=", "v0="), signature[..signature.len() - 1].to_owned(), "t=1".to_owned()]
+    {
         let answer = rig
-            .refused(
-                &raw("/webhooks/stripe", &with(&genuine, "stripe-signature", wrong), body),
-                401,
-                "signature",
-            )
+            .refused(&raw("/webhooks/stripe", &with(&genuine, "stripe-signature", wrong), body), 401, "signature")
             .await;
         seen.push_str(&answer.head);
         seen.push_str(&String::from_utf8_lossy(&answer.body));
@@ -269,17 +234,10 @@ async fn fault_102_secrets_show_up_nowhere() {
     let admin_token = format!("admin-{CANARY}-token");
     let sources = "[[source]]\nname = \"stripe\"\nprovider = \"stripe\"\nsecrets = [\"file:stripe.secret\"]\n\
                    [[source]]\nname = \"gitlab\"\nprovider = \"gitlab\"\nsecrets = [\"file:gitlab.secret\"]\n";
-    let secrets = [
-        ("stripe.secret", stripe_secret.as_str()),
-        ("gitlab.secret", &gitlab_secret),
-        ("admin.token", &admin_token),
-    ];
-    let mut rig = Rig::start_with(
-        "admin_token = \"file:admin.token\"",
-        sources,
-        &secrets,
-        &[("ONCEHOOK_LOG", "trace")],
-    );
+    let secrets =
+        [("stripe.secret", stripe_secret.as_str()), ("gitlab.secret", &gitlab_secret), ("admin.token", &admin_token)];
+    let mut rig =
+        Rig::start_with("admin_token = \"file:admin.token\"", sources, &secrets, &[("ONCEHOOK_LOG", "trace")]);
     let mut seen = Vec::new();
 
     let gitlab = Signs::preset("gitlab", &gitlab_secret, "gitlab");
@@ -295,8 +253,7 @@ async fn fault_102_secrets_show_up_nowhere() {
     for request in [
         gitlab.post(&credentials, br#"{"object_kind":"push"}"#),
         gitlab.post(&credentials, body),
-        Signs::preset("gitlab", &format!("{gitlab_secret}x"), "gitlab")
-            .post(&[("idempotency-key", "k1")], body),
+        Signs::preset("gitlab", &format!("{gitlab_secret}x"), "gitlab").post(&[("idempotency-key", "k1")], body),
         Signs::preset("stripe", &stripe_secret, "stripe").post(&[], br#"{"id":"evt_1"}"#),
         Signs::preset("stripe", &gitlab_secret, "stripe").post(&[], br#"{"id":"evt_1"}"#),
         raw(
@@ -326,19 +283,15 @@ async fn fault_102_secrets_show_up_nowhere() {
         "/api/nothing",
     ] {
         for authorization in [&admin_token, &format!("{admin_token}x")] {
-            let request = format!(
-                "GET {path} HTTP/1.1\r\nhost: {admin}\r\nauthorization: Bearer {authorization}\r\n\r\n"
-            );
+            let request =
+                format!("GET {path} HTTP/1.1\r\nhost: {admin}\r\nauthorization: Bearer {authorization}\r\n\r\n");
             let answer = soon(oncehook_testkit::sender::ask(admin, request.as_bytes())).await.unwrap();
             seen.extend_from_slice(answer.head.as_bytes());
             seen.extend_from_slice(&answer.body);
             if path == format!("/api/events/{event}") && authorization == &admin_token {
                 assert_eq!(answer.status, 200);
                 let headers = answer.json()["headers"].to_string();
-                assert!(
-                    headers.contains("idempotency-key") && !headers.contains("x-gitlab-token"),
-                    "{headers}"
-                );
+                assert!(headers.contains("idempotency-key") && !headers.contains("x-gitlab-token"), "{headers}");
             }
         }
     }

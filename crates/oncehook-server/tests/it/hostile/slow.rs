@@ -25,12 +25,9 @@ async fn fault_76_slow_and_idle_connections_are_closed_in_time() {
     let mut head = rig.connect().await;
     head.send(b"POST /webhooks/stripe HTTP/1.1\r\nhost: localhost\r\n").await.unwrap();
     let mut body = rig.connect().await;
-    body.send(b"POST /webhooks/stripe HTTP/1.1\r\nhost: localhost\r\ncontent-length: 100\r\n\r\n")
-        .await
-        .unwrap();
+    body.send(b"POST /webhooks/stripe HTTP/1.1\r\nhost: localhost\r\ncontent-length: 100\r\n\r\n").await.unwrap();
     let mut in_chunks = rig.connect().await;
-    let chunked =
-        b"POST /webhooks/stripe HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n1\r\nx\r\n";
+    let chunked = b"POST /webhooks/stripe HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n1\r\nx\r\n";
     in_chunks.send(chunked).await.unwrap();
 
     // Drip: a byte now and then must not buy more time.
@@ -54,9 +51,7 @@ async fn fault_76_slow_and_idle_connections_are_closed_in_time() {
     // Who waits is told why.
     let since = Instant::now();
     let mut wire = rig.connect().await;
-    wire.send(b"POST /webhooks/stripe HTTP/1.1\r\nhost: localhost\r\ncontent-length: 100\r\n\r\n{")
-        .await
-        .unwrap();
+    wire.send(b"POST /webhooks/stripe HTTP/1.1\r\nhost: localhost\r\ncontent-length: 100\r\n\r\n{").await.unwrap();
     let answer = soon(wire.answer()).await.unwrap();
     check_error(&answer, 408, "body_timeout");
     check_closes(&mut wire, since, "a slow body").await;
@@ -72,8 +67,7 @@ async fn fault_76_a_thousand_slow_connections_do_not_slow_a_genuine_client() {
             0 => {}
             1 => wire.send(b"POST /webhooks/stripe HTTP/1.1\r\nhost: l").await.unwrap(),
             _ => {
-                let head =
-                    b"POST /webhooks/stripe HTTP/1.1\r\nhost: l\r\ncontent-length: 1000\r\n\r\n{\"id\"";
+                let head = b"POST /webhooks/stripe HTTP/1.1\r\nhost: l\r\ncontent-length: 1000\r\n\r\n{\"id\"";
                 wire.send(head).await.unwrap();
             }
         }
@@ -128,10 +122,7 @@ async fn fault_76_beyond_the_cap_connections_get_503_and_places_come_back() {
     }
     // Operators see it, and places come back.
     let metrics = String::from_utf8(rig.gateway.get("/metrics").await.body).unwrap();
-    assert!(
-        metrics.contains("oncehook_unavailable_total{source=\"-\",reason=\"connections\"} 5"),
-        "{metrics}"
-    );
+    assert!(metrics.contains("oncehook_unavailable_total{source=\"-\",reason=\"connections\"} 5"), "{metrics}");
     rig.deliver(&event("\"evt_after\"")).await;
 }
 

@@ -5,9 +5,7 @@ use std::time::{Duration, Instant};
 use oncehook_testkit::gateway::Gateway;
 use serde_json::json;
 
-use super::{
-    call, client, deliver, execute, finished, number, order, parsed, post, rig, until, write_client_config,
-};
+use super::{call, client, deliver, execute, finished, number, order, parsed, post, rig, until, write_client_config};
 use crate::kit::{BINARY, check_error, text};
 
 #[tokio::test]
@@ -26,8 +24,7 @@ async fn many_dead_letters_are_retried_at_once() {
     let filter = json!({ "status": "dead", "source": "stripe", "type": "gone" });
 
     // A dry run touches nothing.
-    let found =
-        order(&rig, "/api/replays", &json!({ "filter": filter, "verb": "retry", "dry_run": true })).await;
+    let found = order(&rig, "/api/replays", &json!({ "filter": filter, "verb": "retry", "dry_run": true })).await;
     assert_eq!((&found["matched"], &found["complete"]), (&json!(25), &json!(true)), "{found}");
     assert_eq!(found["statuses"], json!({ "dead": 25 }));
     assert_eq!(found["events"].as_array().unwrap().len(), 10);
@@ -42,10 +39,8 @@ async fn many_dead_letters_are_retried_at_once() {
     assert!(err.contains("retry: 25 events"), "what it would have done is shown: {err}");
     assert_eq!(number(&rig, "SELECT count(*) FROM later"), 0);
 
-    let (code, out, _) = client(
-        &rig,
-        &["retry", "--status", "dead", "--type", "gone", "--yes", "--json", "--reason", "made it"],
-    );
+    let (code, out, _) =
+        client(&rig, &["retry", "--status", "dead", "--type", "gone", "--yes", "--json", "--reason", "made it"]);
     let progress = parsed(&out);
     assert_eq!(code, 0, "{out}");
     for (name, value) in [
@@ -71,10 +66,7 @@ async fn many_dead_letters_are_retried_at_once() {
         let (code, out, _) = client(&rig, &["replay", "--source", "stripe", "--yes"]);
         assert_eq!((code, out.as_str()), (0, "done: 26 found, 0 changed, 26 left as they were, 0 failed\n"));
     }
-    assert_eq!(
-        (number(&rig, "SELECT count(*) FROM later"), number(&rig, "SELECT count(*) FROM orders")),
-        (25, 1)
-    );
+    assert_eq!((number(&rig, "SELECT count(*) FROM later"), number(&rig, "SELECT count(*) FROM orders")), (25, 1));
 }
 
 #[tokio::test]
@@ -121,10 +113,7 @@ async fn a_forced_replay_of_many_is_safe_to_repeat() {
     // An epoch that none of them has reached is a mistake, told event by event.
     let (code, out, _) =
         client(&rig, &["replay", "--source", "stripe", "--force", "--epoch", "9", "--reason", "r", "--yes"]);
-    assert!(
-        code == 1 && out.starts_with("done: 5 found, 0 changed, 0 left as they were, 5 failed\n"),
-        "{out}"
-    );
+    assert!(code == 1 && out.starts_with("done: 5 found, 0 changed, 0 left as they were, 5 failed\n"), "{out}");
     assert_eq!(out.matches("the next epoch is 2").count(), 5, "{out}");
     assert_eq!(number(&rig, "SELECT count(*) FROM orders"), 10);
 }

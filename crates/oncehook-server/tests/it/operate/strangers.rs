@@ -57,11 +57,7 @@ async fn fault_100_strange_pages_cannot_give_orders() {
     for who in ["", "a\u{85}b", &"x".repeat(201)] {
         check_error(&call(&rig, "POST", &replay, &[("oncehook-who", who)], "").await, 400, "who");
     }
-    check_error(
-        &call(&rig, "POST", &replay, &[("oncehook-who", "a"), ("oncehook-who", "b")], "").await,
-        400,
-        "who",
-    );
+    check_error(&call(&rig, "POST", &replay, &[("oncehook-who", "a"), ("oncehook-who", "b")], "").await, 400, "who");
 }
 
 #[tokio::test]
@@ -70,9 +66,7 @@ async fn fault_100_orders_need_the_token() {
     let directory_secrets = [SECRETS[0], ("admin.token", "an admin token")];
     let rig = Rig::start(&format!("admin_token = \"{token}\""), CONFIG, &directory_secrets);
     write_client_config(&rig, &format!("admin_token = \"{token}\""));
-    for path in
-        ["/api/replays", "/api/sources/stripe/pause", "/api/routes/orders/pause", "/api/events/x/retry"]
-    {
+    for path in ["/api/replays", "/api/sources/stripe/pause", "/api/routes/orders/pause", "/api/events/x/retry"] {
         check_error(&post(&rig, path, &json!({})).await, 401, "token");
     }
     let (code, out, err) = client(&rig, &["pause", "--source", "stripe"]);

@@ -16,13 +16,7 @@ async fn a_person_at_a_terminal_is_asked() {
     // `script` gives the command a terminal.
     let ask = |answer: &str| {
         let mut child = Command::new("timeout")
-            .args([
-                "30",
-                "script",
-                "-qec",
-                &format!("{BINARY} --config client.toml retry --status dead"),
-                "/dev/null",
-            ])
+            .args(["30", "script", "-qec", &format!("{BINARY} --config client.toml retry --status dead"), "/dev/null"])
             .current_dir(rig.directory.path())
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -43,12 +37,7 @@ async fn a_person_at_a_terminal_is_asked() {
 }
 
 /// A terminal at which a command asks; `meanwhile` happens between the question and the answers.
-async fn asked(
-    rig: &Rig,
-    command: &str,
-    meanwhile: impl Future<Output = ()>,
-    answers: &str,
-) -> (i32, String) {
+async fn asked(rig: &Rig, command: &str, meanwhile: impl Future<Output = ()>, answers: &str) -> (i32, String) {
     let mut child = Command::new("timeout")
         .args(["30", "script", "-qec", &format!("{BINARY} --config client.toml {command}"), "/dev/null"])
         .current_dir(rig.directory.path())

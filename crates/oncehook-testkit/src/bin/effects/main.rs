@@ -307,10 +307,7 @@ async fn effects(engine: Engine, count: usize, rounds: usize) -> anyhow::Result<
         let bare = middle(bodies);
         let ratio = accept.rate / bare.rate;
         println!("accepts: bare inserts             {:>9.0}/s  {}", bare.rate, bare.cost);
-        println!(
-            "accepts: appended                 {:>9.0}/s  {ratio:.2} of bare; {}",
-            accept.rate, accept.cost
-        );
+        println!("accepts: appended                 {:>9.0}/s  {ratio:.2} of bare; {}", accept.rate, accept.cost);
     }
     Ok(())
 }
@@ -405,12 +402,9 @@ async fn janitor() -> anyhow::Result<()> {
     let retention = Retention { payload: month, dead: None, audit: month, batch: 200 };
     let nothing = Routes::default();
     let deliveries = bench.journal.clone() as Arc<dyn Deliveries>;
-    let worker =
-        Worker::start(deliveries, &nothing, retention, bench.clock.clone(), Arc::new(Metrics::new()));
+    let worker = Worker::start(deliveries, &nothing, retention, bench.clock.clone(), Arc::new(Metrics::new()));
     let during = paced(&mut bench, 30).await?;
-    let left = bench
-        .store
-        .number(&format!("SELECT count(*) FROM oncehook_events WHERE received_at <= {}", old.0))?;
+    let left = bench.store.number(&format!("SELECT count(*) FROM oncehook_events WHERE received_at <= {}", old.0))?;
     worker.stop().await;
     bench.journal.close().await;
     println!("janitor: {} of 100000 events forgotten in 30 s", 100_000 - left);

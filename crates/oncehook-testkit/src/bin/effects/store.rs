@@ -19,7 +19,8 @@ use oncehook_testkit::postgres::{Database, Server};
 use rusqlite::Connection;
 
 /// The user's statement.
-pub const INSERT: &str = "INSERT INTO orders (payment, amount, event_key) VALUES (:payment, :amount, :key) ON CONFLICT (payment) DO NOTHING";
+pub const INSERT: &str =
+    "INSERT INTO orders (payment, amount, event_key) VALUES (:payment, :amount, :key) ON CONFLICT (payment) DO NOTHING";
 
 /// Which journal is measured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -98,11 +99,7 @@ fn sweep(target: &Path) -> anyhow::Result<()> {
 fn mariadb() -> &'static mysql::Server {
     static SERVER: OnceLock<mysql::Server> = OnceLock::new();
     SERVER.get_or_init(|| {
-        mysql::Server::start(&[
-            "--innodb-buffer-pool-size=3G",
-            "--innodb-log-file-size=2G",
-            "--max-allowed-packet=64M",
-        ])
+        mysql::Server::start(&["--innodb-buffer-pool-size=3G", "--innodb-log-file-size=2G", "--max-allowed-packet=64M"])
     })
 }
 
@@ -245,11 +242,7 @@ impl Cost {
     /// What was spent since, for each of so many.
     pub fn each(self, since: Self, count: usize) -> Self {
         let each = |now: f64, then: f64| (now - then) / count as f64;
-        Self {
-            own: each(self.own, since.own),
-            server: each(self.server, since.server),
-            log: each(self.log, since.log),
-        }
+        Self { own: each(self.own, since.own), server: each(self.server, since.server), log: each(self.log, since.log) }
     }
 }
 

@@ -35,9 +35,11 @@ enum Fault {
 
 fn faults() -> impl Iterator<Item = Fault> {
     let nodes = (0..NODES).flat_map(|node| [false, true].map(|arrives| (node, arrives)));
-    nodes
-        .flat_map(|(node, arrives)| [Fault::Crash { node, arrives }, Fault::CutFromRedis { node, arrives }])
-        .chain([Fault::Flush, Fault::Failover, Fault::Restore])
+    nodes.flat_map(|(node, arrives)| [Fault::Crash { node, arrives }, Fault::CutFromRedis { node, arrives }]).chain([
+        Fault::Flush,
+        Fault::Failover,
+        Fault::Restore,
+    ])
 }
 
 /// One turn.

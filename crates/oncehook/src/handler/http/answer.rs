@@ -80,8 +80,7 @@ impl Answer {
     fn to_whole_result(&self, hidden: &Hidden) -> String {
         let (body, is_text) = self.kept_body(hidden, READ_BYTES, READ_BYTES);
         let kind = self.headers.get(CONTENT_TYPE).and_then(|kind| kind.to_str().ok());
-        let mark =
-            if is_text && kind.is_some_and(|kind| kind.contains("json")) { ",\"text\":true" } else { "" };
+        let mark = if is_text && kind.is_some_and(|kind| kind.contains("json")) { ",\"text\":true" } else { "" };
         let kind = serde_json::Value::from(kind.map(|kind| hidden.censor(kind)));
         format!("{{\"status\":{},\"body\":{body},\"type\":{kind}{mark}}}", self.status.as_u16())
     }
@@ -142,9 +141,7 @@ impl Destination {
         };
         let refused = || Failure::permanent(Cause::Destination, message()).in_log(logged(&answer)).answered();
         let result = || match &answer.end {
-            End::Enough if self.whole.load(Ordering::Relaxed) => {
-                Ok(Some(answer.to_whole_result(&self.hidden)))
-            }
+            End::Enough if self.whole.load(Ordering::Relaxed) => Ok(Some(answer.to_whole_result(&self.hidden))),
             End::Enough => Ok(Some(answer.to_result(&self.hidden))),
             End::BrokeOff(why) => {
                 let message = format!("{}, but its answer broke off: {why}", message());
@@ -159,9 +156,7 @@ impl Destination {
             }
             // Not yet: it works, and wants something else first.
             425 => Err(self.deferred(&answer)),
-            _ if answer.headers.contains_key(RETRY_LATER) && !answer.status.is_success() => {
-                Err(self.deferred(&answer))
-            }
+            _ if answer.headers.contains_key(RETRY_LATER) && !answer.status.is_success() => Err(self.deferred(&answer)),
             408 | 429 => Err(again()),
             410 if self.on_4xx != OnClientError::Result => Err(refused()),
             400..=499 => match self.on_4xx {

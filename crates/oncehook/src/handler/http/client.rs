@@ -39,9 +39,8 @@ pub(super) fn guarded(url: &Url, guard: Guard, names: Arc<dyn Names>) -> Result<
 fn tls(url: &Url) -> Result<ClientConfig, String> {
     let unusable = |error: rustls::Error| format!("TLS cannot be prepared: {error}");
     let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
-    let versions = ClientConfig::builder_with_provider(provider)
-        .with_safe_default_protocol_versions()
-        .map_err(unusable)?;
+    let versions =
+        ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions().map_err(unusable)?;
     let trusting = if url.scheme() == "https" {
         versions.with_platform_verifier().map_err(unusable)?
     } else {

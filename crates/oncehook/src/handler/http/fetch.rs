@@ -103,10 +103,7 @@ impl Fetch {
             return Err(format!("{ENTITY} stands once, in the path or the query"));
         }
         if options.timeout.is_zero() || options.timeout > LONGEST_TIMEOUT {
-            return Err(format!(
-                "the timeout must be above zero and at most {} s",
-                LONGEST_TIMEOUT.as_secs()
-            ));
+            return Err(format!("the timeout must be above zero and at most {} s", LONGEST_TIMEOUT.as_secs()));
         }
         let auth = options.auth.as_ref().map(|auth| authorization(auth.reveal())).transpose()?;
         let hidden = Hidden::new(
@@ -131,10 +128,7 @@ impl Fetch {
     /// What the provider says of the event's entity now: JSON text.
     pub async fn get(&self, event: &HandedEvent) -> Result<String, Failure> {
         let Some(entity) = event.entity.as_deref().filter(|entity| !entity.is_empty()) else {
-            return Err(Failure::permanent(
-                Cause::Poison,
-                "the event has no entity whose state could be fetched",
-            ));
+            return Err(Failure::permanent(Cause::Poison, "the event has no entity whose state could be fetched"));
         };
         let url = self.url(entity).ok_or_else(|| {
             Failure::permanent(Cause::Poison, "the event's entity cannot stand in the URL that is fetched")
@@ -150,8 +144,8 @@ impl Fetch {
             Err(_) => return Err(self.destination.too_slow(self.timeout)),
         };
         if !response.status().is_success() {
-            let failure = self
-                .failure(&format!("answered {} when it was asked for the current state", response.status()));
+            let failure =
+                self.failure(&format!("answered {} when it was asked for the current state", response.status()));
             let logged = format!("HTTP {} to the request for the current state", response.status().as_u16());
             return Err(failure.in_log(logged));
         }
@@ -164,13 +158,10 @@ impl Fetch {
                 Err(_) => return Err(self.destination.too_slow(self.timeout)),
             }
             if body.len() > MOST_BYTES {
-                return Err(
-                    self.failure(&format!("told more than {MOST_BYTES} bytes about the current state"))
-                );
+                return Err(self.failure(&format!("told more than {MOST_BYTES} bytes about the current state")));
             }
         }
-        let text =
-            String::from_utf8(body).ok().map(|text| self.destination.hidden.censor(&text).into_owned());
+        let text = String::from_utf8(body).ok().map(|text| self.destination.hidden.censor(&text).into_owned());
         text.filter(|text| is_json_within(text, SHOWN_LEVELS)).ok_or_else(|| {
             self.failure("told the current state in something that is not JSON, or that is nested too deep")
         })

@@ -66,8 +66,7 @@ impl Headers {
         let signer = match &options.secret {
             None => None,
             Some(secret) => {
-                let preset =
-                    Preset::named("standard-webhooks").ok_or("the preset standard-webhooks is missing")?;
+                let preset = Preset::named("standard-webhooks").ok_or("the preset standard-webhooks is missing")?;
                 Some(Signer::new(&preset.verify, secret).map_err(|error| error.to_string())?)
             }
         };
@@ -87,12 +86,7 @@ impl Headers {
     }
 
     /// All headers of one attempt.
-    pub(super) fn of_attempt(
-        &self,
-        claim: &Claim,
-        body: &[u8],
-        now: UnixMicros,
-    ) -> Result<HeaderMap, Failure> {
+    pub(super) fn of_attempt(&self, claim: &Claim, body: &[u8], now: UnixMicros) -> Result<HeaderMap, Failure> {
         let key = claim.fence.delivery.idempotency_key();
         let mut headers = HeaderMap::with_capacity(16 + self.configured.len() + self.templates.len());
         if let Some(forwarded) = self.forwarded.get().filter(|_| !self.templated) {
@@ -127,9 +121,9 @@ impl Headers {
         }
         if let Some(signer) = &self.signer {
             let request = Request { method: "POST", path: "/", headers: &HeaderMap::new(), body };
-            let signed = signer.sign(&request, &key, now).map_err(|error| {
-                Failure::permanent(Cause::Ours, format!("the request cannot be signed: {error}"))
-            })?;
+            let signed = signer
+                .sign(&request, &key, now)
+                .map_err(|error| Failure::permanent(Cause::Ours, format!("the request cannot be signed: {error}")))?;
             for (name, value) in signed {
                 headers.insert(name, value);
             }

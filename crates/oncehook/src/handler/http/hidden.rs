@@ -53,18 +53,14 @@ impl Hidden {
                 let word = word.trim_matches([';', ',']);
                 words.push(word.to_owned());
                 words.extend(word.split_once('=').map(|(_, behind)| behind.to_owned()));
-                if let Some(plain) =
-                    STANDARD.decode(word).ok().and_then(|bytes| String::from_utf8(bytes).ok())
-                {
+                if let Some(plain) = STANDARD.decode(word).ok().and_then(|bytes| String::from_utf8(bytes).ok()) {
                     words.extend(plain.split_once(':').map(|(_, password)| password.to_owned()));
                     words.push(plain);
                 }
             }
         }
-        let encoded: Vec<String> = words
-            .iter()
-            .flat_map(|word| [STANDARD_NO_PAD.encode(word), URL_SAFE_NO_PAD.encode(word)])
-            .collect();
+        let encoded: Vec<String> =
+            words.iter().flat_map(|word| [STANDARD_NO_PAD.encode(word), URL_SAFE_NO_PAD.encode(word)]).collect();
         words.retain(|word| word.chars().count() >= LEAST_CHARS);
         words.extend(encoded.into_iter().filter(|word| word.len() > LEAST_CHARS));
         words.sort_by(|a, b| b.len().cmp(&a.len()).then_with(|| a.cmp(b)));
@@ -169,9 +165,7 @@ mod tests {
     const TOKEN: &str = "tok/0123456789\"x";
 
     fn censored(text: &str) -> String {
-        Hidden::new(["Bearer tok/0123456789\"x", "Basic dXNlcjpodW50ZXIyaHVudGVyMg=="])
-            .censor(text)
-            .into_owned()
+        Hidden::new(["Bearer tok/0123456789\"x", "Basic dXNlcjpodW50ZXIyaHVudGVyMg=="]).censor(text).into_owned()
     }
 
     #[test]
@@ -201,10 +195,7 @@ mod tests {
             "\"\\",
             "",
         ] {
-            assert!(
-                matches!(Hidden::new([TOKEN]).censor(text), Cow::Borrowed(same) if same == text),
-                "{text}"
-            );
+            assert!(matches!(Hidden::new([TOKEN]).censor(text), Cow::Borrowed(same) if same == text), "{text}");
         }
         assert!(Hidden::new(["short", ""]).words.is_empty());
     }

@@ -128,10 +128,7 @@ impl HttpHandler {
         let guard = Guard { allow_private: options.allow_private };
         let url = guard.check_url(&options.url).map_err(|refused| refused.to_string())?;
         if options.timeout.is_zero() || options.timeout > LONGEST_TIMEOUT {
-            return Err(format!(
-                "the timeout must be above zero and at most {} s",
-                LONGEST_TIMEOUT.as_secs()
-            ));
+            return Err(format!("the timeout must be above zero and at most {} s", LONGEST_TIMEOUT.as_secs()));
         }
         let client = client::guarded(&url, guard, names)?;
         let headers = Headers::new(&options)?;

@@ -80,8 +80,7 @@ impl SqlHandler {
     ) -> Result<Self, String> {
         let names: Vec<&str> = bind.keys().map(String::as_str).collect();
         let asked = statement::parse(requirement, &names, dialect)?;
-        let is_query =
-            |text: &str| text.trim_start().get(..6).is_some_and(|word| word.eq_ignore_ascii_case("select"));
+        let is_query = |text: &str| text.trim_start().get(..6).is_some_and(|word| word.eq_ignore_ascii_case("select"));
         if asked.len() != 1 || !asked.iter().all(|one| is_query(one.text())) {
             return Err("`requires` is one SELECT".to_owned());
         }

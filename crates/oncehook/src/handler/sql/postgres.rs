@@ -130,8 +130,8 @@ fn dollar_tag(rest: &str) -> Option<&str> {
     let name = rest.strip_prefix('$')?;
     let end = name.find('$')?;
     let name = name.get(..end)?;
-    let sound = name.chars().all(|c| begins_word(c) || c.is_ascii_digit())
-        && !name.starts_with(|c: char| c.is_ascii_digit());
+    let sound =
+        name.chars().all(|c| begins_word(c) || c.is_ascii_digit()) && !name.starts_with(|c: char| c.is_ascii_digit());
     sound.then(|| rest.get(..end + 2)).flatten()
 }
 

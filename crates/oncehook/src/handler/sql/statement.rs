@@ -169,10 +169,7 @@ mod tests {
     fn names_become_placeholders() {
         let text = "INSERT INTO t VALUES (:b, :a, :b)";
         assert_eq!(texts(text, Dialect::Sqlite), [("INSERT INTO t VALUES (?1, ?2, ?1)".into(), vec![1, 0])]);
-        assert_eq!(
-            texts(text, Dialect::Postgres),
-            [("INSERT INTO t VALUES ($1, $2, $1)".into(), vec![1, 0])]
-        );
+        assert_eq!(texts(text, Dialect::Postgres), [("INSERT INTO t VALUES ($1, $2, $1)".into(), vec![1, 0])]);
         assert_eq!(texts(text, Dialect::Mysql), [("INSERT INTO t VALUES (?, ?, ?)".into(), vec![1, 0, 1])]);
     }
 

@@ -57,13 +57,10 @@ pub(super) fn prepare(connection: &mut Connection) -> Result<(), OpenError> {
     match (number("application_id")?, number("user_version")?) {
         (APPLICATION, VERSION) => {}
         (APPLICATION, version) => {
-            return Err(OpenError::Schema(format!(
-                "the spool was made by another oncehook (version {version})"
-            )));
+            return Err(OpenError::Schema(format!("the spool was made by another oncehook (version {version})")));
         }
         _ => {
-            let objects: i64 =
-                transaction.query_row("SELECT count(*) FROM sqlite_schema", [], |row| row.get(0))?;
+            let objects: i64 = transaction.query_row("SELECT count(*) FROM sqlite_schema", [], |row| row.get(0))?;
             if objects > 0 {
                 return Err(OpenError::Schema("the file is a database, but not a spool".to_owned()));
             }
@@ -168,11 +165,7 @@ pub(super) fn recall(connection: &Connection, event: &NewEvent) -> Result<Known,
 }
 
 /// Forgets a damaged row, because the same event is here again. Returns what is left, given what there was.
-pub(super) fn discard(
-    connection: &Connection,
-    seq: i64,
-    mut counts: Counts,
-) -> Result<Counts, rusqlite::Error> {
+pub(super) fn discard(connection: &Connection, seq: i64, mut counts: Counts) -> Result<Counts, rusqlite::Error> {
     let sql = format!(
         "DELETE FROM oncehook_spool WHERE seq = ?1 RETURNING length(headers) + length(body) + {ROW_BYTES}, aside IS NULL"
     );
@@ -187,9 +180,7 @@ pub(super) fn discard(
 }
 
 pub(super) fn count_copy(connection: &Connection, seq: i64) -> Result<(), rusqlite::Error> {
-    connection
-        .prepare_cached("UPDATE oncehook_spool SET copies = copies + 1 WHERE seq = ?1")?
-        .execute([seq])?;
+    connection.prepare_cached("UPDATE oncehook_spool SET copies = copies + 1 WHERE seq = ?1")?.execute([seq])?;
     Ok(())
 }
 
@@ -263,11 +254,7 @@ pub(super) fn find(connection: &Connection, id: EventId) -> Result<Option<Spoole
 }
 
 /// Removes rows that wait. Returns what is left, given what there was.
-pub(super) fn remove(
-    connection: &Connection,
-    seqs: &[i64],
-    mut counts: Counts,
-) -> Result<Counts, rusqlite::Error> {
+pub(super) fn remove(connection: &Connection, seqs: &[i64], mut counts: Counts) -> Result<Counts, rusqlite::Error> {
     let sql = format!(
         "DELETE FROM oncehook_spool WHERE seq = ?1 AND aside IS NULL RETURNING length(headers) + length(body) + {ROW_BYTES}"
     );

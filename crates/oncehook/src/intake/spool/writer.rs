@@ -224,10 +224,7 @@ impl Writer {
     }
 
     /// Looks something up.
-    fn with<T>(
-        &mut self,
-        work: impl FnOnce(&Connection) -> Result<T, rusqlite::Error>,
-    ) -> Result<T, SpoolError> {
+    fn with<T>(&mut self, work: impl FnOnce(&Connection) -> Result<T, rusqlite::Error>) -> Result<T, SpoolError> {
         let Some(connection) = &self.connection else { return Err(self.unavailable()) };
         work(connection).map_err(|error| {
             self.note(&error);
@@ -242,12 +239,11 @@ impl Writer {
     ) -> Result<(), SpoolError> {
         let before = self.counts;
         let Some(connection) = &mut self.connection else { return Err(self.unavailable()) };
-        let changed =
-            connection.transaction_with_behavior(TransactionBehavior::Immediate).and_then(|transaction| {
-                let counts = work(&transaction, before)?;
-                transaction.commit()?;
-                Ok(counts)
-            });
+        let changed = connection.transaction_with_behavior(TransactionBehavior::Immediate).and_then(|transaction| {
+            let counts = work(&transaction, before)?;
+            transaction.commit()?;
+            Ok(counts)
+        });
         match changed {
             Ok(counts) => {
                 self.recount(counts, 0);
@@ -355,12 +351,7 @@ fn identity(path: &Path) -> Option<(u64, u64)> {
 }
 
 /// Fills the batch from the queue. Returns the first other command, if one was met.
-fn gather(
-    first: Work,
-    commands: &Receiver<Command>,
-    shared: &Shared,
-    batch: &mut Vec<Work>,
-) -> Option<Command> {
+fn gather(first: Work, commands: &Receiver<Command>, shared: &Shared, batch: &mut Vec<Work>) -> Option<Command> {
     let (mut events, mut bytes) = (first.events.len(), first.bytes());
     batch.push(first);
     let mut other = None;
@@ -406,9 +397,7 @@ fn commit(
                 wanted.bytes += rows::weight(event);
             }
         }
-        if wanted.rows > counts.rows
-            && (wanted.rows + wanted.aside > room.events || wanted.bytes > room.bytes)
-        {
+        if wanted.rows > counts.rows && (wanted.rows + wanted.aside > room.events || wanted.bytes > room.bytes) {
             outcomes.push(Err(SpoolError::Full));
             continue;
         }

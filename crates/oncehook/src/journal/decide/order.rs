@@ -55,11 +55,7 @@ fn unfit<T>(reason: &str) -> Result<T, OrderError> {
 
 /// Decides about an order. `held`: whether the event is held; nothing if there is no such event. `found`: all of its
 /// deliveries.
-pub(crate) fn decide<'o>(
-    order: &'o Order,
-    held: Option<bool>,
-    found: &'o [Found],
-) -> Result<Changes<'o>, OrderError> {
+pub(crate) fn decide<'o>(order: &'o Order, held: Option<bool>, found: &'o [Found]) -> Result<Changes<'o>, OrderError> {
     match (held, order.verb) {
         (None, _) => return Err(OrderError::NoEvent),
         (Some(false), Verb::Release) => return unfit("the event is not held"),
@@ -122,8 +118,7 @@ pub(crate) fn decide<'o>(
 
 /// What failed, and is tried again.
 fn failed<'o>(order: &Order, found: &'o [Found]) -> Vec<Revived<'o>> {
-    let has_failed =
-        |state| matches!(state, DeliveryState::Dead | DeliveryState::Retrying | DeliveryState::Parked);
+    let has_failed = |state| matches!(state, DeliveryState::Dead | DeliveryState::Retrying | DeliveryState::Parked);
     let failed = found.iter().filter(|found| order.is_for(&found.route) && has_failed(found.state));
     failed
         .map(|found| Revived {
@@ -137,8 +132,7 @@ fn failed<'o>(order: &Order, found: &'o [Found]) -> Vec<Revived<'o>> {
 
 /// First deliveries for the routes that want the event and never had one.
 fn new<'o>(order: &'o Order, found: &[Found]) -> Vec<(&'o RouteName, u32)> {
-    let is_new =
-        |route: &&RouteName| order.is_for(route) && !found.iter().any(|found| found.route == **route);
+    let is_new = |route: &&RouteName| order.is_for(route) && !found.iter().any(|found| found.route == **route);
     let new: BTreeSet<&RouteName> = order.wanting.iter().filter(is_new).collect();
     new.into_iter().map(|route| (route, 0)).collect()
 }

@@ -18,8 +18,8 @@ use crate::delivery::{
 };
 use crate::event::EventId;
 use crate::journal::{
-    Attempt, AuditEntry, Backlog, ClockMemory, Delivery, Forgotten, Order, OrderError, Ordered, Pause,
-    Paused, Retention, TRUST_CLOCK, Who, look,
+    Attempt, AuditEntry, Backlog, ClockMemory, Delivery, Forgotten, Order, OrderError, Ordered, Pause, Paused,
+    Retention, TRUST_CLOCK, Who, look,
 };
 use crate::ordering::{Candidate, Company, Line, Mark, NO_TIME, OnDead, PEEK, Place, Step, plan};
 use crate::planted::{self, Bug};
@@ -258,8 +258,7 @@ impl State {
     /// The delivery whose latest, running attempt this is.
     fn running(&mut self, fence: &Fence) -> Option<&mut Record> {
         let live = |record: &&mut Record| {
-            record.state == DeliveryState::Running && record.attempt == fence.attempt
-                || planted::has(Bug::NoFence)
+            record.state == DeliveryState::Running && record.attempt == fence.attempt || planted::has(Bug::NoFence)
         };
         self.record(&fence.delivery).filter(live)
     }
@@ -369,13 +368,8 @@ impl State {
         Line { standing, running, front, due: Vec::new() }
     }
 
-    fn in_line<'s>(
-        &'s self,
-        route: &'s RouteName,
-        entity: &'s str,
-    ) -> impl Iterator<Item = (Place, &'s Record)> {
-        let of_entity =
-            self.events.iter().filter(move |(_, stored)| stored.event.entity.as_deref() == Some(entity));
+    fn in_line<'s>(&'s self, route: &'s RouteName, entity: &'s str) -> impl Iterator<Item = (Place, &'s Record)> {
+        let of_entity = self.events.iter().filter(move |(_, stored)| stored.event.entity.as_deref() == Some(entity));
         of_entity.flat_map(move |(event, stored)| {
             let of_route = stored.deliveries.iter().filter(move |((name, _), _)| name == route);
             of_route.map(move |((_, epoch), record)| {
@@ -399,8 +393,7 @@ impl State {
 
     /// Something of the entity took effect: whatever waits for a prerequisite looks again.
     fn wake_parked(&mut self, entity: &str, now: UnixMicros) {
-        let of_entity =
-            self.events.values_mut().filter(|stored| stored.event.entity.as_deref() == Some(entity));
+        let of_entity = self.events.values_mut().filter(|stored| stored.event.entity.as_deref() == Some(entity));
         let parked = of_entity
             .flat_map(|stored| stored.deliveries.values_mut())
             .filter(|record| record.state == DeliveryState::Parked);
@@ -426,13 +419,7 @@ impl State {
     }
 
     /// What follows from an attempt's end, for others.
-    fn after(
-        &mut self,
-        delivery: &DeliveryId,
-        verdict: &Verdict,
-        followups: Vec<RouteName>,
-        now: UnixMicros,
-    ) {
+    fn after(&mut self, delivery: &DeliveryId, verdict: &Verdict, followups: Vec<RouteName>, now: UnixMicros) {
         let DeliveryId { event, route, epoch } = delivery;
         let Some(stored) = self.events.get_mut(event) else { return };
         let succeeded = matches!(verdict, Verdict::Succeeded(_));
@@ -501,8 +488,7 @@ impl State {
                 record.wake(now);
             }
         }
-        let blocked =
-            self.records().filter(|(_, name, _, record)| **name == route.name && record.is_blocked());
+        let blocked = self.records().filter(|(_, name, _, record)| **name == route.name && record.is_blocked());
         let blocked: BTreeSet<EventId> = blocked.map(|(event, ..)| event).collect();
         let entities: BTreeSet<String> =
             blocked.iter().filter_map(|event| self.events.get(event)?.event.entity.clone()).collect();
@@ -517,8 +503,7 @@ impl State {
     fn is_stranded(&self, route: &Route, entity: &str) -> bool {
         let line = self.line(route, entity);
         let passes = |state: DeliveryState| {
-            state == DeliveryState::Dead
-                && (!route.ordering.by_entity || route.ordering.on_dead == OnDead::Continue)
+            state == DeliveryState::Dead && (!route.ordering.by_entity || route.ordering.on_dead == OnDead::Continue)
         };
         let blocked: BTreeSet<Place> = self
             .in_line(&route.name, entity)
@@ -526,11 +511,7 @@ impl State {
             .map(|(place, _)| place)
             .collect();
         !line.running
-            && line
-                .front
-                .iter()
-                .find(|(_, state)| !passes(*state))
-                .is_some_and(|(place, _)| blocked.contains(place))
+            && line.front.iter().find(|(_, state)| !passes(*state)).is_some_and(|(place, _)| blocked.contains(place))
     }
 
     fn backlog(&self) -> Vec<Backlog> {
@@ -539,8 +520,7 @@ impl State {
             let backlog = routes.entry(route).or_insert_with(|| Backlog::none(route.as_str().to_owned()));
             if record.is_blocked() {
                 backlog.blocked += 1;
-                backlog.blocked_since =
-                    [backlog.blocked_since, record.blocked_at].into_iter().flatten().min();
+                backlog.blocked_since = [backlog.blocked_since, record.blocked_at].into_iter().flatten().min();
             }
             match record.state {
                 DeliveryState::Running => backlog.running += 1,
@@ -549,8 +529,7 @@ impl State {
                 _ => {}
             }
             if record.has_turn() {
-                backlog.oldest =
-                    Some(backlog.oldest.map_or(record.run_at, |oldest| oldest.min(record.run_at)));
+                backlog.oldest = Some(backlog.oldest.map_or(record.run_at, |oldest| oldest.min(record.run_at)));
             }
         }
         let busy = |backlog: &Backlog| backlog.waiting + backlog.running + backlog.dead > 0;

@@ -16,10 +16,10 @@ use tokio::sync::{oneshot, watch};
 use self::deliveries::Record;
 use super::tally::remember;
 use super::{
-    Alias, AppendError, Appended, AuditEntry, BoxFuture, CONFLICTS_KEPT, ClockMemory, Conflict,
-    DuplicateSeen, Durability, EventDetail, EventPage, EventQuery, EventStatus, EventSummary, Flag, Journal,
-    JournalReader, JournalState, Layer, ORDERS_SHOWN, Paused, ReadError, Receipt, RecentKey, SelfTestError,
-    SourceCounts, Stats, StoredBody, Ticket, Verdict, WorkError,
+    Alias, AppendError, Appended, AuditEntry, BoxFuture, CONFLICTS_KEPT, ClockMemory, Conflict, DuplicateSeen,
+    Durability, EventDetail, EventPage, EventQuery, EventStatus, EventSummary, Flag, Journal, JournalReader,
+    JournalState, Layer, ORDERS_SHOWN, Paused, ReadError, Receipt, RecentKey, SelfTestError, SourceCounts, Stats,
+    StoredBody, Ticket, Verdict, WorkError,
 };
 use crate::clock::Clock;
 use crate::delivery::{DeliveryState, RouteName};
@@ -119,10 +119,7 @@ impl MemoryJournal {
 impl State {
     fn append(&mut self, event: NewEvent, now: UnixMicros) -> Appended {
         let source = event.source.as_str().to_owned();
-        let counts = self
-            .counts
-            .entry(source.clone())
-            .or_insert_with(|| SourceCounts { source, ..Default::default() });
+        let counts = self.counts.entry(source.clone()).or_insert_with(|| SourceCounts { source, ..Default::default() });
         let key = (event.source.clone(), event.key.clone());
         let Some(known) = self.keys.get(&key) else {
             let id = event.id.unwrap_or_else(|| self.ids.next(event.received_at));
@@ -145,11 +142,7 @@ impl State {
         let first = self.events.get_mut(&id);
         if event.id == Some(id) {
             let held = event.quarantine.is_some();
-            return Appended {
-                id,
-                verdict: if held { Verdict::Quarantined } else { Verdict::New },
-                expires_at,
-            };
+            return Appended { id, verdict: if held { Verdict::Quarantined } else { Verdict::New }, expires_at };
         }
         if known.digest == event.digest {
             counts.duplicates += 1;
@@ -167,9 +160,7 @@ impl State {
         let replayed = event.is_replay()
             || !event.key_signed
                 && self.events.values().any(|other| {
-                    !other.event.key_signed
-                        && other.event.source == event.source
-                        && other.event.digest == event.digest
+                    !other.event.key_signed && other.event.source == event.source && other.event.digest == event.digest
                 });
         let mut flags = Vec::new();
         flags.extend(replayed.then_some(Flag::SuspectedReplay));
@@ -252,11 +243,7 @@ impl Stored {
             received_at: event.received_at,
             size: event.body.len() as u64,
             duplicates: self.duplicates,
-            deliveries: self
-                .deliveries
-                .iter()
-                .map(|((route, epoch), record)| record.summary(route, *epoch))
-                .collect(),
+            deliveries: self.deliveries.iter().map(|((route, epoch), record)| record.summary(route, *epoch)).collect(),
         }
     }
 }
@@ -271,9 +258,8 @@ fn shown(mut event: EventSummary) -> EventSummary {
 }
 
 fn matches(query: &EventQuery, event: &EventSummary) -> bool {
-    let same = |wanted: &Option<String>, found: Option<&String>| {
-        wanted.as_ref().is_none_or(|wanted| Some(wanted) == found)
-    };
+    let same =
+        |wanted: &Option<String>, found: Option<&String>| wanted.as_ref().is_none_or(|wanted| Some(wanted) == found);
     same(&query.source, Some(&event.source))
         && same(&query.kind, event.kind.as_ref())
         && same(&query.entity, event.entity.as_ref())
@@ -299,14 +285,7 @@ impl Journal for MemoryJournal {
         Ok(ticket)
     }
 
-    fn note_duplicate(
-        &self,
-        event: EventId,
-        source: &SourceName,
-        at: UnixMicros,
-        peer: IpAddr,
-        _: Layer,
-    ) -> bool {
+    fn note_duplicate(&self, event: EventId, source: &SourceName, at: UnixMicros, peer: IpAddr, _: Layer) -> bool {
         let mut state = self.lock();
         let Some(first) = state.events.get_mut(&event) else { return false };
         first.note_duplicate(at, peer);
@@ -399,10 +378,11 @@ impl JournalReader for MemoryJournal {
 
     fn body(&self, id: EventId) -> BoxFuture<'_, Result<Option<StoredBody>, ReadError>> {
         Box::pin(async move {
-            Ok(self.lock().events.get(&id).map(|stored| StoredBody {
-                headers: stored.event.headers.clone(),
-                body: stored.event.body.clone(),
-            }))
+            Ok(self
+                .lock()
+                .events
+                .get(&id)
+                .map(|stored| StoredBody { headers: stored.event.headers.clone(), body: stored.event.body.clone() }))
         })
     }
 

@@ -125,9 +125,7 @@ pub(super) fn read_url(url: &str, handler_time: Duration) -> Result<Mysql, OpenE
     let mut opened = Vec::new();
     for host in hosts.split(',') {
         let opts = Opts::from_url(&format!("mysql://{user}{host}{path}")).map_err(|error| match error {
-            mysql_async::UrlError::UnknownParameter { param } => {
-                wrong(&format!("unknown parameter `{param}`"))
-            }
+            mysql_async::UrlError::UnknownParameter { param } => wrong(&format!("unknown parameter `{param}`")),
             mysql_async::UrlError::InvalidParamValue { param, .. } => {
                 wrong(&format!("the value of `{param}` cannot be used"))
             }
@@ -233,8 +231,7 @@ fn sum_up(mut refusals: Vec<(String, EngineError)>) -> EngineError {
     {
         return only;
     }
-    let told: Vec<String> =
-        refusals.iter().map(|(name, error)| format!("{name}: {}", error.message)).collect();
+    let told: Vec<String> = refusals.iter().map(|(name, error)| format!("{name}: {}", error.message)).collect();
     let told = told.join("; ");
     let away = refusals.iter().any(|(_, error)| error.is_away());
     if away { EngineError::away(told) } else { EngineError::unsound(told) }
@@ -353,11 +350,7 @@ impl Session {
     }
 
     /// Runs one statement and returns its first row.
-    pub(super) async fn row(
-        &mut self,
-        sql: &str,
-        parameters: Vec<Value>,
-    ) -> Result<Option<Row>, EngineError> {
+    pub(super) async fn row(&mut self, sql: &str, parameters: Vec<Value>) -> Result<Option<Row>, EngineError> {
         Ok(self.rows(sql, parameters).await?.into_iter().next())
     }
 
@@ -370,11 +363,7 @@ impl Session {
     /// Inserts rows, in their order, and returns how many rows were changed.
     ///
     /// Statements have 1, 2, 4 … rows, so that a few prepared ones serve every batch, and each fits into a packet.
-    pub(super) async fn insert(
-        &mut self,
-        insert: Insert<'_>,
-        rows: Vec<Vec<Value>>,
-    ) -> Result<u64, EngineError> {
+    pub(super) async fn insert(&mut self, insert: Insert<'_>, rows: Vec<Vec<Value>>) -> Result<u64, EngineError> {
         let room = row_bytes(self.packet);
         let weights: Vec<usize> = rows.iter().map(|row| weight(row)).collect();
         if weights.iter().any(|weight| *weight > room) {
@@ -514,11 +503,9 @@ mod tests {
         };
         assert_eq!(shown("mysql://me:p%40ss@one:3307,two/shop").unwrap(), "mysql://one:3307,two:3306/shop");
         assert_eq!(shown("mariadb://me@[::1]:3307/shop").unwrap(), "mysql://[::1]:3307/shop");
-        for bad in [
-            "mysql://me:hunter2@host",
-            "mysql://me:hunter2@host:port/shop",
-            "mysql://me:hunter2@host/shop?tsl=1",
-        ] {
+        for bad in
+            ["mysql://me:hunter2@host", "mysql://me:hunter2@host:port/shop", "mysql://me:hunter2@host/shop?tsl=1"]
+        {
             let told = shown(bad).unwrap_err();
             assert!(!told.contains("hunter2"), "{told}");
         }

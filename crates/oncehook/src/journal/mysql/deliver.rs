@@ -15,9 +15,7 @@ use crate::delivery::{Cause, Claim, Columns, DeliveryId, DeliveryState, Fence, H
 use crate::event::EventId;
 use crate::handler::Function;
 use crate::journal::server::deliver::row::{EVENT_COLUMNS, due_without_event, handed};
-use crate::journal::server::deliver::steps::{
-    DeliverSql, Delivers, Due, Ended, Held, Locked, SettleTime, Wanted,
-};
+use crate::journal::server::deliver::steps::{DeliverSql, Delivers, Due, Ended, Held, Locked, SettleTime, Wanted};
 use crate::journal::server::engine::Session as _;
 use crate::journal::server::user_sql::Trouble;
 use crate::journal::server::value::Row as _;
@@ -50,11 +48,7 @@ macro_rules! fences {
 
 macro_rules! names {
     ($param:literal) => {
-        concat!(
-            "JSON_TABLE(",
-            $param,
-            ", '$[*]' COLUMNS (name VARCHAR(256) CHARACTER SET utf8mb4 PATH '$')) t"
-        )
+        concat!("JSON_TABLE(", $param, ", '$[*]' COLUMNS (name VARCHAR(256) CHARACTER SET utf8mb4 PATH '$')) t")
     };
 }
 
@@ -185,9 +179,9 @@ impl Delivers for Mysql {
         if due.is_empty() {
             return Ok(());
         }
-        let asked =
-            list(due.iter().map(|due| json!([hex(due.candidate.place.event), due.candidate.place.epoch])));
-        let columns = "SELECT e.id, e.source, e.`key`, e.type, e.entity, e.occurred_at, e.received_at, e.headers, e.body";
+        let asked = list(due.iter().map(|due| json!([hex(due.candidate.place.event), due.candidate.place.epoch])));
+        let columns =
+            "SELECT e.id, e.source, e.`key`, e.type, e.entity, e.occurred_at, e.received_at, e.headers, e.body";
         let from = "FROM JSON_TABLE(?, '$[*]' COLUMNS (id VARCHAR(32) PATH '$[0]', epoch INT UNSIGNED PATH '$[1]')) t
                     STRAIGHT_JOIN oncehook_events e ON e.id = UNHEX(t.id)";
         let rows = match &route.after {
@@ -365,11 +359,7 @@ impl Delivers for Mysql {
         entity::unblock(session, now, route, entities).await
     }
 
-    async fn wake_parked(
-        session: &mut Session,
-        now: i64,
-        entities: &BTreeSet<&str>,
-    ) -> Result<bool, EngineError> {
+    async fn wake_parked(session: &mut Session, now: i64, entities: &BTreeSet<&str>) -> Result<bool, EngineError> {
         entity::wake_parked(session, now, entities).await
     }
 
@@ -382,11 +372,7 @@ impl Delivers for Mysql {
         Ok(false)
     }
 
-    async fn wake_due_parked(
-        session: &mut Session,
-        now: i64,
-        route: &RouteName,
-    ) -> Result<bool, EngineError> {
+    async fn wake_due_parked(session: &mut Session, now: i64, route: &RouteName) -> Result<bool, EngineError> {
         entity::wake_due_parked(session, now, route).await
     }
 
@@ -417,14 +403,10 @@ impl Delivers for Mysql {
 }
 
 /// Locks due deliveries and reads what the rules of ordering need of their events.
-async fn take(
-    session: &mut Session,
-    now: i64,
-    route: &Route,
-    wanted: Wanted,
-) -> Result<Vec<Due>, EngineError> {
+async fn take(session: &mut Session, now: i64, route: &Route, wanted: Wanted) -> Result<Vec<Due>, EngineError> {
     // `due_without_event` reads these, the entity as not locked, and what is null until the events are asked.
-    let columns = "SELECT event, epoch, attempt, attempt_limit, parked_at, entity IS NOT NULL, 0, NULL, NULL, NULL, NULL
+    let columns =
+        "SELECT event, epoch, attempt, attempt_limit, parked_at, entity IS NOT NULL, 0, NULL, NULL, NULL, NULL
                      FROM oncehook_deliveries";
     let name = route.name.as_str();
     let rows = match wanted {
@@ -504,11 +486,7 @@ fn all_changed(changed: u64, wanted: usize) -> Result<(), EngineError> {
 }
 
 /// Makes the deliveries that follow on settled ones, and stand where those stood. Those that exist stay as they are.
-async fn follow(
-    session: &mut Session,
-    now: i64,
-    followups: Vec<(&Fence, &RouteName)>,
-) -> Result<(), EngineError> {
+async fn follow(session: &mut Session, now: i64, followups: Vec<(&Fence, &RouteName)>) -> Result<(), EngineError> {
     if followups.is_empty() {
         return Ok(());
     }
@@ -556,16 +534,7 @@ async fn write_attempts(
         let rows = written.into_iter().map(|(fence, outcome, error)| {
             let DeliveryId { event, route, epoch } = &fence.delivery;
             let (attempt, route) = (fence.attempt.into(), route.as_str().into());
-            vec![
-                id(*event),
-                route,
-                (*epoch).into(),
-                attempt,
-                now.into(),
-                now.into(),
-                outcome.into(),
-                error.into(),
-            ]
+            vec![id(*event), route, (*epoch).into(), attempt, now.into(), now.into(), outcome.into(), error.into()]
         });
         let insert = Insert {
             head: "INSERT INTO oncehook_attempts (event, route, epoch, attempt, started_at, finished_at, outcome, error)",

@@ -14,9 +14,8 @@ const DATA: [u16; 12] = [1048, 1062, 1263, 1264, 1265, 1292, 1364, 1366, 1406, 1
 
 /// The server is in trouble, not the statement. 1243 and 1615: a statement has to be prepared anew, and is on the next connection.
 const ENGINE: [u16; 38] = [
-    1016, 1021, 1023, 1024, 1026, 1028, 1030, 1034, 1036, 1037, 1038, 1040, 1041, 1047, 1053, 1077, 1080,
-    1105, 1114, 1152, 1158, 1159, 1160, 1161, 1180, 1181, 1184, 1206, 1243, 1290, 1461, 1615, 1792, 1836,
-    1927, 3100, 3101, 4031,
+    1016, 1021, 1023, 1024, 1026, 1028, 1030, 1034, 1036, 1037, 1038, 1040, 1041, 1047, 1053, 1077, 1080, 1105, 1114,
+    1152, 1158, 1159, 1160, 1161, 1180, 1181, 1184, 1206, 1243, 1290, 1461, 1615, 1792, 1836, 1927, 3100, 3101, 4031,
 ];
 
 /// What an error of the server means. What the transaction of a collision did must be undone by ROLLBACK: after a deadlock the

@@ -53,8 +53,7 @@ fn lines<'e>(letter: u8, entities: impl IntoIterator<Item = &'e str>) -> Value {
 }
 
 /// A list of deliveries of one route as the table that it becomes.
-const PLACES: &str =
-    "JSON_TABLE(?, '$[*]' COLUMNS (event VARCHAR(32) PATH '$[0]', epoch INT UNSIGNED PATH '$[1]')) t";
+const PLACES: &str = "JSON_TABLE(?, '$[*]' COLUMNS (event VARCHAR(32) PATH '$[0]', epoch INT UNSIGNED PATH '$[1]')) t";
 
 /// Locks those entities of a route that no other transaction has locked, until the end of this one, and returns them. The row
 /// of an entity that was never locked before is made; another transaction that makes it at the same time is waited for.
@@ -285,11 +284,7 @@ pub(super) async fn wake_parked(
 }
 
 /// Parked deliveries of a route whose time has come look again. Returns whether there was any.
-pub(super) async fn wake_due_parked(
-    session: &mut Session,
-    now: i64,
-    route: &RouteName,
-) -> Result<bool, EngineError> {
+pub(super) async fn wake_due_parked(session: &mut Session, now: i64, route: &RouteName) -> Result<bool, EngineError> {
     let sql = "SELECT event, route, epoch, attempt FROM oncehook_deliveries
                 WHERE place = 3 AND route = ? AND place_at <= ? ORDER BY place_at LIMIT ?";
     let rows = session.rows(sql, vec![route.as_str().into(), now.into(), LOOKED_AFTER.into()]).await?;
@@ -297,11 +292,7 @@ pub(super) async fn wake_due_parked(
 }
 
 /// Puts every blocked delivery of a route back into the queue. Returns whether there was any.
-pub(super) async fn unblock_all(
-    session: &mut Session,
-    now: i64,
-    route: &RouteName,
-) -> Result<bool, EngineError> {
+pub(super) async fn unblock_all(session: &mut Session, now: i64, route: &RouteName) -> Result<bool, EngineError> {
     let sql = "SELECT event, epoch FROM oncehook_deliveries
                 WHERE place = 0 AND route = ? AND place_at = ? AND blocked_at IS NOT NULL LIMIT ?";
     let rows = session.rows(sql, vec![route.as_str().into(), NO_TIME.0.into(), LOOKED_AFTER.into()]).await?;
@@ -336,9 +327,8 @@ async fn wake(session: &mut Session, now: i64, rows: Vec<Row>) -> Result<bool, E
         return Ok(false);
     }
     parked.sort_unstable_by(|a, b| {
-        let key = |fence: &Fence| {
-            (fence.delivery.event, fence.delivery.route.as_str().to_owned(), fence.delivery.epoch)
-        };
+        let key =
+            |fence: &Fence| (fence.delivery.event, fence.delivery.route.as_str().to_owned(), fence.delivery.epoch);
         key(a).cmp(&key(b))
     });
     let sql = format!(
@@ -361,11 +351,8 @@ pub(super) async fn stranded<'e>(
 ) -> Result<Vec<&'e str>, EngineError> {
     let busy = busy(session, route, waiting).await?;
     let idle: Vec<&str> = waiting.iter().copied().filter(|entity| !busy.contains(entity)).collect();
-    let in_the_way = if route.ordering.by_entity && route.ordering.on_dead == OnDead::Block {
-        ""
-    } else {
-        "AND d.state <> 'dead'"
-    };
+    let in_the_way =
+        if route.ordering.by_entity && route.ordering.on_dead == OnDead::Block { "" } else { "AND d.state <> 'dead'" };
     // Whether the first of the queue is blocked.
     let sql = format!(
         "SELECT t.place, (SELECT d.run_at = ? AND d.state <> 'dead' FROM oncehook_deliveries d

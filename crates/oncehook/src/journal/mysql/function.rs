@@ -110,11 +110,7 @@ impl Open<'_> {
 }
 
 /// Checks a statement as those of `sql` handlers are checked, and runs it.
-async fn answered(
-    session: &mut Session,
-    sql: &str,
-    parameters: &[Value],
-) -> Result<(Vec<Row>, u64), Trouble> {
+async fn answered(session: &mut Session, sql: &str, parameters: &[Value]) -> Result<(Vec<Row>, u64), Trouble> {
     if !session.has_room_for(sql, parameters) {
         let told = "a statement is larger than the server's max_allowed_packet lets in";
         return Err(Trouble::Failed(Failure::retry(Cause::Handler, told)));

@@ -17,7 +17,8 @@ pub(super) struct Ground {
     pub(super) packet: usize,
 }
 
-const SETTINGS: &str = "SHOW VARIABLES WHERE Variable_name IN ('version', 'innodb_flush_log_at_trx_commit', 'innodb_doublewrite',
+const SETTINGS: &str =
+    "SHOW VARIABLES WHERE Variable_name IN ('version', 'innodb_flush_log_at_trx_commit', 'innodb_doublewrite',
   'innodb_flush_method', 'log_bin', 'sync_binlog', 'binlog_format', 'read_only', 'innodb_read_only', 'wsrep_on',
   'max_allowed_packet')";
 
@@ -44,9 +45,7 @@ fn judge(settings: &HashMap<String, String>) -> Result<Ground, String> {
         return Err("the server is read-only: a replica, not a primary".to_owned());
     }
     if is_on("wsrep_on") {
-        return Err(
-            "the server is a node of a Galera cluster, which can undo what it has committed".to_owned()
-        );
+        return Err("the server is a node of a Galera cluster, which can undo what it has committed".to_owned());
     }
     let lost = "so an acknowledged event would not be durable";
     let flush = setting("innodb_flush_log_at_trx_commit");
@@ -103,8 +102,7 @@ mod tests {
             judge(&all.map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect())
         };
         assert_eq!(with(&[]), Ok(Ground { mariadb: true, packet: 16 << 20 }));
-        let mysql =
-            with(&[("version", "8.0.36"), ("log_bin", "ON"), ("sync_binlog", "1"), ("binlog_format", "ROW")]);
+        let mysql = with(&[("version", "8.0.36"), ("log_bin", "ON"), ("sync_binlog", "1"), ("binlog_format", "ROW")]);
         assert_eq!(mysql, Ok(Ground { mariadb: false, packet: 16 << 20 }));
         for (changes, told) in [
             (&[("version", "10.5.9-MariaDB")][..], "10.6.0 or later"),

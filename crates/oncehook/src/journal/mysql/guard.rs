@@ -98,31 +98,42 @@ SELECT CONCAT('trigger ', TRIGGER_NAME) FROM information_schema.TRIGGERS
         write: Write::AfterLook {
             insert: concat!(
                 "INSERT INTO oncehook_applied (event, route, epoch, attempt, void, journal, at)
-                 SELECT UNHEX(t.event), t.route, t.epoch, t.attempt, $3, $2, ", now!(), "
+                 SELECT UNHEX(t.event), t.route, t.epoch, t.attempt, $3, $2, ",
+                now!(),
+                "
                    FROM JSON_TABLE($1, '$[*]' COLUMNS (event VARCHAR(32) PATH '$[0]',
                                    route VARCHAR(64) CHARACTER SET ascii PATH '$[1]',
                                    epoch INT UNSIGNED PATH '$[2]', attempt INT UNSIGNED PATH '$[3]')) t"
             ),
             replace: concat!(
-                "UPDATE ", guards_of!("attempt INT UNSIGNED", ""),
-                "SET a.attempt = t.attempt, a.void = $3, a.result = NULL, a.journal = $2, a.at = ", now!()
+                "UPDATE ",
+                guards_of!("attempt INT UNSIGNED", ""),
+                "SET a.attempt = t.attempt, a.void = $3, a.result = NULL, a.journal = $2, a.at = ",
+                now!()
             ),
             met: "1062",
         },
         look: concat!(
             "SELECT a.event, a.route, a.epoch, a.attempt, a.void, a.result FROM ",
-            guards_of!("none INT", "FORCE INDEX (PRIMARY)"), "FOR UPDATE"
+            guards_of!("none INT", "FORCE INDEX (PRIMARY)"),
+            "FOR UPDATE"
         ),
         give_up: concat!("UPDATE ", guards_of!("none INT", ""), "SET a.void = 1"),
         keep_results: concat!(
-            "UPDATE ", guards_of!("result MEDIUMTEXT CHARACTER SET utf8mb4", ""), "SET a.result = t.result"
+            "UPDATE ",
+            guards_of!("result MEDIUMTEXT CHARACTER SET utf8mb4", ""),
+            "SET a.result = t.result"
         ),
         // The first 48 bits of an id are milliseconds.
         aged: concat!(
             "SELECT event, route, epoch FROM oncehook_applied
               WHERE event >= $1 AND (event > $1 OR epoch > $3)
-                AND event < UNHEX(RPAD(LPAD(HEX((LEAST(", now!(), ", $7) - $4) DIV 1000), 12, '0'), 32, '0'))
-                AND route = $2 AND journal = $5 AND at < LEAST(", now!(), ", $7) - $4
+                AND event < UNHEX(RPAD(LPAD(HEX((LEAST(",
+            now!(),
+            ", $7) - $4) DIV 1000), 12, '0'), 32, '0'))
+                AND route = $2 AND journal = $5 AND at < LEAST(",
+            now!(),
+            ", $7) - $4
               ORDER BY event, route, epoch LIMIT $6"
         ),
         forget: concat!("DELETE a FROM ", guards_of!("none INT", "")),

@@ -33,7 +33,8 @@ pub(super) async fn name(session: &mut Session) -> Result<String, EngineError> {
         }
         // The server was started since. The first who says so names this life.
         let life = random() >> 1;
-        let sql = "INSERT INTO oncehook_life (one, life) VALUES (1, ?) ON DUPLICATE KEY UPDATE life = oncehook_life.life";
+        let sql =
+            "INSERT INTO oncehook_life (one, life) VALUES (1, ?) ON DUPLICATE KEY UPDATE life = oncehook_life.life";
         session.change(sql, vec![life.into()]).await?;
         session.run("COMMIT").await?;
     }

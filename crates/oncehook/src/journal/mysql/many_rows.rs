@@ -31,8 +31,7 @@ impl ManyRows {
         });
         let word = |piece: &Piece<'_>, wanted: &[&str]| matches!(piece, Piece::Word(word) if wanted.iter().any(|one| word.eq_ignore_ascii_case(one)));
         let is_odd = |piece: &Piece<'_>| {
-            matches!(piece, Piece::Variable)
-                || word(piece, &["select", "returning", "last_insert_id", "ignore"])
+            matches!(piece, Piece::Variable) || word(piece, &["select", "returning", "last_insert_id", "ignore"])
         };
         if !word(found.first()?, &["insert", "replace"]) || found.iter().any(is_odd) {
             return None;
@@ -47,19 +46,15 @@ impl ManyRows {
         let is_constant = |piece: &Piece<'_>| match piece {
             Piece::Text | Piece::Sign("," | "-" | "+" | ".") => true,
             Piece::Word(text) => {
-                text.starts_with(|c: char| c.is_ascii_digit())
-                    || word(piece, &["null", "true", "false", "default"])
+                text.starts_with(|c: char| c.is_ascii_digit()) || word(piece, &["null", "true", "false", "default"])
             }
             _ => false,
         };
         let plain = values.iter().all(|piece| is_parameter(piece) || is_constant(piece))
-            && !before
-                .iter()
-                .chain(tail)
-                .any(|piece| is_parameter(piece) || matches!(piece, Piece::Sign(";")));
+            && !before.iter().chain(tail).any(|piece| is_parameter(piece) || matches!(piece, Piece::Sign(";")));
         let update = ["on", "duplicate", "key", "update"];
-        let known_tail = tail.is_empty()
-            || tail.len() > 4 && tail.iter().zip(update).all(|(piece, wanted)| word(piece, &[wanted]));
+        let known_tail =
+            tail.is_empty() || tail.len() > 4 && tail.iter().zip(update).all(|(piece, wanted)| word(piece, &[wanted]));
         let place = |part: &str| part.as_ptr().addr() - statement.as_ptr().addr();
         let cut = (
             statement.get(..place(keyword)),
@@ -99,11 +94,7 @@ mod tests {
             ),
             (
                 "INSERT INTO `a b`.orders VALUES(?) ON DUPLICATE KEY UPDATE n = n + VALUES(n), s = '?' -- ?",
-                cut(
-                    "INSERT INTO `a b`.orders ",
-                    "(?)",
-                    " ON DUPLICATE KEY UPDATE n = n + VALUES(n), s = '?' -- ?",
-                ),
+                cut("INSERT INTO `a b`.orders ", "(?)", " ON DUPLICATE KEY UPDATE n = n + VALUES(n), s = '?' -- ?"),
             ),
             (
                 "/* é */ INSERT INTO orders -- values\n VALUES (?, DEFAULT)",

@@ -82,10 +82,7 @@ pub(super) async fn refuses_by_name(session: &mut Session, key: &EventKey) -> Re
         Ok(_) => Ok(Refusal::Stored),
         Err(error) if error.is_collision() => Err(error),
         // MySQL puts the table's name before that of the key.
-        Err(error)
-            if error.has_code(REFUSED.0)
-                && error.message.replace("oncehook_keys.", "").contains(REFUSED.1) =>
-        {
+        Err(error) if error.has_code(REFUSED.0) && error.message.replace("oncehook_keys.", "").contains(REFUSED.1) => {
             Ok(Refusal::ByKey)
         }
         Err(error) => Ok(Refusal::Otherwise(error.message)),
@@ -151,8 +148,7 @@ async fn append(
 ) -> Result<Vec<Fate>, EngineError> {
     let before = held_before(session, candidates).await?;
     let mut sorted: Vec<&Candidate<'_>> = candidates.iter().collect();
-    sorted
-        .sort_unstable_by_key(|candidate| (candidate.event.source.as_str(), candidate.event.key.as_bytes()));
+    sorted.sort_unstable_by_key(|candidate| (candidate.event.source.as_str(), candidate.event.key.as_bytes()));
     let row = |candidate: &&Candidate<'_>| {
         let event = candidate.event;
         vec![
@@ -195,20 +191,15 @@ async fn append(
 
 /// The candidates that have an id already and are stored under it: whoever brings them did not hear of it. (Should one be stored
 /// between this and the insert, by a transaction whose sender is gone, its event is there already, and its key refuses it.)
-async fn held_before(
-    session: &mut Session,
-    candidates: &[Candidate<'_>],
-) -> Result<HashSet<EventId>, EngineError> {
+async fn held_before(session: &mut Session, candidates: &[Candidate<'_>]) -> Result<HashSet<EventId>, EngineError> {
     let named: Vec<&Candidate<'_>> = candidates.iter().filter(|one| one.event.id.is_some()).collect();
     if named.is_empty() {
         return Ok(HashSet::new());
     }
     let keys = named.iter().map(|one| (one.event.source.as_str(), one.event.key.as_bytes()));
     let found = first_ids(session, keys).await?;
-    let held = named
-        .iter()
-        .enumerate()
-        .filter(|(place, one)| found.get(place).is_some_and(|known| known.event == one.id));
+    let held =
+        named.iter().enumerate().filter(|(place, one)| found.get(place).is_some_and(|known| known.event == one.id));
     Ok(held.map(|(_, one)| one.id).collect())
 }
 
@@ -251,12 +242,7 @@ async fn store(session: &mut Session, given: Option<i64>, new: &[&Candidate<'_>]
     let mut flags: Vec<Vec<Value>> = Vec::new();
     for Candidate { id: own, event } in &new {
         if let Some(reason) = event.quarantine {
-            flags.push(vec![
-                id(*own),
-                "quarantined".into(),
-                event.received_at.0.into(),
-                reason.as_str().into(),
-            ]);
+            flags.push(vec![id(*own), "quarantined".into(), event.received_at.0.into(), reason.as_str().into()]);
         }
     }
     let unsigned: Vec<&Candidate<'_>> = new.iter().copied().filter(|one| !one.event.key_signed).collect();
@@ -270,18 +256,14 @@ async fn store(session: &mut Session, given: Option<i64>, new: &[&Candidate<'_>]
 }
 
 /// Which of these events are the first with their bodies; in the order of ids where a batch holds several.
-async fn first_bodies(
-    session: &mut Session,
-    events: &[&Candidate<'_>],
-) -> Result<HashSet<EventId>, EngineError> {
+async fn first_bodies(session: &mut Session, events: &[&Candidate<'_>]) -> Result<HashSet<EventId>, EngineError> {
     if events.is_empty() {
         return Ok(HashSet::new());
     }
     let mut sorted = events.to_vec();
     sorted.sort_unstable_by_key(|one| (one.event.source.as_str(), one.event.digest, one.id));
-    let row = |one: &&Candidate<'_>| {
-        vec![one.event.source.as_str().into(), Value::from(&one.event.digest[..]), id(one.id)]
-    };
+    let row =
+        |one: &&Candidate<'_>| vec![one.event.source.as_str().into(), Value::from(&one.event.digest[..]), id(one.id)];
     session.insert(BODIES, sorted.iter().map(row).collect()).await?;
     let asked = sorted.iter().map(|one| json!([one.event.source.as_str(), hex::encode(one.event.digest)]));
     let sql = "SELECT b.event
@@ -301,21 +283,10 @@ pub(super) struct Totals {
 }
 
 /// Adds to the counts, source by source in their order.
-async fn add_up(
-    session: &mut Session,
-    shard: i64,
-    totals: BTreeMap<&str, Totals>,
-) -> Result<(), EngineError> {
+async fn add_up(session: &mut Session, shard: i64, totals: BTreeMap<&str, Totals>) -> Result<(), EngineError> {
     let rows = totals.into_iter().map(|(source, totals)| {
         let Totals { events, duplicates, conflicts, quarantined } = totals;
-        vec![
-            source.into(),
-            shard.into(),
-            events.into(),
-            duplicates.into(),
-            conflicts.into(),
-            quarantined.into(),
-        ]
+        vec![source.into(), shard.into(), events.into(), duplicates.into(), conflicts.into(), quarantined.into()]
     });
     session.insert(TOTALS, rows.collect()).await?;
     Ok(())
@@ -334,11 +305,8 @@ pub(super) async fn first_ids<'k>(
     let mut found = HashMap::new();
     for row in session.rows(sql, vec![list(keys)]).await? {
         let place = usize::try_from(number(&row, 0)? - 1).map_err(|_| EngineError::damaged())?;
-        let known = Known {
-            event: event(&row, 1)?,
-            digest: digest(&row, 2)?,
-            expires_at: UnixMicros(number(&row, 3)?),
-        };
+        let known =
+            Known { event: event(&row, 1)?, digest: digest(&row, 2)?, expires_at: UnixMicros(number(&row, 3)?) };
         if found.insert(place, known).is_some() {
             return Err(EngineError::unsound("the ledger holds a key twice"));
         }
@@ -410,11 +378,7 @@ pub(super) async fn keep_conflicts(
 }
 
 /// Adds counted duplicates to what is stored, in one transaction. Other nodes may do the same with the same events.
-pub(super) async fn store_duplicates(
-    session: &mut Session,
-    shard: i64,
-    tally: &Tally,
-) -> Result<(), EngineError> {
+pub(super) async fn store_duplicates(session: &mut Session, shard: i64, tally: &Tally) -> Result<(), EngineError> {
     let mut pending: Vec<_> = tally.iter().collect();
     pending.sort_unstable_by_key(|(event, _)| **event);
     let all = || pending.iter().map(|(event, _)| **event);
@@ -441,9 +405,8 @@ pub(super) async fn store_duplicates(
             locks.collect(),
         )
         .await?;
-    let sql = format!(
-        "SELECT d.event, d.latest FROM {IDS} STRAIGHT_JOIN oncehook_duplicates d ON d.event = UNHEX(t.id)"
-    );
+    let sql =
+        format!("SELECT d.event, d.latest FROM {IDS} STRAIGHT_JOIN oncehook_duplicates d ON d.event = UNHEX(t.id)");
     let mut stored: HashMap<EventId, VecDeque<DuplicateSeen>> = HashMap::new();
     for row in session.rows(&sql, vec![ids(counted().map(|(event, _)| **event))]).await? {
         stored.insert(event(&row, 0)?, parse_latest(&text(&row, 1)?));

@@ -135,8 +135,7 @@ impl Reads for Mysql {
             let row = engine::Session::row(session, &next, &[(&route).into()]).await?;
             let Some(name) = row.map(|row| row.maybe_text(0)).transpose()?.flatten() else { break };
             let (from, to) = (within.from.into(), within.to.into());
-            let rows =
-                engine::Session::rows(session, &newest, &[from, to, limit.into(), (&name).into()]).await?;
+            let rows = engine::Session::rows(session, &newest, &[from, to, limit.into(), (&name).into()]).await?;
             found.extend(ids(&rows)?);
             route = name;
         }

@@ -10,8 +10,7 @@ use super::connection::Session;
 use super::row::{maybe_number, maybe_text, number, small, text};
 use crate::journal::migration::{Migration, compare};
 
-const MIGRATION: Migration =
-    Migration { name: "001_journal", sql: include_str!("migrations/001_journal.sql") };
+const MIGRATION: Migration = Migration { name: "001_journal", sql: include_str!("migrations/001_journal.sql") };
 
 /// The lock of this database's migration. Named locks belong to the whole server, and have at most 64 characters.
 const LOCK: &str = "CONCAT('oncehook-', SHA1(DATABASE()))";
@@ -57,8 +56,7 @@ async fn apply(session: &mut Session) -> Result<(), OpenError> {
     for statement in statements(MIGRATION.sql) {
         session.run(&statement).await?;
     }
-    let sql =
-        format!("INSERT INTO oncehook_migrations (name, digest, applied_at) VALUES (?, ?, {})", super::NOW);
+    let sql = format!("INSERT INTO oncehook_migrations (name, digest, applied_at) VALUES (?, ?, {})", super::NOW);
     session.change(&sql, vec![MIGRATION.name.into(), MIGRATION.digest().into()]).await?;
     session.run("COMMIT").await?;
     Ok(())
@@ -165,8 +163,7 @@ mod tests {
 
     #[test]
     fn a_migration_is_cut_into_statements() {
-        let parts =
-            statements("-- a; b\nCREATE TABLE a (\n  -- c; d\n  x INT);\n\nCREATE TABLE b (y INT);\n");
+        let parts = statements("-- a; b\nCREATE TABLE a (\n  -- c; d\n  x INT);\n\nCREATE TABLE b (y INT);\n");
         assert_eq!(parts, ["CREATE TABLE a (\n  x INT)", "CREATE TABLE b (y INT)"]);
         assert!(statements(MIGRATION.sql).len() > 10);
     }

@@ -37,9 +37,7 @@ impl Tls {
                 "ssl-key" => key = Some(decoded(value)),
                 // The driver's own words for it.
                 "require_ssl" | "verify_ca" | "verify_identity" | "built_in_roots" => {
-                    return Err(format!(
-                        "`{name}` is not known; write ssl-mode=REQUIRED or ssl-mode=VERIFY_IDENTITY"
-                    ));
+                    return Err(format!("`{name}` is not known; write ssl-mode=REQUIRED or ssl-mode=VERIFY_IDENTITY"));
                 }
                 _ => others.push(parameter),
             }
@@ -59,8 +57,7 @@ impl Tls {
             }
             "VERIFY_CA" => {
                 return Err(
-                    "ssl-mode=VERIFY_CA is not supported; write VERIFY_IDENTITY, which also checks the name"
-                        .to_owned(),
+                    "ssl-mode=VERIFY_CA is not supported; write VERIFY_IDENTITY, which also checks the name".to_owned()
                 );
             }
             _ => return Err("ssl-mode is DISABLED, PREFERRED, REQUIRED or VERIFY_IDENTITY".to_owned()),
@@ -92,10 +89,7 @@ impl Tls {
 /// The value of a parameter without its percent signs.
 fn decoded(value: &str) -> String {
     let pairs = format!("v={}", value.replace('+', "%2B"));
-    url::form_urlencoded::parse(pairs.as_bytes())
-        .next()
-        .map(|(_, value)| value.into_owned())
-        .unwrap_or_default()
+    url::form_urlencoded::parse(pairs.as_bytes()).next().map(|(_, value)| value.into_owned()).unwrap_or_default()
 }
 
 /// The certificates in a PEM file.

@@ -66,9 +66,7 @@ pub(super) async fn checked(session: &mut Session, statement: &str) -> Result<St
     }
     if !session.is_known(statement) {
         if let Some(table) = cannot_roll_back(session, statement).await.map_err(trouble)? {
-            return Err(failed(format!(
-                "table {table} cannot be rolled back; a handler needs InnoDB tables"
-            )));
+            return Err(failed(format!("table {table} cannot be rolled back; a handler needs InnoDB tables")));
         }
         session.make_known(statement);
     }
@@ -302,16 +300,14 @@ fn value(raw: &Raw, column: &Column) -> Value {
         Raw::Bytes(bytes) => {
             let kind = column.column_type();
             let is_text = match kind {
-                ColumnType::MYSQL_TYPE_DECIMAL
-                | ColumnType::MYSQL_TYPE_NEWDECIMAL
-                | ColumnType::MYSQL_TYPE_JSON => true,
+                ColumnType::MYSQL_TYPE_DECIMAL | ColumnType::MYSQL_TYPE_NEWDECIMAL | ColumnType::MYSQL_TYPE_JSON => {
+                    true
+                }
                 ColumnType::MYSQL_TYPE_BIT => false,
                 _ => column.character_set() != BINARY || !column.flags().contains(ColumnFlags::BINARY_FLAG),
             };
             let read = std::str::from_utf8(bytes).ok().filter(|_| is_text).map(|text| match kind {
-                ColumnType::MYSQL_TYPE_JSON => {
-                    serde_json::from_str(text).unwrap_or_else(|_| Value::from(text))
-                }
+                ColumnType::MYSQL_TYPE_JSON => serde_json::from_str(text).unwrap_or_else(|_| Value::from(text)),
                 _ => Value::from(text),
             });
             // Bytes, and what is not UTF-8, so that nothing is lost.
@@ -409,8 +405,7 @@ pub(super) fn pieces<'t>(text: &'t str, mut found: impl FnMut(Piece<'t>)) {
     while let Some(first) = rest.chars().next() {
         let line = || rest.find('\n').unwrap_or(rest.len());
         // Two dashes are a comment only before a space.
-        let dashes =
-            rest.strip_prefix("--").is_some_and(|after| after.chars().next().is_none_or(|c| c <= ' '));
+        let dashes = rest.strip_prefix("--").is_some_and(|after| after.chars().next().is_none_or(|c| c <= ' '));
         let is_word = |c: char| c.is_alphanumeric() || c == '_' || c == '$';
         let length = if dashes || first == '#' {
             line()
@@ -508,9 +503,7 @@ mod tests {
 
     #[test]
     fn what_outlives_a_transaction_is_seen() {
-        for text in
-            ["SELECT @a := 1", "SELECT id INTO @id FROM orders", "SELECT GET_LOCK('a', 1)", "SELECT @`a`"]
-        {
+        for text in ["SELECT @a := 1", "SELECT id INTO @id FROM orders", "SELECT GET_LOCK('a', 1)", "SELECT @`a`"] {
             assert!(leaves_something(text), "{text}");
         }
         for text in ["SELECT @@version", "SELECT 'me@shop', \"@a\" /* @b */ -- @c", "SELECT 'get_lock'"] {

@@ -28,11 +28,7 @@ struct Text {
 
 impl Texts {
     /// A text with question marks, and its values in their order.
-    pub(super) fn bind(
-        &mut self,
-        sql: &str,
-        params: &[Param<'_>],
-    ) -> Result<(String, Vec<Value>), EngineError> {
+    pub(super) fn bind(&mut self, sql: &str, params: &[Param<'_>]) -> Result<(String, Vec<Value>), EngineError> {
         let text = match self.0.get(sql) {
             Some(text) => Arc::clone(text),
             None => {
@@ -128,8 +124,7 @@ mod tests {
     fn parameters_are_bound_in_the_order_of_their_use() {
         let mut texts = Texts::default();
         let sql = "UPDATE JSON_TABLE($2, '$[*]' COLUMNS (a INT PATH '$[0]')) t SET b = $1, c = $1 + $10";
-        let mut params =
-            vec![Param::Int(7), Param::Table(vec![Column::ints([1, 2]), Column::texts(["x", "y"])])];
+        let mut params = vec![Param::Int(7), Param::Table(vec![Column::ints([1, 2]), Column::texts(["x", "y"])])];
         params.extend((3..=10).map(Param::Int));
         let (text, values) = texts.bind(sql, &params).unwrap();
         assert_eq!(text, "UPDATE JSON_TABLE(?, '$[*]' COLUMNS (a INT PATH '$[0]')) t SET b = ?, c = ? + ?");

@@ -211,8 +211,7 @@ impl Session {
             tokio_postgres::SimpleQueryMessage::Row(row) => Some(row),
             _ => None,
         });
-        let wanted =
-            [("fsync", "on"), ("full_page_writes", "on"), ("synchronous_commit", ""), ("recovery", "false")];
+        let wanted = [("fsync", "on"), ("full_page_writes", "on"), ("synchronous_commit", ""), ("recovery", "false")];
         for (column, (setting, want)) in wanted.into_iter().enumerate() {
             let found = row.and_then(|row| row.try_get(column).ok().flatten()).unwrap_or("unknown");
             let sound = if want.is_empty() { found != "off" && found != "unknown" } else { found == want };
@@ -294,30 +293,18 @@ impl Session {
     }
 
     /// Runs one statement and returns its rows.
-    pub(super) async fn rows(
-        &self,
-        sql: &str,
-        parameters: &[&(dyn ToSql + Sync)],
-    ) -> Result<Vec<Row>, EngineError> {
+    pub(super) async fn rows(&self, sql: &str, parameters: &[&(dyn ToSql + Sync)]) -> Result<Vec<Row>, EngineError> {
         let statement = self.prepared(sql).await?;
         in_time(self.client.query(&statement, parameters)).await
     }
 
     /// Runs one statement and returns its first row.
-    pub(super) async fn row(
-        &self,
-        sql: &str,
-        parameters: &[&(dyn ToSql + Sync)],
-    ) -> Result<Option<Row>, EngineError> {
+    pub(super) async fn row(&self, sql: &str, parameters: &[&(dyn ToSql + Sync)]) -> Result<Option<Row>, EngineError> {
         Ok(self.rows(sql, parameters).await?.into_iter().next())
     }
 
     /// Runs one statement and returns how many rows it changed.
-    pub(super) async fn change(
-        &self,
-        sql: &str,
-        parameters: &[&(dyn ToSql + Sync)],
-    ) -> Result<u64, EngineError> {
+    pub(super) async fn change(&self, sql: &str, parameters: &[&(dyn ToSql + Sync)]) -> Result<u64, EngineError> {
         let statement = self.prepared(sql).await?;
         in_time(self.client.execute(&statement, parameters)).await
     }
@@ -414,14 +401,8 @@ mod tests {
     fn values_are_left_out_of_what_is_told() {
         let data = SqlState::INVALID_TEXT_REPRESENTATION;
         for (said, told) in [
-            (
-                "invalid input syntax for type integer: \"a\" \"b\"",
-                "invalid input syntax for type integer: …",
-            ),
-            (
-                "value \"3000000000\" is out of range for type integer",
-                "value … is out of range for type integer",
-            ),
+            ("invalid input syntax for type integer: \"a\" \"b\"", "invalid input syntax for type integer: …"),
+            ("value \"3000000000\" is out of range for type integer", "value … is out of range for type integer"),
             ("ungültige Eingabesyntax für Typ integer: »x«", "ungültige Eingabesyntax für Typ integer: …"),
             ("integer out of range", "integer out of range"),
         ] {

@@ -247,8 +247,7 @@ async fn attach_beside_a_big_rest(session: &Session, day: &Day) -> Result<(), En
         return session.run("ROLLBACK").await;
     }
     session.run("COMMIT").await?;
-    let validate =
-        each(&|table, _| format!("; ALTER TABLE oncehook.{table}_rest VALIDATE CONSTRAINT {promise}"));
+    let validate = each(&|table, _| format!("; ALTER TABLE oncehook.{table}_rest VALIDATE CONSTRAINT {promise}"));
     let validate = format!(
         "BEGIN; SET LOCAL lock_timeout = 500; SET LOCAL statement_timeout = {}{validate}; COMMIT",
         READING_TIME.as_millis()
@@ -355,12 +354,8 @@ pub(super) async fn drop_events(
     let (first, beyond) = (day.first(), day.beyond());
     // Orders wait before they lock anything, or they and this would wait for each other.
     let orders = format!("SELECT pg_advisory_xact_lock({ORDERS})");
-    session
-        .run(&format!("{PATIENCE}; {orders}; LOCK TABLE oncehook.events_{name} IN EXCLUSIVE MODE"))
-        .await?;
-    let sql = format!(
-        "SELECT e.id FROM oncehook.events_{name} e WHERE e.id IN ({CANDIDATES}) AND ({kept}) LIMIT $5"
-    );
+    session.run(&format!("{PATIENCE}; {orders}; LOCK TABLE oncehook.events_{name} IN EXCLUSIVE MODE")).await?;
+    let sql = format!("SELECT e.id FROM oncehook.events_{name} e WHERE e.id IN ({CANDIDATES}) AND ({kept}) LIMIT $5");
     let rows = session.rows(&sql, &[&given, &dead, &first, &beyond, &(MOVED_AT_MOST + 1)]).await?;
     let stay: Vec<Uuid> = rows.iter().map(|row| row.get(0)).collect();
     if i64::try_from(stay.len()).unwrap_or(i64::MAX) > MOVED_AT_MOST {
@@ -369,18 +364,17 @@ pub(super) async fn drop_events(
     let sql = format!("SELECT count(*) FROM oncehook.events_{name}");
     let count: i64 = session.row(&sql, &[]).await?.map_or(0, |row| row.get(0));
     // Dead ones stand in lines and are counted for people, so those that may go do not wait for the sweep.
-    let sql = "DELETE FROM oncehook.deliveries WHERE state = 'dead' AND event >= $1 AND event < $2 AND event <> ALL ($3)";
+    let sql =
+        "DELETE FROM oncehook.deliveries WHERE state = 'dead' AND event >= $1 AND event < $2 AND event <> ALL ($3)";
     session.change(sql, &[&first, &beyond, &stay]).await?;
     let gone = usize::try_from(count).unwrap_or(usize::MAX).saturating_sub(stay.len());
     if gone > 0 {
-        let sql =
-            "INSERT INTO oncehook.sweeps (first, beyond) VALUES ($1, $2) ON CONFLICT (first) DO NOTHING";
+        let sql = "INSERT INTO oncehook.sweeps (first, beyond) VALUES ($1, $2) ON CONFLICT (first) DO NOTHING";
         session.change(sql, &[&first, &beyond]).await?;
     }
     session.run(&format!("ALTER TABLE oncehook.events DETACH PARTITION oncehook.events_{name}")).await?;
-    let sql = format!(
-        "INSERT INTO oncehook.events SELECT * FROM oncehook.events_{name} WHERE id = ANY ($1) ORDER BY id"
-    );
+    let sql =
+        format!("INSERT INTO oncehook.events SELECT * FROM oncehook.events_{name} WHERE id = ANY ($1) ORDER BY id");
     session.change(&sql, &[&stay]).await?;
     session.run(&format!("DROP TABLE oncehook.events_{name}")).await?;
     session.forget_statements();

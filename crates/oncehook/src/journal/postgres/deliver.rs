@@ -18,9 +18,7 @@ use crate::delivery::{Cause, Claim, Columns, DeliveryState, Fence, HandedEvent, 
 use crate::event::EventId;
 use crate::handler::Function;
 use crate::journal::server::deliver::row::{EVENT_COLUMNS, claim, due, due_without_event};
-use crate::journal::server::deliver::steps::{
-    DeliverSql, Delivers, Due, Ended, Held, Locked, SettleTime, Wanted,
-};
+use crate::journal::server::deliver::steps::{DeliverSql, Delivers, Due, Ended, Held, Locked, SettleTime, Wanted};
 use crate::journal::server::engine::Session as _;
 use crate::journal::server::user_sql::Trouble;
 use crate::journal::server::value::{Column, Param, Row};
@@ -29,8 +27,7 @@ use crate::route::Route;
 
 /// The columns of an event `e` that a handler is given, with the result of the route before: `d` is the delivery, `$3` the route
 /// that it follows. A follow-up that is forced alone knows the result of the epoch before.
-const EVENT: &str =
-    "e.id, e.source, e.key, e.type, e.entity, e.occurred_at, e.received_at, e.headers, e.body,
+const EVENT: &str = "e.id, e.source, e.key, e.type, e.entity, e.occurred_at, e.received_at, e.headers, e.body,
     CASE WHEN $3::text IS NOT NULL THEN (SELECT p.result FROM oncehook.deliveries p
       WHERE p.event = d.event AND p.route = $3 AND p.epoch <= d.epoch AND p.state = 'succeeded'
       ORDER BY p.epoch DESC LIMIT 1) END, e.version";
@@ -66,8 +63,7 @@ fn batch_sql(route: &Route, limit: usize, settle_ahead: bool) -> String {
         true => (ENTITY, ENTITY_FREE, "line.entity IS NOT NULL"),
         false => ("", "", "false"),
     };
-    let (ahead, settled) =
-        if settle_ahead { (AHEAD, "(SELECT count(*) FROM ahead)") } else { ("", "0::bigint") };
+    let (ahead, settled) = if settle_ahead { (AHEAD, "(SELECT count(*) FROM ahead)") } else { ("", "0::bigint") };
     format!(
         "WITH due AS MATERIALIZED (
            SELECT d.ctid AS place, d.event, d.epoch, d.attempt, d.attempt_limit, d.run_at, d.parked_at,
@@ -236,9 +232,8 @@ impl Delivers for Postgres {
             Wanted::Batch { limit, settle_ahead } => {
                 let sql = batch_sql(route, limit, settle_ahead);
                 let mut rows = session.rows(&sql, &[now.into(), name, before, from.into()]).await?;
-                let column = |column: usize| {
-                    rows.first().map_or(Ok(0), |row| Row::int(row, EVENT_COLUMNS + 6 + column))
-                };
+                let column =
+                    |column: usize| rows.first().map_or(Ok(0), |row| Row::int(row, EVENT_COLUMNS + 6 + column));
                 let (first, locked, settled) = (column(0)?, column(1)?, column(2)?);
                 let locked = usize::try_from(locked).unwrap_or(0);
                 let full = locked == limit || rows.len() < locked;
@@ -362,8 +357,7 @@ impl Delivers for Postgres {
             ]);
             session.rows(sql, &[time.now.into(), fences, outcomes, followups, failed.into()]).await?
         };
-        let fence =
-            |row: &tokio_postgres::Row| Ok(Fence { delivery: row.delivery(0)?, attempt: row.small(3)? });
+        let fence = |row: &tokio_postgres::Row| Ok(Fence { delivery: row.delivery(0)?, attempt: row.small(3)? });
         rows.iter().map(fence).collect()
     }
 
@@ -390,8 +384,7 @@ impl Delivers for Postgres {
         let entities = Param::Table(vec![Column::texts(candidates.keys().copied()), Column::ints(lengths)]);
         let ordering = &route.ordering;
         let dead_blocks = ordering.on_dead == OnDead::Block;
-        let params =
-            [(&route.name).into(), entities, dead_blocks.into(), ordering.by_entity.into(), now.into()];
+        let params = [(&route.name).into(), entities, dead_blocks.into(), ordering.by_entity.into(), now.into()];
         let mut queues: HashMap<String, Line> = HashMap::new();
         for row in session.rows(sql, &params).await? {
             let state = DeliveryState::parse(&row.text(4)?).ok_or_else(EngineError::damaged)?;
@@ -436,11 +429,7 @@ impl Delivers for Postgres {
         Ok(())
     }
 
-    async fn wake_parked(
-        session: &mut Session,
-        now: i64,
-        entities: &BTreeSet<&str>,
-    ) -> Result<bool, EngineError> {
+    async fn wake_parked(session: &mut Session, now: i64, entities: &BTreeSet<&str>) -> Result<bool, EngineError> {
         if entities.is_empty() {
             return Ok(false);
         }
@@ -464,11 +453,7 @@ impl Delivers for Postgres {
         Ok(session.change(sql, &[given.into(), Param::ids(events.iter().copied())]).await? > 0)
     }
 
-    async fn wake_due_parked(
-        session: &mut Session,
-        now: i64,
-        route: &RouteName,
-    ) -> Result<bool, EngineError> {
+    async fn wake_due_parked(session: &mut Session, now: i64, route: &RouteName) -> Result<bool, EngineError> {
         let sql = "UPDATE oncehook.deliveries
                 SET state = CASE WHEN attempt > 0 THEN 'retrying' ELSE 'ready' END, run_at = $1
               WHERE route = $2 AND state = 'parked' AND run_at <= $1";

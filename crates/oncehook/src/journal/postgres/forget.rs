@@ -115,11 +115,7 @@ impl Forgets for Postgres {
     }
 
     /// How each day goes is decided here and nowhere else.
-    async fn plan(
-        session: &mut Session,
-        batch: &Batch<'_>,
-        from: EventId,
-    ) -> Result<Plan<Place>, EngineError> {
+    async fn plan(session: &mut Session, batch: &Batch<'_>, from: EventId) -> Result<Plan<Place>, EngineError> {
         let (from, beyond) = (uuid(from), batch.beyond_usual());
         let days = days::of_events(session).await?;
         let Some(day) = days.into_iter().find(|day| day.beyond() > from) else {
@@ -138,11 +134,7 @@ impl Forgets for Postgres {
             }
             let short = !whole && micros(batch.retention.payload) < SHORT;
             if !short && !has_few(session, &day).await? {
-                return Ok(Plan::At(if whole {
-                    Round::Own(Place::Day(day, Walked::No))
-                } else {
-                    Round::ahead()
-                }));
+                return Ok(Plan::At(if whole { Round::Own(Place::Day(day, Walked::No)) } else { Round::ahead() }));
             }
         }
         Ok(match whole {
@@ -220,10 +212,7 @@ async fn drop_attempts(session: &Session, batch: &Batch<'_>) -> Result<Round<Pla
 }
 
 /// What came of a drop; nothing if others were in the way. Then the transaction is undone, and another one begun.
-async fn settle(
-    session: &Session,
-    dropped: Result<Dropped, EngineError>,
-) -> Result<Option<Dropped>, EngineError> {
+async fn settle(session: &Session, dropped: Result<Dropped, EngineError>) -> Result<Option<Dropped>, EngineError> {
     match dropped {
         Ok(dropped) => Ok(Some(dropped)),
         Err(error) if error.is_too_slow() => {

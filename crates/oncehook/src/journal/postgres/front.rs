@@ -36,10 +36,7 @@ impl Fronts {
     /// The due time from which on to search.
     pub(super) fn of(&self, route: &RouteName) -> i64 {
         let known = self.known();
-        known
-            .get(route)
-            .filter(|front| front.looked.elapsed() < LOOK_AGAIN)
-            .map_or(BEGINNING, |front| front.run_at)
+        known.get(route).filter(|front| front.looked.elapsed() < LOOK_AGAIN).map_or(BEGINNING, |front| front.run_at)
     }
 
     /// A search that began at `from` has found something that was due at `first`, and as much as it wanted, or not. Returns whether

@@ -42,9 +42,7 @@ impl Hosts {
         })?;
         let (hosts, ports) = (config.get_hosts(), config.get_ports());
         if !config.get_hostaddrs().is_empty() {
-            return Err(OpenError::Url(
-                "hostaddr is not supported; write the address as the host".to_owned(),
-            ));
+            return Err(OpenError::Url("hostaddr is not supported; write the address as the host".to_owned()));
         }
         if hosts.is_empty() {
             return Err(OpenError::Url("there is no host in it".to_owned()));
@@ -99,8 +97,7 @@ fn sum_up(mut refusals: Vec<(&String, EngineError)>) -> EngineError {
     {
         return only;
     }
-    let told: Vec<String> =
-        refusals.iter().map(|(name, error)| format!("{name}: {}", error.message)).collect();
+    let told: Vec<String> = refusals.iter().map(|(name, error)| format!("{name}: {}", error.message)).collect();
     let told = told.join("; ");
     let away = refusals.iter().any(|(_, error)| error.is_away());
     if away { EngineError::away(told) } else { EngineError::other(told) }
@@ -159,10 +156,7 @@ fn take_wish(url: &str) -> Result<(String, Wish), OpenError> {
 /// The value of a parameter without its percent signs.
 fn decoded(value: &str) -> String {
     let pairs = format!("v={}", value.replace('+', "%2B"));
-    url::form_urlencoded::parse(pairs.as_bytes())
-        .next()
-        .map(|(_, value)| value.into_owned())
-        .unwrap_or_default()
+    url::form_urlencoded::parse(pairs.as_bytes()).next().map(|(_, value)| value.into_owned()).unwrap_or_default()
 }
 
 #[cfg(test)]

@@ -96,8 +96,7 @@ impl Engine for Postgres {
     const IDENTITY_EVERY: Duration = Duration::from_secs(1);
     const APPEND_COMMITS: bool = true;
     const SQL: Sql = Sql {
-        keep_aliases:
-            "INSERT INTO oncehook.spool_aliases (alias, event) SELECT * FROM unnest($1::uuid[], $2::uuid[])
+        keep_aliases: "INSERT INTO oncehook.spool_aliases (alias, event) SELECT * FROM unnest($1::uuid[], $2::uuid[])
                        ON CONFLICT (alias) DO NOTHING",
         resolve_alias: "SELECT e.id FROM oncehook.spool_aliases a JOIN oncehook.events e ON e.id = a.event
                          WHERE a.alias = $1",

@@ -101,9 +101,7 @@ pub(super) async fn refuses_by_name(
     match session.change(sql, &[&PROBE_SOURCE, &key.as_bytes()]).await {
         Ok(_) => Ok(Refusal::Stored),
         Err(error) if error.is_collision() => Err(error),
-        Err(error) if error.has_code("23505") && error.constraint.as_deref() == Some(UNIQUE_KEY) => {
-            Ok(Refusal::ByKey)
-        }
+        Err(error) if error.has_code("23505") && error.constraint.as_deref() == Some(UNIQUE_KEY) => Ok(Refusal::ByKey),
         Err(error) => Ok(Refusal::Otherwise(error.message)),
     }
 }
@@ -161,8 +159,7 @@ impl<'e> Keys<'e> {
 /// Two batches that share keys wait for each other in the same order instead of for ever.
 fn sort_by_key(candidates: &mut [Candidate<'_>]) {
     candidates.sort_unstable_by(|a, b| {
-        (a.event.source.as_str(), a.event.key.as_bytes())
-            .cmp(&(b.event.source.as_str(), b.event.key.as_bytes()))
+        (a.event.source.as_str(), a.event.key.as_bytes()).cmp(&(b.event.source.as_str(), b.event.key.as_bytes()))
     });
 }
 
@@ -248,16 +245,14 @@ async fn append(
     sort_by_key(candidates);
     let batch = Batch::of(candidates);
     let events = || candidates.iter().map(|candidate| candidate.event);
-    let held: Vec<Option<&str>> =
-        events().map(|event| event.quarantine.map(|reason| reason.as_str())).collect();
+    let held: Vec<Option<&str>> = events().map(|event| event.quarantine.map(|reason| reason.as_str())).collect();
     let odd = if events().any(is_odd) { APPEND_ODD } else { "" };
     let sql = [APPEND, odd, if late.events.is_empty() { "" } else { APPEND_LATE }, APPENDED].concat();
-    let Batch { ids, sources, keys, signed, types, entities, occurred, received, expires, integrity, .. } =
-        &batch;
+    let Batch { ids, sources, keys, signed, types, entities, occurred, received, expires, integrity, .. } = &batch;
     let Batch { digests, headers, bodies, routed, routes, in_line, places, versions, .. } = &batch;
     let mut parameters: Vec<&(dyn ToSql + Sync)> = vec![
-        &given, &shard, ids, sources, keys, signed, types, entities, occurred, received, expires, integrity,
-        digests, headers, bodies, &held, routed, routes, in_line, places, versions,
+        &given, &shard, ids, sources, keys, signed, types, entities, occurred, received, expires, integrity, digests,
+        headers, bodies, &held, routed, routes, in_line, places, versions,
     ];
     if !late.events.is_empty() {
         parameters.extend([&late.events as &(dyn ToSql + Sync), &late.values, &late.buckets, &late.millis]);
@@ -422,10 +417,7 @@ const APPENDED: &str = " SELECT event FROM won";
 /// With synchronous replicas, a row can be seen here that no replica has yet: its own commit was interrupted while it waited
 /// for them. Whoever is told of it is told that it is safe. So the statement leaves a mark in the log behind all rows that
 /// it has seen, and its commit waits until the replicas have that.
-pub(super) async fn first_ids(
-    session: &Session,
-    keys: &[(&str, &[u8])],
-) -> Result<HashMap<usize, Known>, EngineError> {
+pub(super) async fn first_ids(session: &Session, keys: &[(&str, &[u8])]) -> Result<HashMap<usize, Known>, EngineError> {
     let sources: Vec<&str> = keys.iter().map(|(source, _)| *source).collect();
     let keys: Vec<&[u8]> = keys.iter().map(|(_, key)| *key).collect();
     // The limit keeps the planner from reading the whole ledger for many keys.
@@ -445,11 +437,7 @@ pub(super) async fn first_ids(
             let place = usize::try_from(row.get::<_, i64>(0) - 1).unwrap_or(usize::MAX);
             Ok((
                 place,
-                Known {
-                    event: event_id(row.get(1)),
-                    digest: digest(row.get(2))?,
-                    expires_at: UnixMicros(row.get(3)),
-                },
+                Known { event: event_id(row.get(1)), digest: digest(row.get(2))?, expires_at: UnixMicros(row.get(3)) },
             ))
         })
         .collect()
@@ -510,11 +498,7 @@ pub(super) async fn keep_conflicts(
 }
 
 /// Adds counted duplicates to what is stored.
-pub(super) async fn store_duplicates(
-    session: &Session,
-    shard: i64,
-    tally: &Tally,
-) -> Result<(), EngineError> {
+pub(super) async fn store_duplicates(session: &Session, shard: i64, tally: &Tally) -> Result<(), EngineError> {
     let mut pending: Vec<_> = tally.iter().collect();
     pending.sort_unstable_by_key(|(event, _)| **event);
     let events: Vec<Uuid> = pending.iter().map(|(event, _)| uuid(**event)).collect();

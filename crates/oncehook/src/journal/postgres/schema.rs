@@ -8,8 +8,7 @@ use super::OpenError;
 use super::connection::Session;
 use crate::journal::migration::{Migration, compare};
 
-const MIGRATION: Migration =
-    Migration { name: "001_journal", sql: include_str!("migrations/001_journal.sql") };
+const MIGRATION: Migration = Migration { name: "001_journal", sql: include_str!("migrations/001_journal.sql") };
 
 /// The number of the advisory lock: `oncehook` in ASCII.
 const MIGRATION_LOCK: i64 = 0x6f6e_6365_686f_6f6b;
@@ -36,8 +35,7 @@ pub(super) async fn migrate(session: &Session) -> Result<Vec<String>, OpenError>
     let mut applied = Vec::new();
     if MIGRATION.is_due(&recorded).map_err(OpenError::Schema)? {
         session.run(MIGRATION.sql).await?;
-        let sql =
-            "INSERT INTO oncehook.migrations (name, digest, applied_at) VALUES ($1, $2, oncehook.micros())";
+        let sql = "INSERT INTO oncehook.migrations (name, digest, applied_at) VALUES ($1, $2, oncehook.micros())";
         session.change(sql, &[&MIGRATION.name, &MIGRATION.digest()]).await?;
         applied.push(MIGRATION.name.to_owned());
     }

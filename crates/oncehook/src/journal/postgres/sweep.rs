@@ -25,11 +25,7 @@ pub(in crate::journal) struct Place {
 }
 
 /// Sweeps a batch behind the oldest of the days that were dropped. Returns where it is then; nowhere if nothing is left.
-pub(super) async fn batch(
-    session: &Session,
-    place: &Place,
-    limit: i64,
-) -> Result<Option<Place>, EngineError> {
+pub(super) async fn batch(session: &Session, place: &Place, limit: i64) -> Result<Option<Place>, EngineError> {
     let sql = "SELECT first, beyond FROM oncehook.sweeps ORDER BY first LIMIT 1";
     let Some(row) = session.row(sql, &[]).await? else { return Ok(None) };
     let (first, beyond): (Uuid, Uuid) = (row.get(0), row.get(1));

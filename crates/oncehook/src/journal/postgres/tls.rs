@@ -83,9 +83,9 @@ impl Trust<'_> {
         let trusting = match self {
             Self::IssuerAndName(None) => builder.with_platform_verifier().map_err(unusable)?,
             Self::IssuerAndName(Some(file)) => builder.with_root_certificates(read(file)?),
-            Self::Anybody => builder
-                .dangerous()
-                .with_custom_certificate_verifier(Arc::new(Lenient { inner: None, provider })),
+            Self::Anybody => {
+                builder.dangerous().with_custom_certificate_verifier(Arc::new(Lenient { inner: None, provider }))
+            }
             Self::Issuer(file) => {
                 let inner: Arc<dyn ServerCertVerifier> = match file {
                     Some(file) => {
@@ -94,9 +94,7 @@ impl Trust<'_> {
                             .build()
                             .map_err(|error| format!("TLS cannot be prepared: {error}"))?
                     }
-                    None => Arc::new(
-                        rustls_platform_verifier::Verifier::new(Arc::clone(&provider)).map_err(unusable)?,
-                    ),
+                    None => Arc::new(rustls_platform_verifier::Verifier::new(Arc::clone(&provider)).map_err(unusable)?),
                 };
                 let lenient = Lenient { inner: Some(inner), provider };
                 builder.dangerous().with_custom_certificate_verifier(Arc::new(lenient))
@@ -224,11 +222,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncRead for Encrypted<S> {
 }
 
 impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Encrypted<S> {
-    fn poll_write(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        bytes: &[u8],
-    ) -> Poll<io::Result<usize>> {
+    fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         Pin::new(&mut *self.0).poll_write(context, bytes)
     }
 

@@ -77,16 +77,13 @@ pub(super) async fn prepare_for_one(session: &Session, handler: &SqlHandler) -> 
 pub(in crate::journal) struct Bound(Vec<Vec<Parameter>>);
 
 /// The values of an event for each statement, as the types of its parameters ask.
-pub(super) fn bind(
-    handler: &SqlHandler,
-    prepared: &Prepared,
-    values: &[Found<'_>],
-) -> Result<Bound, Failure> {
+pub(super) fn bind(handler: &SqlHandler, prepared: &Prepared, values: &[Found<'_>]) -> Result<Bound, Failure> {
     let mut bound = Vec::with_capacity(prepared.statements.len());
     for (statement, prepared) in handler.statements().iter().zip(&prepared.statements) {
-        let parameters = statement.parameters().iter().zip(prepared.params()).map(|(place, kind)| {
-            values.get(*place).map_or(Ok(Parameter(None)), |value| Parameter::new(value, kind))
-        });
+        let parameters =
+            statement.parameters().iter().zip(prepared.params()).map(|(place, kind)| {
+                values.get(*place).map_or(Ok(Parameter(None)), |value| Parameter::new(value, kind))
+            });
         bound.push(parameters.collect::<Result<_, _>>()?);
     }
     Ok(Bound(bound))
@@ -102,8 +99,7 @@ pub(super) struct Settings {
 /// Our own statements are planned once for a connection: all they look up stands in an index, row by row. Plans that read a
 /// whole table (to scan, sort, hash or merge it) are not to be chosen, however small it was when they were made. The user's
 /// statements are planned as the server likes.
-pub(super) const OUR_PLANS: &str =
-    "SET LOCAL plan_cache_mode = force_generic_plan; SET LOCAL enable_seqscan = off;
+pub(super) const OUR_PLANS: &str = "SET LOCAL plan_cache_mode = force_generic_plan; SET LOCAL enable_seqscan = off;
     SET LOCAL enable_bitmapscan = off; SET LOCAL enable_hashjoin = off; SET LOCAL enable_mergejoin = off";
 const USER_PLANS: &str = "SET LOCAL plan_cache_mode TO DEFAULT; SET LOCAL enable_seqscan TO DEFAULT;
     SET LOCAL enable_bitmapscan TO DEFAULT; SET LOCAL enable_hashjoin TO DEFAULT; SET LOCAL enable_mergejoin TO DEFAULT";
@@ -209,8 +205,7 @@ pub(super) async fn run(
     let (begun, (ran, released)) =
         tokio::join!(session.run(&begin), run_to_end(session, handler, prepared, deliveries, early));
     begun.map_err(Trouble::Engine)?;
-    if released.as_ref().is_some_and(|released| released.as_ref().is_err_and(EngineError::is_lost_savepoint))
-    {
+    if released.as_ref().is_some_and(|released| released.as_ref().is_err_and(EngineError::is_lost_savepoint)) {
         return Err(Trouble::Ended(usize::MAX));
     }
     let mut outcomes = Vec::with_capacity(ran.len());
@@ -302,8 +297,7 @@ async fn run_at_once(
     let mut released = None;
     while let Some(rest) = deliveries.get(outcomes.len()..).filter(|rest| !rest.is_empty()) {
         let call = rest.get(..at_once.size(session.handler_time / 5)).unwrap_or(rest);
-        let values =
-            call.iter().map(|bound| bound.0.iter().flatten().map(|parameter| parameter.0.as_deref()));
+        let values = call.iter().map(|bound| bound.0.iter().flatten().map(|parameter| parameter.0.as_deref()));
         let called = if call.len() == rest.len() {
             let (called, ended) = tokio::join!(at_once.call(session, values), end.run(session));
             released = ended;
@@ -553,16 +547,15 @@ fn value(bytes: &[u8], kind: &Type) -> Value {
         Type::FLOAT4 => bytes.try_into().ok().map(|bytes| Value::from(f32::from_be_bytes(bytes))),
         Type::FLOAT8 => bytes.try_into().ok().map(|bytes| Value::from(f64::from_be_bytes(bytes))),
         Type::NUMERIC => numeric(bytes).map(Value::from),
-        Type::UUID => {
-            bytes.try_into().ok().map(|bytes| Value::from(uuid::Uuid::from_bytes(bytes).to_string()))
-        }
+        Type::UUID => bytes.try_into().ok().map(|bytes| Value::from(uuid::Uuid::from_bytes(bytes).to_string())),
         Type::JSON => serde_json::from_slice(bytes).ok(),
         // The first byte is the version.
         Type::JSONB => bytes.get(1..).and_then(|json| serde_json::from_slice(json).ok()),
         Type::TIMESTAMPTZ => at(number(8)).map(Value::from),
         Type::TIMESTAMP => at(number(8)).map(|text| Value::from(text.trim_end_matches('Z'))),
-        Type::DATE => at(number(4).map(|days| days.saturating_mul(DAY)))
-            .and_then(|text| text.get(..10).map(Value::from)),
+        Type::DATE => {
+            at(number(4).map(|days| days.saturating_mul(DAY))).and_then(|text| text.get(..10).map(Value::from))
+        }
         Type::BYTEA => Some(Value::from(hex::encode(bytes))),
         _ => std::str::from_utf8(bytes).ok().map(Value::from),
     };
@@ -698,10 +691,7 @@ mod tests {
         assert_eq!(text("12.50", Type::NUMERIC), some("12.50"));
         assert_eq!(text("1e3", Type::INT8), some("1000"));
         assert_eq!(text("1.5", Type::INT4), some("1.5"));
-        assert_eq!(
-            text("123456789012345678901234567890", Type::NUMERIC),
-            some("123456789012345678901234567890")
-        );
+        assert_eq!(text("123456789012345678901234567890", Type::NUMERIC), some("123456789012345678901234567890"));
         assert_eq!(text("true", Type::INT4), some("1"));
         assert_eq!(text("true", Type::BOOL), some("true"));
         assert_eq!(text("null", Type::JSONB), None);

@@ -36,8 +36,7 @@ pub(super) async fn wrap(
     session: &Session,
     statements: &[(&str, &Statement)],
 ) -> Result<Option<Arc<Wrapped>>, EngineError> {
-    let unfit =
-        |(text, prepared): &(&str, &Statement)| !prepared.columns().is_empty() || text.contains(QUOTE);
+    let unfit = |(text, prepared): &(&str, &Statement)| !prepared.columns().is_empty() || text.contains(QUOTE);
     if statements.iter().any(unfit) || statements.iter().all(|(_, prepared)| prepared.params().is_empty()) {
         return Ok(None);
     }
@@ -58,11 +57,7 @@ pub(super) async fn wrap(
     Ok(made)
 }
 
-async fn make(
-    session: &Session,
-    set: usize,
-    statements: &[(&str, &Statement)],
-) -> Result<Statement, EngineError> {
+async fn make(session: &Session, set: usize, statements: &[(&str, &Statement)]) -> Result<Statement, EngineError> {
     let (mut calls, mut arrays) = (Vec::new(), Vec::new());
     for (place, (text, prepared)) in statements.iter().enumerate() {
         let name = format!("pg_temp.oncehook_effect_{set}_{place}");
@@ -84,12 +79,7 @@ async fn make(
         calls.push(format!("{name}({values})"));
     }
     let columns: Vec<String> = (1..=arrays.len()).map(|number| format!("p{number}")).collect();
-    let sql = format!(
-        "SELECT {} FROM unnest({}) AS t({})",
-        calls.join(", "),
-        arrays.join(", "),
-        columns.join(", ")
-    );
+    let sql = format!("SELECT {} FROM unnest({}) AS t({})", calls.join(", "), arrays.join(", "), columns.join(", "));
     in_time(session.prepare(&sql)).await
 }
 
@@ -120,8 +110,7 @@ impl Wrapped {
                 column.push(value);
             }
         }
-        let columns: Vec<&(dyn ToSql + Sync)> =
-            columns.iter().map(|column| column as &(dyn ToSql + Sync)).collect();
+        let columns: Vec<&(dyn ToSql + Sync)> = columns.iter().map(|column| column as &(dyn ToSql + Sync)).collect();
         let ran = in_time(session.execute(&self.statement, &columns)).await;
         let pace = begun.elapsed().as_micros() / count.max(1) as u128;
         // Perhaps it was too slow: whoever comes next begins with one again.

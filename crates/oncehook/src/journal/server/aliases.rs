@@ -15,9 +15,7 @@ pub(super) async fn keep<E: Engine>(session: &mut E::Session, aliases: &[Alias])
     pairs.sort_unstable();
     let (aliases, events): (Vec<EventId>, Vec<EventId>) = pairs.into_iter().unzip();
     session.begin_single(None).await?;
-    session
-        .change(E::SQL.keep_aliases, &[Param::Table(vec![Column::Ids(aliases), Column::Ids(events)])])
-        .await?;
+    session.change(E::SQL.keep_aliases, &[Param::Table(vec![Column::Ids(aliases), Column::Ids(events)])]).await?;
     session.commit_single().await
 }
 

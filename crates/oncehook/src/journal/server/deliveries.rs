@@ -26,12 +26,7 @@ impl<E: Forgets> Deliveries for ServerJournal<E> {
         Box::pin(async move { self.apply_due(&route, limit).await })
     }
 
-    fn claim(
-        &self,
-        route: Arc<Route>,
-        limit: usize,
-        lease: Duration,
-    ) -> BoxFuture<'_, Result<Vec<Claim>, WorkError>> {
+    fn claim(&self, route: Arc<Route>, limit: usize, lease: Duration) -> BoxFuture<'_, Result<Vec<Claim>, WorkError>> {
         Box::pin(async move { self.claim_due(&route, limit, lease).await })
     }
 

@@ -63,10 +63,7 @@ pub(in crate::journal) trait Engine: Sized + Send + Sync + 'static {
     }
 
     /// Makes the schema if there is none. Safe to repeat, and safe to be killed at any moment. Returns what was applied.
-    fn migrate(
-        &self,
-        session: &mut Self::Session,
-    ) -> impl Future<Output = Result<Vec<String>, OpenError>> + Send;
+    fn migrate(&self, session: &mut Self::Session) -> impl Future<Output = Result<Vec<String>, OpenError>> + Send;
     /// Compares the schema with the one that this program expects.
     fn check_schema(session: &mut Self::Session) -> impl Future<Output = Result<(), OpenError>> + Send;
     /// What the catalogue says about the schema.
@@ -77,14 +74,9 @@ pub(in crate::journal) trait Engine: Sized + Send + Sync + 'static {
         given: Option<i64>,
     ) -> impl Future<Output = Result<(), EngineError>> + Send;
     /// The highest id that is stored, so that new ids stay above it. Its own transaction.
-    fn last_id(
-        session: &mut Self::Session,
-    ) -> impl Future<Output = Result<Option<EventId>, EngineError>> + Send;
+    fn last_id(session: &mut Self::Session) -> impl Future<Output = Result<Option<EventId>, EngineError>> + Send;
     /// A name that changes whenever committed rows may be gone. Its own transaction.
-    fn identity(
-        &self,
-        session: &mut Self::Session,
-    ) -> impl Future<Output = Result<String, EngineError>> + Send;
+    fn identity(&self, session: &mut Self::Session) -> impl Future<Output = Result<String, EngineError>> + Send;
     /// Prepares to hear of other nodes, and returns the task that wakes this node's workers when another node did something, and
     /// the other way round, until `end` changes. What another node does after this has returned is heard.
     fn share_changes(
@@ -150,11 +142,7 @@ pub(in crate::journal) trait Session: Send + Sync + Sized + 'static {
         params: &[Param<'_>],
     ) -> impl Future<Output = Result<Vec<Self::Row>, EngineError>> + Send;
     /// Runs one statement and returns how many rows it changed.
-    fn change(
-        &mut self,
-        sql: &str,
-        params: &[Param<'_>],
-    ) -> impl Future<Output = Result<u64, EngineError>> + Send;
+    fn change(&mut self, sql: &str, params: &[Param<'_>]) -> impl Future<Output = Result<u64, EngineError>> + Send;
     /// Runs one statement and returns its first row.
     fn row(
         &mut self,
@@ -173,10 +161,7 @@ pub(in crate::journal) trait Session: Send + Sync + Sized + 'static {
     fn rollback(&mut self) -> impl Future<Output = Result<(), EngineError>> + Send;
     /// Prepares for a transaction of one statement. Returns the time that the statement is given; `None`: it reads the
     /// database's clock itself. No round trip where the engine can do without.
-    fn begin_single(
-        &mut self,
-        given: Option<i64>,
-    ) -> impl Future<Output = Result<Option<i64>, EngineError>> + Send;
+    fn begin_single(&mut self, given: Option<i64>) -> impl Future<Output = Result<Option<i64>, EngineError>> + Send;
     /// Ends it.
     fn commit_single(&mut self) -> impl Future<Output = Result<(), EngineError>> + Send;
     /// The database's time. Its own transaction.

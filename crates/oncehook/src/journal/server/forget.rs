@@ -280,10 +280,7 @@ async fn locked_batch<E: Forgets>(
 const CLOCK: (&str, &str) = ("clock:forgetting", "seen");
 
 /// Compares the clock with the time that was believed last. Returns the doubt in which nothing may be forgotten.
-async fn look_at_clock<E: Forgets>(
-    session: &mut E::Session,
-    now: i64,
-) -> Result<Option<ClockDoubt>, EngineError> {
+async fn look_at_clock<E: Forgets>(session: &mut E::Session, now: i64) -> Result<Option<ClockDoubt>, EngineError> {
     let stored = session.row(E::FORGET.clock, &[CLOCK.0.into(), CLOCK.1.into()]).await?;
     let stored = stored.map(|row| row.maybe_text(0)).transpose()?.flatten();
     let stored = stored.as_deref().and_then(ClockMemory::parse);
@@ -298,10 +295,7 @@ async fn look_at_clock<E: Forgets>(
     Ok(doubt)
 }
 
-async fn remember_clock<E: Forgets>(
-    session: &mut E::Session,
-    memory: &ClockMemory,
-) -> Result<(), EngineError> {
+async fn remember_clock<E: Forgets>(session: &mut E::Session, memory: &ClockMemory) -> Result<(), EngineError> {
     let text = memory.text();
     let row = [Param::from(CLOCK.0), CLOCK.1.into(), (&text).into()];
     session.change(E::FORGET.remember_clock, &row).await.map(|_| ())
@@ -363,14 +357,8 @@ async fn walk<E: Forgets>(
         return Ok(None);
     }
     let (now, dead, most) = (batch.now, batch.dead(), batch.retention.batch);
-    let asked = [
-        Param::from(now),
-        dead.into(),
-        event(from).into(),
-        event(beyond).into(),
-        batch.received().into(),
-        most.into(),
-    ];
+    let asked =
+        [Param::from(now), dead.into(), event(from).into(), event(beyond).into(), batch.received().into(), most.into()];
     let rows = session.rows(E::FORGET.look, &asked).await?;
     let mut chosen = Vec::new();
     for row in &rows {

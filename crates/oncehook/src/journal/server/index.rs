@@ -65,8 +65,7 @@ async fn add_next<E: Reads>(session: &mut E::Session, now: i64) -> Result<usize,
     let routed: HashSet<EventId> = ids(&routed)?.into_iter().collect();
     let mut found = Occurrences::default();
     for row in &rows {
-        let (id, source, kind, entity) =
-            (row.event(0)?, row.text(1)?, row.maybe_text(2)?, row.maybe_text(3)?);
+        let (id, source, kind, entity) = (row.event(0)?, row.text(1)?, row.maybe_text(2)?, row.maybe_text(3)?);
         found.add(&Indexed {
             id,
             source: &source,

@@ -127,8 +127,7 @@ impl<E: Engine> Lane<E> {
         commands: &mut mpsc::Receiver<Command>,
         batch: &mut Vec<Request>,
     ) -> Option<oneshot::Sender<()>> {
-        let most =
-            self.session.as_ref().map_or(BATCH_BYTES, |session| session.batch_bytes().min(BATCH_BYTES));
+        let most = self.session.as_ref().map_or(BATCH_BYTES, |session| session.batch_bytes().min(BATCH_BYTES));
         let (mut events, mut bytes) = (first.events.len(), first.bytes());
         batch.push(first);
         let mut close = None;
@@ -217,8 +216,7 @@ impl<E: Engine> Lane<E> {
             about_now: self.shared.database_time(),
             shard: self.shard,
         };
-        let Stored { fates, mut trouble } =
-            self.engine.append(session, &mut self.memory, context, &candidates).await?;
+        let Stored { fates, mut trouble } = self.engine.append(session, &mut self.memory, context, &candidates).await?;
         let mut outcome = decide(batch, &groups, &fates);
         if !outcome.conflicts.is_empty() {
             // Sorted, so that two nodes wait for each other in the same order; those of one event stay in their order.
@@ -392,11 +390,7 @@ struct ConflictOf<'b> {
 }
 
 /// Says of every event what it is, given who holds the keys.
-fn decide<'b>(
-    batch: &'b [Request],
-    groups: &HashMap<(&SourceName, &[u8]), usize>,
-    fates: &[Fate],
-) -> Decided<'b> {
+fn decide<'b>(batch: &'b [Request], groups: &HashMap<(&SourceName, &[u8]), usize>, fates: &[Fate]) -> Decided<'b> {
     let mut decided = Decided {
         receipts: Vec::with_capacity(batch.len()),
         routed: false,

@@ -46,8 +46,8 @@ use oncehook_verify::UnixMicros;
 use tokio::sync::{mpsc, oneshot, watch};
 
 use super::{
-    Alias, AppendError, BoxFuture, Durability, Incarnation, Journal, JournalState, KnownCopy, Layer,
-    SelfTestError, Ticket, WorkError,
+    Alias, AppendError, BoxFuture, Durability, Incarnation, Journal, JournalState, KnownCopy, Layer, SelfTestError,
+    Ticket, WorkError,
 };
 use crate::clock::Clock;
 use crate::delivery::RouteName;
@@ -282,14 +282,7 @@ impl<E: Engine> Journal for ServerJournal<E> {
         Ok(ticket)
     }
 
-    fn note_duplicate(
-        &self,
-        event: EventId,
-        source: &SourceName,
-        at: UnixMicros,
-        peer: IpAddr,
-        layer: Layer,
-    ) -> bool {
+    fn note_duplicate(&self, event: EventId, source: &SourceName, at: UnixMicros, peer: IpAddr, layer: Layer) -> bool {
         self.note_duplicates(&[KnownCopy { event, source, at, peer, layer }])
     }
 

@@ -142,10 +142,7 @@ pub(in crate::journal) async fn carry_out<E: Operates>(
 
 /// The event's entity, if it has one. The entity's queues in which its deliveries are get locked before the deliveries,
 /// as workers do it.
-async fn lock_queues<E: Operates>(
-    session: &mut E::Session,
-    event: EventId,
-) -> Result<Option<String>, EngineError> {
+async fn lock_queues<E: Operates>(session: &mut E::Session, event: EventId) -> Result<Option<String>, EngineError> {
     let rows = session.rows(E::OPERATE.entity_and_routes, &[event.into()]).await?;
     let Some(entity) = rows.first().map(|row| row.maybe_text(0)).transpose()?.flatten() else {
         return Ok(None);
@@ -220,8 +217,7 @@ async fn write<E: Operates>(
     }
     if let Some((_, epoch)) = make.first() {
         let routes = Param::texts(make.iter().map(|(route, _)| route.as_str()));
-        let made =
-            session.change(E::OPERATE.enqueue, &[now.into(), event.into(), (*epoch).into(), routes]).await?;
+        let made = session.change(E::OPERATE.enqueue, &[now.into(), event.into(), (*epoch).into(), routes]).await?;
         if usize::try_from(made).is_ok_and(|made| made < make.len()) {
             // Looked at again, what it made is among the event's deliveries.
             let meaning = Meaning { collision: true, ..Meaning::default() };
@@ -243,14 +239,7 @@ pub(in crate::journal) async fn audit<E: Operates>(
     // PostgreSQL's texts have no zero characters.
     let text = |text: &String| text.replace('\0', "\u{fffd}");
     let (name, reason) = (text(&who.name), who.reason.as_ref().map(text));
-    let row = [
-        Param::from(now),
-        (&name).into(),
-        action.into(),
-        subject.into(),
-        reason.as_ref().into(),
-        detail.into(),
-    ];
+    let row = [Param::from(now), (&name).into(), action.into(), subject.into(), reason.as_ref().into(), detail.into()];
     session.change(E::OPERATE.audit, &row).await.map(|_| ())
 }
 
@@ -275,9 +264,7 @@ pub(in crate::journal) async fn set_paused<E: Operates>(
 }
 
 /// What is paused, since when, by whom and why.
-pub(in crate::journal) async fn pauses<E: Operates>(
-    session: &mut E::Session,
-) -> Result<Vec<Paused>, EngineError> {
+pub(in crate::journal) async fn pauses<E: Operates>(session: &mut E::Session) -> Result<Vec<Paused>, EngineError> {
     let rows = session.rows(E::OPERATE.pauses, &[]).await?;
     session.commit_single().await?;
     let paused = rows.iter().map(|row| {
@@ -288,8 +275,6 @@ pub(in crate::journal) async fn pauses<E: Operates>(
 }
 
 /// What is paused.
-pub(in crate::journal) async fn paused<E: Operates>(
-    session: &mut E::Session,
-) -> Result<Vec<Pausable>, EngineError> {
+pub(in crate::journal) async fn paused<E: Operates>(session: &mut E::Session) -> Result<Vec<Pausable>, EngineError> {
     Ok(pauses::<E>(session).await?.into_iter().map(|paused| paused.what).collect())
 }

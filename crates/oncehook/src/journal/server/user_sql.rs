@@ -78,11 +78,7 @@ pub(in crate::journal) trait UserSql: Engine {
         surroundings: Surroundings,
     ) -> impl Future<Output = Result<Self::Prepared, Trouble>> + Send;
 
-    fn bind(
-        handler: &SqlHandler,
-        prepared: &Self::Prepared,
-        values: &[Found<'_>],
-    ) -> Result<Self::Bound, Failure>;
+    fn bind(handler: &SqlHandler, prepared: &Self::Prepared, values: &[Found<'_>]) -> Result<Self::Bound, Failure>;
 
     /// Runs the statements of several deliveries in order, and returns what each came to, or what stopped them: then the
     /// transaction is spoilt, except as [`Surroundings::Batch`] says. `about` is the event of the only delivery: errors are
@@ -114,8 +110,5 @@ pub(in crate::journal) trait UserSql: Engine {
     fn refusal(statement: &str) -> Option<String>;
 
     /// Prepares one statement, without running it.
-    fn rehearse(
-        session: &mut Self::Session,
-        statement: &str,
-    ) -> impl Future<Output = Result<(), Trouble>> + Send;
+    fn rehearse(session: &mut Self::Session, statement: &str) -> impl Future<Output = Result<(), Trouble>> + Send;
 }

@@ -41,8 +41,7 @@ impl Record {
 
     fn parse(text: &str) -> Option<Self> {
         let mut words = text.lines().next()?.split(' ');
-        let mut number =
-            |name: &str| words.next().filter(|word| *word == name).and(words.next()?.parse().ok());
+        let mut number = |name: &str| words.next().filter(|word| *word == name).and(words.next()?.parse().ok());
         Some(Self { journal: number("journal")?, answered: number("answered")? })
     }
 
@@ -83,8 +82,7 @@ pub(super) struct Found {
 impl Found {
     /// Looks, under the lock and before SQLite makes or removes a log.
     pub(super) fn look(path: &Path, lock: &LockFile) -> Result<Self, OpenError> {
-        let fail =
-            |error: io::Error| OpenError::Place { path: path.to_path_buf(), reason: error.to_string() };
+        let fail = |error: io::Error| OpenError::Place { path: path.to_path_buf(), reason: error.to_string() };
         let record = lock.handle().and_then(|file| Record::read(&file)).map_err(fail)?;
         let log = std::fs::metadata(beside(path, "-wal")).is_ok_and(|log| log.len() > 0);
         let needs_log = DatabaseFile::open(path).and_then(|file| file.is_in_wal_mode()).map_err(fail)?;
@@ -128,11 +126,7 @@ impl Missing {
 }
 
 /// Writes both records down, from now on until [`end_use`].
-pub(super) fn begin_use(
-    connection: &Connection,
-    path: &Path,
-    lock: &LockFile,
-) -> Result<Answered, OpenError> {
+pub(super) fn begin_use(connection: &Connection, path: &Path, lock: &LockFile) -> Result<Answered, OpenError> {
     let fail = |error: io::Error| OpenError::Place { path: path.to_path_buf(), reason: error.to_string() };
     let journal = queue::mark(connection)?;
     let answered = Answered { file: lock.handle().map_err(fail)?, journal };

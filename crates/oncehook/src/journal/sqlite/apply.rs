@@ -334,12 +334,7 @@ impl Job<'_> {
     }
 
     /// The user's statements for one delivery.
-    fn run(
-        &self,
-        transaction: &Transaction<'_>,
-        delivery: &Due,
-        budget: Duration,
-    ) -> Result<Option<String>, Halt> {
+    fn run(&self, transaction: &Transaction<'_>, delivery: &Due, budget: Duration) -> Result<Option<String>, Halt> {
         let values = self.handler.values(&delivery.event).map_err(Halt::Unfit)?;
         crate::crash::point(if self.route.after.is_some() { "in_follow_up" } else { "in_handler" });
         let result = user_sql::foreign(budget, || user_sql::run(transaction, self.handler, &values));
@@ -412,9 +407,7 @@ pub(super) fn leased(
                 Ok(result) => Ok(result),
                 Err(Halt::Unfit(failure)) => Err(failure),
                 Err(Halt::Broke(error)) if is_ours(&error) => return Err(error),
-                Err(Halt::Broke(error)) => {
-                    Err(user_sql::failure(&error, BUDGET_ALONE, Some((handler, &claim.event))))
-                }
+                Err(Halt::Broke(error)) => Err(user_sql::failure(&error, BUDGET_ALONE, Some((handler, &claim.event)))),
             },
             // Not asked for: see `call` of the journal.
             Handler::Http(_) | Handler::Elsewhere(_) => {
@@ -465,11 +458,7 @@ pub(super) fn leased(
 }
 
 /// The user's statements for a leased delivery.
-fn statements(
-    transaction: &Transaction<'_>,
-    handler: &SqlHandler,
-    claim: &Claim,
-) -> Result<Option<String>, Halt> {
+fn statements(transaction: &Transaction<'_>, handler: &SqlHandler, claim: &Claim) -> Result<Option<String>, Halt> {
     let values = handler.values(&claim.event).map_err(Halt::Unfit)?;
     crate::crash::point("in_handler");
     let ran = user_sql::foreign(BUDGET_ALONE, || user_sql::run(transaction, handler, &values));

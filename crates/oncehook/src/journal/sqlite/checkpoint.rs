@@ -65,8 +65,7 @@ pub(super) enum Tended {
 impl Checkpointer {
     pub(super) fn start(path: &Path) -> Result<Self, OpenError> {
         let connection = connection::open_writer(path)?;
-        let place =
-            |error: std::io::Error| OpenError::Place { path: path.to_path_buf(), reason: error.to_string() };
+        let place = |error: std::io::Error| OpenError::Place { path: path.to_path_buf(), reason: error.to_string() };
         let file = DatabaseFile::open(path).map_err(place)?;
         let progress = Arc::new(Progress::default());
         let (wake, woken) = crossbeam_channel::bounded(1);
@@ -95,11 +94,7 @@ impl Checkpointer {
         let left = pages.saturating_sub(self.progress.copied.load(Ordering::Acquire));
         let long = pages >= RESTART_AT_PAGES;
         if (long && left <= pages / RESTART_LEFT_PART) || pages >= RESTART_ANYWAY_PAGES {
-            return if Instant::now() >= self.restart_after {
-                self.restart(writer)
-            } else {
-                Ok(Tended::Continues)
-            };
+            return if Instant::now() >= self.restart_after { self.restart(writer) } else { Ok(Tended::Continues) };
         }
         if (left >= COPY_EVERY_PAGES || long)
             && let Some(wake) = &self.wake

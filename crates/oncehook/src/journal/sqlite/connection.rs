@@ -30,16 +30,12 @@ const PAGE_BYTES: i64 = 8_192;
 
 /// A connection that may write: the writer's, and the helper's that checkpoints.
 pub(crate) fn open_writer(path: &Path) -> Result<Connection, OpenError> {
-    let flags =
-        OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_CREATE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+    let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_CREATE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
     let mut connection = Connection::open_with_flags(path, flags)?;
     keep_plans(&connection)?;
     connection.busy_handler(Some(busy::wait))?;
     if connection.is_readonly(rusqlite::MAIN_DB)? {
-        return Err(OpenError::Place {
-            path: path.to_path_buf(),
-            reason: "the file is read-only".to_owned(),
-        });
+        return Err(OpenError::Place { path: path.to_path_buf(), reason: "the file is read-only".to_owned() });
     }
     // Before the log is switched on: from then on the size is settled.
     connection.pragma_update(None, "page_size", PAGE_BYTES)?;
@@ -117,9 +113,5 @@ pub(crate) fn abandon(connection: Connection) {
 
 fn expect(connection: &Connection, pragma: &str, wanted: i64) -> Result<(), OpenError> {
     let found: i64 = connection.pragma_query_value(None, pragma, |row| row.get(0))?;
-    if found == wanted {
-        Ok(())
-    } else {
-        Err(OpenError::Durability(format!("{pragma} is {found}, not {wanted}")))
-    }
+    if found == wanted { Ok(()) } else { Err(OpenError::Durability(format!("{pragma} is {found}, not {wanted}"))) }
 }

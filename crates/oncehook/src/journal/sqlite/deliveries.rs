@@ -110,12 +110,7 @@ impl Deliveries for SqliteJournal {
         })
     }
 
-    fn claim(
-        &self,
-        route: Arc<Route>,
-        limit: usize,
-        lease: Duration,
-    ) -> BoxFuture<'_, Result<Vec<Claim>, WorkError>> {
+    fn claim(&self, route: Arc<Route>, limit: usize, lease: Duration) -> BoxFuture<'_, Result<Vec<Claim>, WorkError>> {
         let lines = Arc::clone(&self.lines);
         self.work(move |connection, now| {
             let serial = route.ordering.is_serial();
@@ -186,8 +181,7 @@ impl Deliveries for SqliteJournal {
             }
             transaction.commit()?;
             // A lane knows by itself when its own deliveries are due again.
-            let followed =
-                |one: &Settlement| matches!(one.verdict, Verdict::Succeeded(_)) && !one.followups.is_empty();
+            let followed = |one: &Settlement| matches!(one.verdict, Verdict::Succeeded(_)) && !one.followups.is_empty();
             if waiting.values().any(|waiting| waiting.parked) || settlements.iter().any(followed) {
                 shared.changed();
             }

@@ -38,9 +38,8 @@ pub(super) fn seal(
     if block.count < BLOCK {
         return Ok(false);
     }
-    let list = |names: &BTreeSet<String>| {
-        format!("[{}]", names.iter().map(|name| listed(name)).collect::<Vec<_>>().join(","))
-    };
+    let list =
+        |names: &BTreeSet<String>| format!("[{}]", names.iter().map(|name| listed(name)).collect::<Vec<_>>().join(","));
     let types = (block.types.len() <= TYPES_LISTED).then(|| list(&block.types));
     let mut entities = Bloom::for_items(BLOCK as usize);
     block.entities.iter().for_each(|entity| entities.insert(*entity));
@@ -71,9 +70,7 @@ pub(super) fn gather(connection: &mut Connection, gathering: &mut Gathering) -> 
     let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
     let next = transaction
         .prepare_cached("SELECT first, last FROM oncehook_blocks WHERE last > ?1 ORDER BY last LIMIT 1")?
-        .query_row([gathering.reached(&transaction)?], |row| {
-            Ok((row.get::<_, i64>(0)?, row.get::<_, i64>(1)?))
-        })
+        .query_row([gathering.reached(&transaction)?], |row| Ok((row.get::<_, i64>(0)?, row.get::<_, i64>(1)?)))
         .optional()?;
     let Some((first, last)) = next else {
         gathering.completed();
@@ -150,9 +147,7 @@ fn insert_new(names: &mut BTreeSet<String>, name: &str) {
 
 /// The last event that is in a block.
 pub(super) fn sealed_to(connection: &Connection) -> Result<i64, rusqlite::Error> {
-    connection
-        .prepare_cached("SELECT coalesce(max(last), 0) FROM oncehook_blocks")?
-        .query_row([], |row| row.get(0))
+    connection.prepare_cached("SELECT coalesce(max(last), 0) FROM oncehook_blocks")?.query_row([], |row| row.get(0))
 }
 
 /// How many events are behind the last block. Counts rows: for start-up only.

@@ -64,10 +64,7 @@ pub(super) fn batch(
 }
 
 /// Compares the clock with the time that was believed last. Returns the doubt in which nothing may be forgotten.
-pub(super) fn look_at_clock(
-    connection: &Connection,
-    now: UnixMicros,
-) -> Result<Option<ClockDoubt>, rusqlite::Error> {
+pub(super) fn look_at_clock(connection: &Connection, now: UnixMicros) -> Result<Option<ClockDoubt>, rusqlite::Error> {
     let stored: Option<String> = connection
         .prepare_cached("SELECT value FROM oncehook_meta WHERE name = 'clock'")?
         .query_row([], |row| row.get(0))
@@ -94,11 +91,7 @@ fn remember_clock(connection: &Connection, memory: &ClockMemory) -> Result<(), r
 }
 
 /// An operator says that this time is right.
-pub(super) fn trust_clock(
-    connection: &Connection,
-    who: &Who,
-    now: UnixMicros,
-) -> Result<(), rusqlite::Error> {
+pub(super) fn trust_clock(connection: &Connection, who: &Who, now: UnixMicros) -> Result<(), rusqlite::Error> {
     remember_clock(connection, &ClockMemory::believing(now))?;
     let (action, subject) = TRUST_CLOCK;
     orders::write_down(connection, who, action, subject, None, now)

@@ -69,13 +69,7 @@ pub(super) struct Gathering {
 impl Gathering {
     /// Nothing is known yet.
     pub(super) fn new() -> Self {
-        Self {
-            cells: vec![Bloom::of_bytes(FILTER_BYTES); CELLS],
-            blocks: 0,
-            first: 0,
-            last: None,
-            complete: false,
-        }
+        Self { cells: vec![Bloom::of_bytes(FILTER_BYTES); CELLS], blocks: 0, first: 0, last: None, complete: false }
     }
 
     /// Whether the next block that is sealed comes in here at once.
@@ -115,9 +109,8 @@ impl Gathering {
         if self.blocks < BLOCKS {
             return Ok(());
         }
-        let mut insert = connection.prepare_cached(
-            "INSERT INTO oncehook_groups (cell, last, first, items) VALUES (?1, ?2, ?3, ?4)",
-        )?;
+        let mut insert = connection
+            .prepare_cached("INSERT INTO oncehook_groups (cell, last, first, items) VALUES (?1, ?2, ?3, ?4)")?;
         for (number, cell) in self.cells.iter_mut().enumerate() {
             insert.execute(params![number.cast_signed() as i64, last, self.first, cell.as_bytes()])?;
             *cell = Bloom::of_bytes(FILTER_BYTES);
@@ -146,8 +139,7 @@ pub(super) fn each(
     let mut statement = connection.prepare_cached(
         "SELECT first, last, items FROM oncehook_groups WHERE cell = ?1 AND last >= ?2 AND first <= ?3 ORDER BY last DESC",
     )?;
-    let mut other =
-        connection.prepare_cached("SELECT items FROM oncehook_groups WHERE cell = ?1 AND last = ?2")?;
+    let mut other = connection.prepare_cached("SELECT items FROM oncehook_groups WHERE cell = ?1 AND last = ?2")?;
     let mut rows = statement.query((cell(*first), from, to))?;
     while let Some(group) = rows.next()? {
         if !holds(group, 2, *first)? {
@@ -241,8 +233,7 @@ mod tests {
     fn written(connection: &Connection) -> Vec<(i64, i64, i64, Vec<u8>)> {
         let sql = "SELECT cell, last, first, items FROM oncehook_groups ORDER BY cell, last";
         let mut statement = connection.prepare(sql).unwrap();
-        let rows =
-            statement.query_map([], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?, row.get(3)?))).unwrap();
+        let rows = statement.query_map([], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?, row.get(3)?))).unwrap();
         rows.collect::<Result<_, _>>().unwrap()
     }
 

@@ -130,23 +130,14 @@ fn standing(connection: &Connection, scope: &str, entity: &str) -> Result<Standi
         )?
         .query_row(params![scope, entity], |row| {
             let at = row.get::<_, Option<i64>>(1)?.map(UnixMicros);
-            Ok(Standing {
-                newest: Mark { version: row.get(0)?, at },
-                state: row.get(2)?,
-                version: row.get(3)?,
-            })
+            Ok(Standing { newest: Mark { version: row.get(0)?, at }, state: row.get(2)?, version: row.get(3)? })
         })
         .optional()?;
     Ok(found.unwrap_or_default())
 }
 
 /// Takes a delivery out of the queue until somebody before it lets it go on.
-pub(super) fn block(
-    connection: &Connection,
-    route: &Route,
-    due: &Due,
-    now: UnixMicros,
-) -> Result<(), rusqlite::Error> {
+pub(super) fn block(connection: &Connection, route: &Route, due: &Due, now: UnixMicros) -> Result<(), rusqlite::Error> {
     connection
         .prepare_cached(
             "UPDATE oncehook_deliveries SET run_at = ?4, blocked_at = coalesce(blocked_at, ?5)
@@ -175,10 +166,7 @@ fn exists(connection: &Connection, sql: &str, route: &str) -> Result<bool, rusql
 
 /// Who waits, as far as deliveries of this route can end it.
 pub(super) fn waiting(connection: &Connection, route: &RouteName) -> Result<Waiting, rusqlite::Error> {
-    Ok(Waiting {
-        blocked: exists(connection, ANYTHING_BLOCKED, route.as_str())?,
-        parked: anything_parked(connection)?,
-    })
+    Ok(Waiting { blocked: exists(connection, ANYTHING_BLOCKED, route.as_str())?, parked: anything_parked(connection)? })
 }
 
 /// What a delivery of an entity came to.
@@ -249,12 +237,7 @@ pub(super) fn after_lease(
     after(connection, serial, &came, waiting, now)
 }
 
-fn remember(
-    connection: &Connection,
-    scope: &str,
-    entity: &str,
-    known: &Standing,
-) -> Result<(), rusqlite::Error> {
+fn remember(connection: &Connection, scope: &str, entity: &str, known: &Standing) -> Result<(), rusqlite::Error> {
     connection
         .prepare_cached(
             "INSERT INTO oncehook_entities (scope, entity, version, last_at, state, newest)
@@ -322,11 +305,7 @@ fn wake_parked(connection: &Connection, entity: &str, now: UnixMicros) -> Result
 
 /// Looks after those that wait for others: parked ones whose time has come, and the first of a line that nobody is before
 /// any more. Returns whether something is due now.
-pub(super) fn look_again(
-    connection: &Connection,
-    route: &Route,
-    now: UnixMicros,
-) -> Result<bool, rusqlite::Error> {
+pub(super) fn look_again(connection: &Connection, route: &Route, now: UnixMicros) -> Result<bool, rusqlite::Error> {
     let name = route.name.as_str();
     let mut woken = connection
         .prepare_cached(
@@ -351,9 +330,7 @@ pub(super) fn look_again(
                 AND entity IS NOT NULL
               LIMIT ?3",
         )?
-        .query_map(params![name, NO_TIME.0, i64::try_from(LOOKED_AFTER).unwrap_or(i64::MAX)], |row| {
-            row.get(0)
-        })?
+        .query_map(params![name, NO_TIME.0, i64::try_from(LOOKED_AFTER).unwrap_or(i64::MAX)], |row| row.get(0))?
         .collect::<Result<_, _>>()?;
     for entity in waiting {
         if is_stranded(connection, route, &entity)? {

@@ -59,9 +59,9 @@ use tokio::sync::{Semaphore, oneshot, watch};
 
 use super::tally::Tally;
 use super::{
-    Alias, AppendError, BoxFuture, Durability, EventDetail, EventPage, EventQuery, Incarnation, Journal,
-    JournalReader, JournalState, KnownCopy, Layer, ReadError, RecentKey, SelfTestError, Standing, Stats,
-    StoredBody, Ticket, WorkError,
+    Alias, AppendError, BoxFuture, Durability, EventDetail, EventPage, EventQuery, Incarnation, Journal, JournalReader,
+    JournalState, KnownCopy, Layer, ReadError, RecentKey, SelfTestError, Standing, Stats, StoredBody, Ticket,
+    WorkError,
 };
 use crate::clock::Clock;
 use crate::delivery::DeliveryId;
@@ -401,14 +401,7 @@ impl Journal for SqliteJournal {
         Ok(ticket)
     }
 
-    fn note_duplicate(
-        &self,
-        event: EventId,
-        source: &SourceName,
-        at: UnixMicros,
-        peer: IpAddr,
-        layer: Layer,
-    ) -> bool {
+    fn note_duplicate(&self, event: EventId, source: &SourceName, at: UnixMicros, peer: IpAddr, layer: Layer) -> bool {
         self.note_duplicates(&[KnownCopy { event, source, at, peer, layer }])
     }
 
@@ -479,10 +472,7 @@ impl JournalReader for SqliteJournal {
         self.read(Readers::stats)
     }
 
-    fn standings(
-        &self,
-        deliveries: Vec<DeliveryId>,
-    ) -> BoxFuture<'_, Result<Vec<Option<Standing>>, ReadError>> {
+    fn standings(&self, deliveries: Vec<DeliveryId>) -> BoxFuture<'_, Result<Vec<Option<Standing>>, ReadError>> {
         self.read(move |readers| readers.standings(&deliveries))
     }
 

@@ -25,11 +25,7 @@ fn unfit(reason: &str) -> Refused {
 }
 
 /// Carries an order out. All branching about verbs is here.
-pub(super) fn carry_out(
-    transaction: &Transaction<'_>,
-    order: &Order,
-    now: UnixMicros,
-) -> Result<Ordered, Refused> {
+pub(super) fn carry_out(transaction: &Transaction<'_>, order: &Order, now: UnixMicros) -> Result<Ordered, Refused> {
     let event = order.event;
     let held = look(transaction, event)?.ok_or(Refused::Unfit(OrderError::NoEvent))?;
     let latest: Option<u32> = transaction
@@ -128,11 +124,7 @@ fn has_delivery(connection: &Connection, event: EventId, route: &RouteName) -> R
 }
 
 /// Makes what failed due now, with fresh attempts.
-fn revive(
-    connection: &Connection,
-    order: &Order,
-    now: UnixMicros,
-) -> Result<Vec<RouteName>, rusqlite::Error> {
+fn revive(connection: &Connection, order: &Order, now: UnixMicros) -> Result<Vec<RouteName>, rusqlite::Error> {
     let only = order.route.as_ref().map(RouteName::as_str);
     changed_routes(
         connection,
@@ -173,11 +165,7 @@ fn skip(connection: &Connection, order: &Order, now: UnixMicros) -> Result<Vec<R
         RETURNING route",
         params![order.event.sequence(), only, now.0],
     )?;
-    if skipped.is_empty() {
-        Err(unfit("nothing to skip: no delivery is pending or dead"))
-    } else {
-        Ok(skipped)
-    }
+    if skipped.is_empty() { Err(unfit("nothing to skip: no delivery is pending or dead")) } else { Ok(skipped) }
 }
 
 fn changed_routes(
@@ -255,11 +243,7 @@ pub(super) fn paused(connection: &Connection) -> Result<Vec<Pausable>, rusqlite:
         .prepare_cached("SELECT kind, name FROM oncehook_pauses ORDER BY kind, name")?
         .query_map([], |row| {
             let name: String = row.get(1)?;
-            Ok(if row.get_ref(0)?.as_str()? == "source" {
-                Pausable::Source(name)
-            } else {
-                Pausable::Route(name)
-            })
+            Ok(if row.get_ref(0)?.as_str()? == "source" { Pausable::Source(name) } else { Pausable::Route(name) })
         })?
         .collect()
 }

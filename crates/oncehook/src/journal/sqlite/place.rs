@@ -45,9 +45,7 @@ pub(crate) fn check(written: &Path) -> Result<Place, OpenError> {
 }
 
 fn network(kind: &str) -> String {
-    format!(
-        "it is on a network disk ({kind}), where SQLite's locks and syncs cannot be trusted; use a local disk"
-    )
+    format!("it is on a network disk ({kind}), where SQLite's locks and syncs cannot be trusted; use a local disk")
 }
 
 /// Read and written by the user that runs the gateway, and by nobody else.
@@ -90,11 +88,9 @@ impl Place {
     /// Makes the directory entries of the database and its log durable. SQLite ignores an error here, so we ask
     /// ourselves, before the first event is accepted.
     pub(crate) fn sync_directory(&self) -> Result<(), OpenError> {
-        File::open(&self.directory).and_then(|directory| directory.sync_all()).map_err(|error| {
-            OpenError::Place {
-                path: self.path.clone(),
-                reason: format!("syncing the directory failed: {error}"),
-            }
+        File::open(&self.directory).and_then(|directory| directory.sync_all()).map_err(|error| OpenError::Place {
+            path: self.path.clone(),
+            reason: format!("syncing the directory failed: {error}"),
         })
     }
 }
@@ -160,9 +156,7 @@ impl LockFile {
             Err(TryLockError::WouldBlock) => {
                 Err(OpenError::InUse { path: path.to_path_buf(), owner: stranger(&lock), lock })
             }
-            Err(TryLockError::Error(error)) => {
-                Err(place(format!("locking {} failed: {error}", lock.display())))
-            }
+            Err(TryLockError::Error(error)) => Err(place(format!("locking {} failed: {error}", lock.display()))),
         }
     }
 
@@ -195,10 +189,7 @@ mod tests {
         std::fs::remove_file(&lock).unwrap();
         let _held = LockFile::take(&path).unwrap();
         let told = LockFile::take(&path).err().unwrap().to_string();
-        assert!(
-            told.contains("in use by another oncehook process") && !told.contains("belongs to"),
-            "{told}"
-        );
+        assert!(told.contains("in use by another oncehook process") && !told.contains("belongs to"), "{told}");
         if rustix::process::geteuid().is_root() {
             std::os::unix::fs::chown(&lock, Some(4_711), None).unwrap();
             let told = LockFile::take(&path).err().unwrap().to_string();

@@ -45,9 +45,8 @@ impl<'t> Statements<'t> {
     ) -> Result<Appended, rusqlite::Error> {
         let hash = ledger.hash(event);
         let known = ledger.recall(self.transaction, hash, event)?;
-        let forgotten = |known: &Known| {
-            planted::has(Bug::ShortMemory) && event.expires_at.0 - known.expires_at.0 > 1_000_000
-        };
+        let forgotten =
+            |known: &Known| planted::has(Bug::ShortMemory) && event.expires_at.0 - known.expires_at.0 > 1_000_000;
         let Some(Known { event: first, digest, expires_at }) = known.filter(|known| !forgotten(known)) else {
             let appended = self.insert_event(ids.next(event.received_at), event, now)?;
             ledger.stage(hash, event, appended.id);
@@ -61,12 +60,7 @@ impl<'t> Statements<'t> {
         Ok(Appended { id: first, verdict: Verdict::Conflict, expires_at })
     }
 
-    fn insert_event(
-        &mut self,
-        id: EventId,
-        event: &NewEvent,
-        now: UnixMicros,
-    ) -> Result<Appended, rusqlite::Error> {
+    fn insert_event(&mut self, id: EventId, event: &NewEvent, now: UnixMicros) -> Result<Appended, rusqlite::Error> {
         let expires_at = event.remembered_until(id);
         self.insert_event.execute(params![
             id.sequence(),
@@ -147,11 +141,7 @@ pub(super) fn flag(
 }
 
 /// Adds to a source's counts.
-pub(super) fn add_totals(
-    connection: &Connection,
-    source: &str,
-    counts: &SourceCounts,
-) -> Result<(), rusqlite::Error> {
+pub(super) fn add_totals(connection: &Connection, source: &str, counts: &SourceCounts) -> Result<(), rusqlite::Error> {
     connection
         .prepare_cached(
             "INSERT INTO oncehook_totals (source, events, duplicates, conflicts, quarantined)
@@ -181,11 +171,7 @@ pub(super) fn store_duplicates(connection: &mut Connection, tally: &Tally) -> Re
     transaction.commit()
 }
 
-fn store_duplicates_of(
-    connection: &Connection,
-    event: EventId,
-    pending: &Pending,
-) -> Result<(), rusqlite::Error> {
+fn store_duplicates_of(connection: &Connection, event: EventId, pending: &Pending) -> Result<(), rusqlite::Error> {
     let stored: Option<String> = connection
         .prepare_cached("SELECT latest FROM oncehook_duplicates WHERE event = ?1")?
         .query_row([event.sequence()], |row| row.get(0))

@@ -271,11 +271,7 @@ fn end_attempt(
 }
 
 /// Prolongs a lease that is still held.
-pub(super) fn renew(
-    connection: &Connection,
-    fence: &Fence,
-    until: UnixMicros,
-) -> Result<(), rusqlite::Error> {
+pub(super) fn renew(connection: &Connection, fence: &Fence, until: UnixMicros) -> Result<(), rusqlite::Error> {
     let DeliveryId { event, route, epoch } = &fence.delivery;
     connection
         .prepare_cached(
@@ -287,11 +283,7 @@ pub(super) fn renew(
 }
 
 /// Gives a lease back: due at once, the attempt's number stays, and one more attempt is granted in its place.
-pub(super) fn give_back(
-    connection: &Connection,
-    fence: &Fence,
-    now: UnixMicros,
-) -> Result<bool, rusqlite::Error> {
+pub(super) fn give_back(connection: &Connection, fence: &Fence, now: UnixMicros) -> Result<bool, rusqlite::Error> {
     let DeliveryId { event, route, epoch } = &fence.delivery;
     let given = connection
         .prepare_cached(
@@ -343,10 +335,7 @@ pub(super) fn reclaim(
 }
 
 /// When the next delivery of a route is due.
-pub(super) fn next_due(
-    connection: &Connection,
-    route: &RouteName,
-) -> Result<Option<UnixMicros>, rusqlite::Error> {
+pub(super) fn next_due(connection: &Connection, route: &RouteName) -> Result<Option<UnixMicros>, rusqlite::Error> {
     connection
         .prepare_cached(
             "SELECT min(run_at) FROM oncehook_deliveries INDEXED BY oncehook_deliveries_due

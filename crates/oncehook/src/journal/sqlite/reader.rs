@@ -21,8 +21,8 @@ use crate::delivery::{DeliveryId, DeliveryState};
 use crate::event::EventId;
 use crate::journal::tally::{parse_latest, remember};
 use crate::journal::{
-    Attempt, AuditEntry, Backlog, Conflict, Delivery, EventDetail, EventPage, EventQuery, EventSummary,
-    ORDERS_SHOWN, ReadError, RecentKey, SourceCounts, Standing, Stats, StoredBody,
+    Attempt, AuditEntry, Backlog, Conflict, Delivery, EventDetail, EventPage, EventQuery, EventSummary, ORDERS_SHOWN,
+    ReadError, RecentKey, SourceCounts, Standing, Stats, StoredBody,
 };
 use crate::ordering::NO_TIME;
 
@@ -67,8 +67,7 @@ impl Readers {
 
     pub(super) fn show(&self, id: EventId) -> Result<Option<EventDetail>, ReadError> {
         self.read(|connection| {
-            let Some(mut event) = by_sequence(connection, id.sequence())?.filter(|event| event.id == id)
-            else {
+            let Some(mut event) = by_sequence(connection, id.sequence())?.filter(|event| event.id == id) else {
                 return Ok(None);
             };
             self.complete(connection, &mut event)?;
@@ -83,9 +82,10 @@ impl Readers {
                 None => (None, std::collections::VecDeque::new()),
             };
             if let Some(pending) = self.shared.settled_tally().get(id) {
-                seen = Some(seen.map_or((pending.first_at, pending.last_at), |(first, last)| {
-                    (first, last.max(pending.last_at))
-                }));
+                seen =
+                    Some(seen.map_or((pending.first_at, pending.last_at), |(first, last)| {
+                        (first, last.max(pending.last_at))
+                    }));
                 pending.latest.iter().for_each(|duplicate| remember(&mut latest, *duplicate));
             }
             let conflicts = conflicts(connection, id)?;
@@ -365,28 +365,21 @@ fn deliveries(connection: &Connection, event: EventId) -> Result<Vec<Delivery>, 
         .collect()
 }
 
-fn attempts(
-    connection: &Connection,
-    event: EventId,
-    delivery: &Delivery,
-) -> Result<Vec<Attempt>, rusqlite::Error> {
+fn attempts(connection: &Connection, event: EventId, delivery: &Delivery) -> Result<Vec<Attempt>, rusqlite::Error> {
     let mut attempts = connection
         .prepare_cached(
             "SELECT attempt, started_at, finished_at, outcome, error FROM oncehook_attempts
               WHERE event = ?1 AND route = ?2 AND epoch = ?3 AND attempt > ?4 ORDER BY attempt",
         )?
-        .query_map(
-            params![event.sequence(), delivery.route, delivery.epoch, delivery.shown_after()],
-            |row| {
-                Ok(Attempt {
-                    number: row.get(0)?,
-                    started_at: UnixMicros(row.get(1)?),
-                    finished_at: row.get::<_, Option<i64>>(2)?.map(UnixMicros),
-                    outcome: row.get(3)?,
-                    error: row.get(4)?,
-                })
-            },
-        )?
+        .query_map(params![event.sequence(), delivery.route, delivery.epoch, delivery.shown_after()], |row| {
+            Ok(Attempt {
+                number: row.get(0)?,
+                started_at: UnixMicros(row.get(1)?),
+                finished_at: row.get::<_, Option<i64>>(2)?.map(UnixMicros),
+                outcome: row.get(3)?,
+                error: row.get(4)?,
+            })
+        })?
         .collect::<Result<Vec<_>, _>>()?;
     attempts.extend(delivery.unleased_success(attempts.last()));
     Ok(attempts)
@@ -396,9 +389,7 @@ fn attempts(
 fn audit(connection: &Connection, event: EventId) -> Result<(Vec<AuditEntry>, u64), rusqlite::Error> {
     let subject = event.to_string();
     let total = connection
-        .prepare_cached(
-            "SELECT count(*) FROM oncehook_audit INDEXED BY oncehook_audit_subject WHERE subject = ?1",
-        )?
+        .prepare_cached("SELECT count(*) FROM oncehook_audit INDEXED BY oncehook_audit_subject WHERE subject = ?1")?
         .query_row([&subject], |row| count(row, 0))?;
     let mut latest: Vec<AuditEntry> = connection
         .prepare_cached(
@@ -425,9 +416,7 @@ fn duplicates_seen(
 ) -> Result<Option<(UnixMicros, UnixMicros, String)>, rusqlite::Error> {
     connection
         .prepare_cached("SELECT first_at, last_at, latest FROM oncehook_duplicates WHERE event = ?1")?
-        .query_row([event.sequence()], |row| {
-            Ok((UnixMicros(row.get(0)?), UnixMicros(row.get(1)?), row.get(2)?))
-        })
+        .query_row([event.sequence()], |row| Ok((UnixMicros(row.get(0)?), UnixMicros(row.get(1)?), row.get(2)?)))
         .optional()
 }
 

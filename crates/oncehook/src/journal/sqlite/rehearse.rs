@@ -73,9 +73,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("journal.db");
         let writer = connection::open_writer(&path).unwrap();
-        writer
-            .execute_batch("CREATE TABLE orders (key TEXT); CREATE TABLE oncehook_meta (name TEXT)")
-            .unwrap();
+        writer.execute_batch("CREATE TABLE orders (key TEXT); CREATE TABLE oncehook_meta (name TEXT)").unwrap();
         let insert = "INSERT INTO orders (key) VALUES (:key) RETURNING key";
         assert_eq!(rehearsed(&path, &[insert]), []);
         for (statement, reason) in [

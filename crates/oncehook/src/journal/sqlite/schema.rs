@@ -10,8 +10,7 @@ use rusqlite::{Connection, TransactionBehavior};
 use super::OpenError;
 use crate::journal::migration::{Migration, compare};
 
-const MIGRATION: Migration =
-    Migration { name: "001_journal", sql: include_str!("migrations/001_journal.sql") };
+const MIGRATION: Migration = Migration { name: "001_journal", sql: include_str!("migrations/001_journal.sql") };
 
 const MIGRATIONS_TABLE: &str = "CREATE TABLE IF NOT EXISTS oncehook_migrations (
   name       TEXT PRIMARY KEY,
@@ -158,8 +157,7 @@ mod tests {
             let error = connection.execute(refused, []).unwrap_err();
             assert!(error.to_string().contains("CHECK constraint failed"), "{refused}: {error}");
         }
-        for state in ["ready", "running", "retrying", "parked", "succeeded", "dead", "superseded", "skipped"]
-        {
+        for state in ["ready", "running", "retrying", "parked", "succeeded", "dead", "superseded", "skipped"] {
             let sql = "UPDATE oncehook_deliveries SET state = ?1, entity = 'pi_1'";
             assert_eq!(connection.execute(sql, [state]).unwrap(), 1);
         }

@@ -367,10 +367,7 @@ fn after_stretch(connection: &Connection, span: Span, count: usize) -> Result<Op
         .optional()
 }
 
-pub(super) fn by_sequence(
-    connection: &Connection,
-    sequence: i64,
-) -> Result<Option<EventSummary>, rusqlite::Error> {
+pub(super) fn by_sequence(connection: &Connection, sequence: i64) -> Result<Option<EventSummary>, rusqlite::Error> {
     let sql = format!("{SUMMARY} FROM oncehook_events e {BESIDE} WHERE e.seq = ?1");
     connection.prepare_cached(&sql)?.query_row([sequence], summary).optional()
 }
@@ -508,11 +505,8 @@ mod tests {
         // Every other condition still holds.
         let odd = EventQuery { source: Some("odd".to_owned()), ..with(EventStatus::Quarantined) };
         assert_eq!(pages(&mut connection, &odd, 10).0, [101]);
-        let between = EventQuery {
-            since: Some(UnixMicros(101)),
-            until: Some(UnixMicros(15_000)),
-            ..with(EventStatus::Dead)
-        };
+        let between =
+            EventQuery { since: Some(UnixMicros(101)), until: Some(UnixMicros(15_000)), ..with(EventStatus::Dead) };
         assert_eq!(pages(&mut connection, &between, 10).0, [7_000]);
         let key = EventQuery { kind: Some("none".to_owned()), ..with(EventStatus::Retrying) };
         assert_eq!(pages(&mut connection, &key, 10).0, [0; 0]);
@@ -553,9 +547,7 @@ mod tests {
     fn one_event_s_audit_is_found_by_an_index() {
         let connection = history("");
         let plan: String = connection
-            .query_row("EXPLAIN QUERY PLAN SELECT at FROM oncehook_audit WHERE subject = 'x'", [], |row| {
-                row.get(3)
-            })
+            .query_row("EXPLAIN QUERY PLAN SELECT at FROM oncehook_audit WHERE subject = 'x'", [], |row| row.get(3))
             .unwrap();
         assert!(plan.contains("oncehook_audit_subject"), "{plan}");
     }

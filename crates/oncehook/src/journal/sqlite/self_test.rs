@@ -70,13 +70,7 @@ struct Probe<'t> {
 }
 
 impl Probe<'_> {
-    fn expect(
-        &mut self,
-        what: &str,
-        key: &EventKey,
-        digest: u8,
-        wanted: Verdict,
-    ) -> Result<EventId, SelfTestError> {
+    fn expect(&mut self, what: &str, key: &EventKey, digest: u8, wanted: Verdict) -> Result<EventId, SelfTestError> {
         let event = event(key, digest, self.now);
         let appended = self
             .statements
@@ -103,11 +97,7 @@ impl Probe<'_> {
 }
 
 /// A plain insert of a known key must fail, and must name the key's two columns.
-fn refuses_by_name(
-    transaction: &Transaction<'_>,
-    key: &EventKey,
-    now: UnixMicros,
-) -> Result<(), SelfTestError> {
+fn refuses_by_name(transaction: &Transaction<'_>, key: &EventKey, now: UnixMicros) -> Result<(), SelfTestError> {
     let inserted = transaction.execute(
         "INSERT INTO oncehook_keys (source, key, event, digest, first_seen, expires_at)
          VALUES (?1, ?2, zeroblob(16), zeroblob(32), ?3, ?3)",

@@ -36,8 +36,7 @@ pub(super) fn guard(connection: &mut Connection) -> Result<(), rusqlite::Error> 
     // Foreign code never commits: our COMMIT comes after it. A commit while it runs means that SQLite has ended our
     // transaction (a trigger's RAISE(ROLLBACK), an interrupt), and it becomes a rollback.
     connection.commit_hook(Some(|| FOREIGN_UNTIL.get().is_some()))?;
-    connection
-        .progress_handler(5_000, Some(|| FOREIGN_UNTIL.get().is_some_and(|until| Instant::now() >= until)))
+    connection.progress_handler(5_000, Some(|| FOREIGN_UNTIL.get().is_some_and(|until| Instant::now() >= until)))
 }
 
 /// Runs foreign code: while `work` runs, the hooks are strict.
@@ -73,11 +72,7 @@ fn is_allowed(action: &AuthAction<'_>) -> bool {
 
 /// Runs the statements of a handler. The result is what the last statement with rows returned: an object for one row, a
 /// list for more, nothing for none.
-pub(super) fn run(
-    connection: &Connection,
-    handler: &SqlHandler,
-    values: &[Found<'_>],
-) -> Result<Ran, rusqlite::Error> {
+pub(super) fn run(connection: &Connection, handler: &SqlHandler, values: &[Found<'_>]) -> Result<Ran, rusqlite::Error> {
     let mut result = None;
     for (place, statement) in handler.statements().iter().enumerate() {
         let mut prepared = connection.prepare_cached(statement.text())?;
@@ -133,9 +128,9 @@ fn bound<'f>(found: &'f Found<'_>) -> ToSqlOutput<'f> {
             Some(b'n') => ToSqlOutput::Owned(SqlValue::Null),
             Some(b'-' | b'0'..=b'9') => match json.parse::<i64>() {
                 Ok(whole) => ToSqlOutput::Owned(SqlValue::Integer(whole)),
-                Err(_) if json.contains(['.', 'e', 'E']) => json
-                    .parse::<f64>()
-                    .map_or_else(|_| text(json), |real| ToSqlOutput::Owned(SqlValue::Real(real))),
+                Err(_) if json.contains(['.', 'e', 'E']) => {
+                    json.parse::<f64>().map_or_else(|_| text(json), |real| ToSqlOutput::Owned(SqlValue::Real(real)))
+                }
                 Err(_) => text(json),
             },
             _ => text(json),
@@ -220,8 +215,7 @@ pub(super) fn failure(
 fn without_quoted(error: &rusqlite::Error) -> String {
     const QUOTES: [char; 2] = ['\'', '"'];
     let told = error.to_string();
-    let at_run_time =
-        matches!(error, rusqlite::Error::SqliteFailure(said, _) if said.code == ErrorCode::Unknown);
+    let at_run_time = matches!(error, rusqlite::Error::SqliteFailure(said, _) if said.code == ErrorCode::Unknown);
     match told.find(QUOTES).zip(told.rfind(QUOTES)) {
         Some((from, to)) if at_run_time => {
             format!("{}…{}", told.get(..from).unwrap_or_default(), told.get(to + 1..).unwrap_or_default())

@@ -147,11 +147,7 @@ pub(super) struct Writer {
 }
 
 impl Writer {
-    pub(super) fn new(
-        mut connection: Connection,
-        ground: Ground,
-        shared: Arc<Shared>,
-    ) -> Result<Self, OpenError> {
+    pub(super) fn new(mut connection: Connection, ground: Ground, shared: Arc<Shared>) -> Result<Self, OpenError> {
         let mut ledger = Ledger::new(ground.ledger_generation, Arc::clone(&shared.recent));
         ledger.rebuild(&mut connection)?;
         let last = queries::last_sequence(&connection)?;
@@ -431,8 +427,7 @@ impl Writer {
 
     /// Whether there is something to do for the search index.
     fn is_behind(&self) -> bool {
-        (self.unsealed >= follower::BLOCK || !self.gathering.is_complete())
-            && Instant::now() >= self.seal_after
+        (self.unsealed >= follower::BLOCK || !self.gathering.is_complete()) && Instant::now() >= self.seal_after
     }
 
     /// Goes on with the search index while nobody wants anything.
@@ -553,10 +548,7 @@ impl Writer {
         self.readers.close_idle();
         let closed = self.synced.switch(connection, Synced::ByThemselves);
         let closed = closed.and_then(|()| answered::set_in_use(connection, false));
-        closed
-            .map_err(OpenError::from)
-            .and_then(|()| empty_the_log(connection))
-            .map_err(|error| error.to_string())
+        closed.map_err(OpenError::from).and_then(|()| empty_the_log(connection)).map_err(|error| error.to_string())
     }
 }
 

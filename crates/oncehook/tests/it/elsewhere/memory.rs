@@ -170,18 +170,14 @@ async fn fault_105_a_lost_memory_of_entities_is_an_error(engine: Engine) {
             "ALTER TABLE oncehook_guard.oncehook_applied_entities RENAME TO gone",
             "ALTER TABLE oncehook_guard.gone RENAME TO oncehook_applied_entities",
         ),
-        Engine::Mysql => (
-            "RENAME TABLE oncehook_applied_entities TO gone",
-            "RENAME TABLE gone TO oncehook_applied_entities",
-        ),
+        Engine::Mysql => {
+            ("RENAME TABLE oncehook_applied_entities TO gone", "RENAME TABLE gone TO oncehook_applied_entities")
+        }
     };
     database.query(lose);
     for _ in 0..2 {
         let lost = compare(&duel, &newer_only, &older).await;
-        assert!(
-            matches!(&lost, Applied::Unreached(why) if why.contains("oncehook_applied_entities")),
-            "{lost:?}"
-        );
+        assert!(matches!(&lost, Applied::Unreached(why) if why.contains("oncehook_applied_entities")), "{lost:?}");
     }
     database.query(find);
     assert!(matches!(compare(&duel, &newer_only, &older).await, Applied::Superseded(_)));

@@ -55,9 +55,7 @@ on_both!(
     r25_large_results_of_a_batch_are_kept_in_their_guards,
 );
 
-async fn r20_r22_r25_an_effect_in_another_database_happens_once_and_its_follow_up_knows_its_result(
-    engine: Engine,
-) {
+async fn r20_r22_r25_an_effect_in_another_database_happens_once_and_its_follow_up_knows_its_result(engine: Engine) {
     let shop = Shop::shared(engine);
     let routes = Routes::new(vec![shop.orders(), shop.mails()]).unwrap();
     let worker = shop.work(&routes);
@@ -68,10 +66,7 @@ async fn r20_r22_r25_an_effect_in_another_database_happens_once_and_its_follow_u
     shop.drained().await;
     worker.stop().await;
     assert_eq!(shop.count("SELECT count(*) FROM orders"), 300);
-    assert_eq!(
-        shop.count("SELECT count(DISTINCT payment) FROM orders WHERE concat('pi_', amount) = payment"),
-        300
-    );
+    assert_eq!(shop.count("SELECT count(DISTINCT payment) FROM orders WHERE concat('pi_', amount) = payment"), 300);
     let paired = "SELECT count(DISTINCT order_id) FROM mails JOIN orders ON id = order_id AND event_key = concat('evt_', amount)";
     assert_eq!((shop.count("SELECT count(*) FROM mails"), shop.count(paired)), (300, 300));
     assert_eq!(shop.count("SELECT count(*) FROM GUARDS WHERE NOT void AND attempt = 1"), 600);
@@ -173,9 +168,7 @@ async fn fault_41_a_zombie_in_the_middle_of_its_transaction_is_waited_for(engine
         Engine::Mysql => (format!("UNHEX(REPLACE('{}', '-', ''))", delivery.event), "0", "sleep"),
     };
     let (route, epoch) = (&delivery.route, delivery.epoch);
-    let guard = format!(
-        "INSERT INTO GUARDS VALUES ({event}, '{route}', {epoch}, 1, false, '{{\"id\":0}}', 7, {now})"
-    );
+    let guard = format!("INSERT INTO GUARDS VALUES ({event}, '{route}', {epoch}, 1, false, '{{\"id\":0}}', 7, {now})");
     // Makes the table.
     duel.statements.database.apply(duel.task(), &[]).await;
     let held = |seconds: u32| format!("BEGIN; {guard}; SELECT {sleep}({seconds}); COMMIT");
@@ -287,11 +280,7 @@ async fn fault_105_guards_that_were_changed_are_an_error_and_nothing_is_lost(eng
     // What is done to the table, how it is undone, and what one that starts says about it. The last one is found by those
     // that start only.
     let postgres = [
-        (
-            "ALTER TABLE GUARDS RENAME TO gone",
-            "ALTER TABLE oncehook_guard.gone RENAME TO oncehook_applied",
-            "",
-        ),
+        ("ALTER TABLE GUARDS RENAME TO gone", "ALTER TABLE oncehook_guard.gone RENAME TO oncehook_applied", ""),
         (
             "ALTER TABLE GUARDS DROP CONSTRAINT applied_once",
             "ALTER TABLE GUARDS ADD CONSTRAINT applied_once PRIMARY KEY (event, route, epoch)",
@@ -353,10 +342,7 @@ async fn fault_105_guards_that_were_changed_are_an_error_and_nothing_is_lost(eng
         }
         assert_eq!(shop.count("SELECT count(*) FROM orders"), 5, "{change}");
         shop.database.query(back);
-        assert!(
-            matches!(running.apply(task(&handler.statements), &claims).await[..], [Applied::Done(_)]),
-            "{change}"
-        );
+        assert!(matches!(running.apply(task(&handler.statements), &claims).await[..], [Applied::Done(_)]), "{change}");
         assert_eq!(shop.count("SELECT count(*) FROM orders"), 6, "{change}");
     }
 }
@@ -393,9 +379,7 @@ async fn r33_guards_are_forgotten_when_they_are_old_and_their_deliveries_settled
     assert_eq!(database.aged(&round(first.last(), 7, second, 4)).await.unwrap(), ids[4..]);
     // Old by the database's clock only, or by ours only: somebody's clock is wrong.
     let earlier = UnixMicros(Clock::system().now().0 - 40 * 86_400_000_000);
-    for (now, age) in
-        [(earlier, second), (UnixMicros(earlier.0 + 400 * 86_400_000_000), second * 40 * 86_400)]
-    {
+    for (now, age) in [(earlier, second), (UnixMicros(earlier.0 + 400 * 86_400_000_000), second * 40 * 86_400)] {
         let round = Round { now, ..round(None, 7, age, 10) };
         assert_eq!(database.aged(&round).await.unwrap(), []);
     }
@@ -424,10 +408,7 @@ async fn r20_guards_of_another_shape_are_refused_and_left_alone(engine: Engine) 
         let said = matches!(&refused[..], [Applied::Unreached(why)] if why.contains("has another shape"));
         assert!(said, "{refused:?}");
     }
-    assert_eq!(
-        (duel.shop.count("SELECT event FROM GUARDS"), duel.shop.count("SELECT count(*) FROM orders")),
-        (1, 0)
-    );
+    assert_eq!((duel.shop.count("SELECT event FROM GUARDS"), duel.shop.count("SELECT count(*) FROM orders")), (1, 0));
     // The user takes it away, and starts the gateway anew.
     database.query("DROP TABLE GUARDS");
     let applied = database.open().apply(duel.task(), &[claim]).await;
@@ -454,7 +435,8 @@ async fn r20_gateways_that_begin_at_once_make_the_guards_once(engine: Engine) {
 /// Together they are more than one statement may carry on MariaDB.
 async fn r25_large_results_of_a_batch_are_kept_in_their_guards(engine: Engine) {
     let shop = Shop::shared(engine);
-    let insert = r#"INSERT INTO orders (payment, amount) VALUES (:payment, 1) RETURNING id, repeat('"', 30000) AS much"#;
+    let insert =
+        r#"INSERT INTO orders (payment, amount) VALUES (:payment, 1) RETURNING id, repeat('"', 30000) AS much"#;
     let orders = shop::route("orders", shop.handler(&[insert], &[("payment", "/payment")]));
     let routes = Routes::new(vec![orders]).unwrap();
     let route = routes.get("orders").unwrap();

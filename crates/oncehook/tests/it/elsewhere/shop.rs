@@ -81,9 +81,7 @@ impl Database {
     /// Runs statements in which GUARDS stands for the table of the guards.
     pub(super) fn query(&self, sql: &str) -> String {
         match self {
-            Self::Postgres(database) => {
-                database.query(&sql.replace("GUARDS", "oncehook_guard.oncehook_applied"))
-            }
+            Self::Postgres(database) => database.query(&sql.replace("GUARDS", "oncehook_guard.oncehook_applied")),
             Self::Mysql(database) => database.query(&sql.replace("GUARDS", "oncehook_applied")),
         }
     }
@@ -145,10 +143,8 @@ impl Shop {
     }
 
     pub(super) fn handler(&self, statements: &[&str], bind: &[(&str, &str)]) -> Handler {
-        let bind: BTreeMap<_, _> = bind
-            .iter()
-            .map(|(name, value)| ((*name).to_owned(), Expression::parse(value).unwrap()))
-            .collect();
+        let bind: BTreeMap<_, _> =
+            bind.iter().map(|(name, value)| ((*name).to_owned(), Expression::parse(value).unwrap())).collect();
         Handler::Elsewhere(Arc::new(Elsewhere {
             statements: SqlHandler::new(statements, &bind, self.database.dialect()).unwrap(),
             database: self.elsewhere.clone(),
@@ -212,8 +208,7 @@ pub(super) fn name(text: &str) -> RouteName {
 
 pub(super) fn route(text: &str, handler: Handler) -> Route {
     let mut route = Route::new(name(text), SourceName::new("shop").unwrap(), handler);
-    route.retry =
-        RetryPolicy { max_attempts: 3, base: Duration::from_millis(20), cap: Duration::from_millis(50) };
+    route.retry = RetryPolicy { max_attempts: 3, base: Duration::from_millis(20), cap: Duration::from_millis(50) };
     let short = Duration::from_millis(20);
     route.breaker = BreakerPolicy { failures: 3, rest: short, longest_rest: short * 5 };
     route

@@ -18,7 +18,8 @@ struct Case {
     wanted: i64,
 }
 
-const UPSERT: &str = "INSERT INTO orders (payment, amount) VALUES (:payment, :amount) ON DUPLICATE KEY UPDATE payment = VALUES(payment)";
+const UPSERT: &str =
+    "INSERT INTO orders (payment, amount) VALUES (:payment, :amount) ON DUPLICATE KEY UPDATE payment = VALUES(payment)";
 const LOGGED: &str = "CREATE TABLE log (payment VARCHAR(64) NOT NULL);
     CREATE TRIGGER logged AFTER INSERT ON orders FOR EACH ROW INSERT INTO log VALUES (NEW.payment)";
 

@@ -16,10 +16,7 @@ use super::*;
 const TIME: Duration = Duration::from_secs(3);
 
 /// A function whose statements are those of a transaction it cannot end.
-fn insert_order<'a>(
-    database: &'a dyn MysqlTransaction,
-    event: &'a HandedEvent,
-) -> Answer<'a, Result<u64, Failure>> {
+fn insert_order<'a>(database: &'a dyn MysqlTransaction, event: &'a HandedEvent) -> Answer<'a, Result<u64, Failure>> {
     Box::pin(async move {
         let key = event.key.display().to_string();
         database.execute("INSERT INTO orders (payment, amount) VALUES (?, 1)", &[key.into()]).await
@@ -29,10 +26,7 @@ fn insert_order<'a>(
 /// A closure that takes what a function is given.
 fn function<F>(function: F) -> Handler
 where
-    F: for<'a> Fn(
-            &'a dyn MysqlTransaction,
-            &'a HandedEvent,
-        ) -> Answer<'a, Result<Option<serde_json::Value>, Failure>>
+    F: for<'a> Fn(&'a dyn MysqlTransaction, &'a HandedEvent) -> Answer<'a, Result<Option<serde_json::Value>, Failure>>
         + Send
         + Sync
         + 'static,
@@ -61,10 +55,8 @@ async fn fault_15_r20_r25_a_function_on_mysql_commits_with_its_record_and_a_pani
             }
         })
     });
-    let mut mail = route(
-        "mail",
-        sql(&["INSERT INTO mails VALUES (:order, :key)"], &[("order", "$result/id"), ("key", "$key")]),
-    );
+    let mut mail =
+        route("mail", sql(&["INSERT INTO mails VALUES (:order, :key)"], &[("order", "$result/id"), ("key", "$key")]));
     mail.after = Some(name("orders"));
     let routes = Routes::new(vec![route("orders", handler), mail]).unwrap();
     let worker = Shop::work(&shop.journal, &routes);
@@ -78,10 +70,7 @@ async fn fault_15_r20_r25_a_function_on_mysql_commits_with_its_record_and_a_pani
     assert_eq!(errors, ["the handler panicked: on the first try", "on the second", ""]);
     assert_eq!(story.event.status, EventStatus::Succeeded);
     assert_eq!((calls.load(Ordering::SeqCst), shop.count("SELECT count(*) FROM orders")), (3, 1));
-    assert_eq!(
-        shop.count("SELECT count(*) FROM mails JOIN orders ON id = order_id WHERE `key` = 'evt_1'"),
-        1
-    );
+    assert_eq!(shop.count("SELECT count(*) FROM mails JOIN orders ON id = order_id WHERE `key` = 'evt_1'"), 1);
     shop.journal.close().await;
 }
 
@@ -202,8 +191,7 @@ async fn r20_a_function_on_mysql_that_does_not_come_to_its_end_costs_an_attempt(
         worker.stop().await;
         assert!(begun.elapsed() < Duration::from_secs(30), "{way}");
         let delivery = shop.only().await.event.deliveries.remove(0);
-        let errors: Vec<_> =
-            delivery.attempts.iter().map(|one| one.error.clone().unwrap_or_default()).collect();
+        let errors: Vec<_> = delivery.attempts.iter().map(|one| one.error.clone().unwrap_or_default()).collect();
         assert!(errors.len() == 2 && errors[0].contains(why) && errors[1].is_empty(), "{way}: {errors:?}");
         assert_eq!(delivery.result.as_deref(), Some("44"), "{way}");
         assert_eq!(shop.count("SELECT count(*) FROM orders"), 1, "{way}");
@@ -297,7 +285,8 @@ async fn r20_nothing_of_a_functions_session_is_left_for_the_next() {
     let shop = Shop::with(TIME).await;
     let handler = function(|database, event| {
         Box::pin(async move {
-            let seen = "SELECT IFNULL(@mine, 0), IFNULL(IS_USED_LOCK(CONCAT('mine ', DATABASE())), 0), LAST_INSERT_ID()";
+            let seen =
+                "SELECT IFNULL(@mine, 0), IFNULL(IS_USED_LOCK(CONCAT('mine ', DATABASE())), 0), LAST_INSERT_ID()";
             let rows = database.query(seen, &[]).await?;
             let seen: Vec<i64> = (0..3).map(|place| rows[0].get(place).unwrap()).collect();
             insert_order(database, event).await?;
@@ -345,7 +334,8 @@ async fn r20_the_last_id_that_a_function_on_mysql_sees_is_its_own() {
     append(&*shop.journal, [payment(1), payment(2), payment(3)]).await;
     let claims = shop.journal.claim(Arc::clone(&route), 10, Duration::from_secs(60)).await.unwrap();
     assert_eq!(shop.journal.call(route, claims).await.unwrap(), [Settled::Done; 3]);
-    let ids = "SELECT COUNT(DISTINCT JSON_VALUE(result, '$[1]')), MAX(JSON_VALUE(result, '$[0]')) FROM oncehook_deliveries";
+    let ids =
+        "SELECT COUNT(DISTINCT JSON_VALUE(result, '$[1]')), MAX(JSON_VALUE(result, '$[0]')) FROM oncehook_deliveries";
     assert_eq!(shop.database.query(ids), "1|0");
     shop.journal.close().await;
 }

@@ -22,8 +22,7 @@ use super::{STEPS, name, read, step, work_through};
 /// A function that fails now and then, on two nodes: those behind it wait, and each takes effect once, in the order of the line.
 async fn functions_keep_the_order<J: Journal + Deliveries>(nodes: &[Arc<J>], handler: Handler) {
     let route = Route::new(name("orders"), SourceName::new("shop").unwrap(), handler);
-    let retry =
-        RetryPolicy { max_attempts: 100, base: Duration::from_millis(1), cap: Duration::from_millis(20) };
+    let retry = RetryPolicy { max_attempts: 100, base: Duration::from_millis(1), cap: Duration::from_millis(20) };
     let ordering = Ordering { by_entity: true, newer_only: true, ..Ordering::default() };
     let routes = Routes::new(vec![Route { ordering, retry, ..route }]).unwrap();
     let events = (1..=STEPS).flat_map(|number| {
@@ -78,17 +77,13 @@ async fn r13_r14_functions_on_postgres_keep_the_order_of_their_entities() {
         nodes.push(Arc::new(PostgresJournal::open(&PostgresOptions::new(database.url())).await.unwrap()));
     }
     functions_keep_the_order(&nodes, Handler::Function(Arc::new(function))).await;
-    judge_steps(
-        &database
-            .query("SELECT string_agg('orders ' || entity || ' ' || step, ',' ORDER BY id) FROM effects"),
-    );
+    judge_steps(&database.query("SELECT string_agg('orders ' || entity || ' ' || step, ',' ORDER BY id) FROM effects"));
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn r13_r14_functions_on_mysql_keep_the_order_of_their_entities() {
     let database = mysql::Server::shared().database();
-    database
-        .query("CREATE TABLE effects (id BIGINT AUTO_INCREMENT PRIMARY KEY, entity VARCHAR(16), step INT)");
+    database.query("CREATE TABLE effects (id BIGINT AUTO_INCREMENT PRIMARY KEY, entity VARCHAR(16), step INT)");
     let calls = Arc::new(AtomicU64::new(0));
     let function = OnMysql::new(move |database, event| {
         let call = calls.fetch_add(1, std::sync::atomic::Ordering::SeqCst);

@@ -100,9 +100,7 @@ async fn random_history<J: Journal + Deliveries + JournalReader>(journal: &J, cl
                         reached.insert(entity.clone(), version as usize);
                     }
                     // Success wakes what is parked.
-                    let woken = fates
-                        .values_mut()
-                        .filter(|(other, _, fate)| *other == entity && *fate == Fate::Parked);
+                    let woken = fates.values_mut().filter(|(other, _, fate)| *other == entity && *fate == Fate::Parked);
                     woken.for_each(|(_, _, fate)| *fate = Fate::Waits);
                 }
             }
@@ -110,15 +108,13 @@ async fn random_history<J: Journal + Deliveries + JournalReader>(journal: &J, cl
                 let waiting = fates.iter().filter(|(_, (.., fate))| *fate == Fate::Waits);
                 let before: Vec<_> = waiting.map(|(id, fate)| (*id, fate.clone())).collect();
                 let limit = 1 + random.below(3) as usize;
-                let claims =
-                    journal.claim(Arc::clone(&route), limit, Duration::from_secs(9_000)).await.unwrap();
+                let claims = journal.claim(Arc::clone(&route), limit, Duration::from_secs(9_000)).await.unwrap();
                 for (id, (entity, version, fate)) in before {
                     let story = journal.show(id).await.unwrap().unwrap();
                     let state = story.event.deliveries[0].state.clone();
                     if fate == Fate::Waits && state == "superseded" {
                         let late = ordering.machine.is_some();
-                        let old = ordering.newer_only
-                            && newest.get(&entity).is_some_and(|newest| version < *newest);
+                        let old = ordering.newer_only && newest.get(&entity).is_some_and(|newest| version < *newest);
                         assert!(late || old, "{said}: superseded although it is as new as anything");
                         fates.get_mut(&id).unwrap().2 = Fate::Gone;
                     }
@@ -142,10 +138,7 @@ async fn random_history<J: Journal + Deliveries + JournalReader>(journal: &J, cl
                         assert!(!others().any(before), "{said}: {id} has overtaken somebody");
                     }
                     if ordering.newer_only {
-                        assert!(
-                            newest.get(&entity).is_none_or(|newest| version >= *newest),
-                            "{said}: too old"
-                        );
+                        assert!(newest.get(&entity).is_none_or(|newest| version >= *newest), "{said}: too old");
                     }
                     if ordering.machine.is_some() {
                         let state = reached.get(&entity).copied().unwrap_or(0);
@@ -162,8 +155,7 @@ async fn random_history<J: Journal + Deliveries + JournalReader>(journal: &J, cl
     for _ in 0..2 * fates.len() + 5 {
         now += 10_000_000;
         clock.set(UnixMicros(NOW.0 + now));
-        let dead: Vec<_> =
-            fates.iter().filter(|(_, (.., fate))| *fate == Fate::Dead).map(|(id, _)| *id).collect();
+        let dead: Vec<_> = fates.iter().filter(|(_, (.., fate))| *fate == Fate::Dead).map(|(id, _)| *id).collect();
         for event in dead {
             let who = Who { name: "ada".to_owned(), reason: None };
             let skip = Order { event, verb: Verb::Skip, route: None, who, wanting: Vec::new(), attempts: 5 };
@@ -201,8 +193,7 @@ fn some() -> std::ops::RangeInclusive<u64> {
 async fn r13_r29_random_histories_of_entities_on_sqlite_keep_the_rules() {
     let directory = tempfile::tempdir().unwrap();
     let clock = Clock::manual(NOW);
-    let options =
-        SqliteOptions { clock: clock.clone(), ..SqliteOptions::new(directory.path().join("shop.db")) };
+    let options = SqliteOptions { clock: clock.clone(), ..SqliteOptions::new(directory.path().join("shop.db")) };
     let journal = SqliteJournal::open(&options).unwrap();
     for seed in some() {
         random_history(&journal, &clock, seed).await;

@@ -38,11 +38,8 @@ fn name(name: &str) -> RouteName {
 /// `new` to `s1` to `s2` and so on, by events `step1`, `step2`, …
 fn machine() -> Arc<Machine> {
     let state = |step: usize| if step == 0 { "new".to_owned() } else { format!("s{step}") };
-    let ways = (1..=STEPS).map(|step| Transition {
-        on: format!("step{step}"),
-        from: vec![state(step - 1)],
-        to: state(step),
-    });
+    let ways =
+        (1..=STEPS).map(|step| Transition { on: format!("step{step}"), from: vec![state(step - 1)], to: state(step) });
     let states = (0..=STEPS).map(state).collect();
     Arc::new(Machine::new("steps", states, "new", ways.collect(), Misfit::Park).unwrap())
 }
@@ -54,12 +51,7 @@ fn in_the_journal(statements: SqlHandler) -> Handler {
     Handler::Sql(Arc::new(statements))
 }
 
-fn sql(
-    route: &str,
-    requires: Option<&str>,
-    ordering: Ordering,
-    Place(dialect, handler_of): &Place<'_>,
-) -> Route {
+fn sql(route: &str, requires: Option<&str>, ordering: Ordering, Place(dialect, handler_of): &Place<'_>) -> Route {
     let dialect = *dialect;
     let bind = ["entity", "step"].map(|name| {
         let from = if name == "entity" { "$entity" } else { "/step" };
@@ -221,9 +213,7 @@ async fn r13_r24_r29_r30_all_permutations_on_sqlite_end_as_in_order() {
     work_through(&[Arc::clone(&journal)], &routes(Dialect::Sqlite), events).await;
     journal.close().await;
     let mut statement = database.prepare("SELECT route, entity, step FROM effects ORDER BY id").unwrap();
-    let rows = statement
-        .query_map([], |row| Ok((row.get(0)?, row.get(1)?, row.get::<_, u32>(2)? as usize)))
-        .unwrap();
+    let rows = statement.query_map([], |row| Ok((row.get(0)?, row.get(1)?, row.get::<_, u32>(2)? as usize))).unwrap();
     judge(&rows.collect::<Result<Vec<_>, _>>().unwrap());
     let ended = "SELECT count(*) FROM oncehook_entities WHERE scope = 'machine:steps' AND state = 's5' AND version = 5";
     assert_eq!(database.query_row(ended, [], |row| row.get::<_, u32>(0)).unwrap(), 120);
@@ -239,8 +229,8 @@ async fn r13_r24_r29_r30_all_permutations_on_postgres_end_as_in_order() {
         nodes.push(Arc::new(PostgresJournal::open(&PostgresOptions::new(database.url())).await.unwrap()));
     }
     work_through(&nodes, &routes(Dialect::Postgres), everything(&mut Random::new(11))).await;
-    let listed = database
-        .query("SELECT string_agg(route || ' ' || entity || ' ' || step, ',' ORDER BY id) FROM effects");
+    let listed =
+        database.query("SELECT string_agg(route || ' ' || entity || ' ' || step, ',' ORDER BY id) FROM effects");
     judge(&read(&listed));
     let ended = "SELECT count(*) FROM oncehook.entities WHERE scope = 'machine:steps' AND state = 's5' AND version = 5";
     assert_eq!(database.query(ended), "120");
@@ -306,8 +296,8 @@ async fn r24_r29_r30_all_permutations_in_another_postgres_end_as_in_order() {
     database.query("CREATE TABLE effects (id bigserial PRIMARY KEY, route text, entity text, step integer)");
     let elsewhere = Arc::new(PostgresElsewhere::new(&database.url()).unwrap());
     all_permutations_elsewhere(Dialect::Postgres, elsewhere, 17).await;
-    let listed = database
-        .query("SELECT string_agg(route || ' ' || entity || ' ' || step, ',' ORDER BY id) FROM effects");
+    let listed =
+        database.query("SELECT string_agg(route || ' ' || entity || ' ' || step, ',' ORDER BY id) FROM effects");
     judge(&read(&listed));
     let ended = "SELECT count(*) FROM oncehook_guard.oncehook_applied_entities
                   WHERE scope = 'machine:steps' AND state = 's5' AND version = 5";

@@ -59,8 +59,7 @@ async fn r20_a_result_of_more_than_100_rows_is_an_error_and_leaves_nothing(place
     assert_eq!(shop.query("SELECT count(*) FROM orders"), "0");
     // One row less is fine.
     let shop = Shop::new(place, "CREATE TABLE orders (payment varchar(40) NOT NULL)").await;
-    let rows =
-        "WITH RECURSIVE n AS (SELECT 1 AS i UNION ALL SELECT i + 1 FROM n WHERE i < 100) SELECT i FROM n";
+    let rows = "WITH RECURSIVE n AS (SELECT 1 AS i UNION ALL SELECT i + 1 FROM n WHERE i < 100) SELECT i FROM n";
     let route = shop.sql(&["INSERT INTO orders VALUES (:payment)", rows], &[("payment", "/payment")]);
     shop.send(&[r#"{"payment":"pi_1"}"#]).await;
     let worker = shop.work(route);
@@ -126,10 +125,7 @@ async fn r9_errors_of_statements_tell_no_value_of_the_event(place: Place) {
         ],
         Dialect::Postgres => &[
             ("INSERT INTO numbers VALUES (:payment)", "integer"),
-            (
-                "INSERT INTO numbers VALUES (CAST(CAST(:payment AS text) AS timestamptz)::text::integer)",
-                "timestamp",
-            ),
+            ("INSERT INTO numbers VALUES (CAST(CAST(:payment AS text) AS timestamptz)::text::integer)", "timestamp"),
             ("INSERT INTO numbers VALUES (:large)", "range"),
             ("INSERT INTO texts VALUES (:taken)", "texts_pkey"),
             ("INSERT INTO refused VALUES (:payment)", "was refused"),
@@ -285,10 +281,7 @@ async fn r20_a_statement_that_ended_the_transaction_does_not_run_again() {
                     assert!(delivery.state == "dead" && told.contains("ended the transaction"), "{told}");
                 }
             }
-            assert!(
-                succeeded == 0 || succeeded.to_string() == effects,
-                "{place:?}: {succeeded} of {effects}"
-            );
+            assert!(succeeded == 0 || succeeded.to_string() == effects, "{place:?}: {succeeded} of {effects}");
         }
     }
 }

@@ -60,8 +60,7 @@ impl Database {
                 let connection = rusqlite::Connection::open(path).unwrap();
                 connection.busy_timeout(Duration::from_secs(5)).unwrap();
                 if sql.starts_with("SELECT") {
-                    let value: rusqlite::types::Value =
-                        connection.query_row(sql, [], |row| row.get(0)).unwrap();
+                    let value: rusqlite::types::Value = connection.query_row(sql, [], |row| row.get(0)).unwrap();
                     return match value {
                         rusqlite::types::Value::Integer(number) => number.to_string(),
                         rusqlite::types::Value::Text(text) => text,
@@ -191,9 +190,7 @@ impl Shop {
             Place::Sqlite | Place::PostgresElsewhere | Place::MysqlElsewhere => {
                 Arc::new(SqliteJournal::open(&file).unwrap())
             }
-            Place::Postgres => {
-                Arc::new(PostgresJournal::open(&PostgresOptions::new(url.clone())).await.unwrap())
-            }
+            Place::Postgres => Arc::new(PostgresJournal::open(&PostgresOptions::new(url.clone())).await.unwrap()),
             Place::Mysql => Arc::new(MysqlJournal::open(&MysqlOptions::new(url.clone())).await.unwrap()),
         };
         let elsewhere: Option<Arc<dyn Guarded>> = match place {
@@ -210,10 +207,8 @@ impl Shop {
 
     /// A route with these statements.
     pub(super) fn sql(&self, statements: &[&str], bind: &[(&str, &str)]) -> Route {
-        let bind: BTreeMap<_, _> = bind
-            .iter()
-            .map(|(name, value)| ((*name).to_owned(), Expression::parse(value).unwrap()))
-            .collect();
+        let bind: BTreeMap<_, _> =
+            bind.iter().map(|(name, value)| ((*name).to_owned(), Expression::parse(value).unwrap())).collect();
         let statements = SqlHandler::new(statements, &bind, self.place.dialect()).unwrap();
         self.route(match &self.elsewhere {
             Some(database) => {

@@ -30,11 +30,7 @@ struct Provider {
 }
 
 impl KeyFetcher for Provider {
-    fn fetch<'a>(
-        &'a self,
-        request: &'a KeyRequest,
-        _: &'a BTreeMap<String, String>,
-    ) -> Fetching<'a, Vec<u8>> {
+    fn fetch<'a>(&'a self, request: &'a KeyRequest, _: &'a BTreeMap<String, String>) -> Fetching<'a, Vec<u8>> {
         self.calls.fetch_add(1, Ordering::SeqCst);
         Box::pin(async move {
             if request.url() == self.good {
@@ -66,11 +62,8 @@ const SECRET: &str = "a-github-secret";
 impl Door {
     async fn open(limits: &str, answers_for_others: bool) -> Self {
         let stage = Stage::of("aws-sns", HOST, Manner::Honest).await;
-        let provider = Arc::new(Provider {
-            good: stage.address_of("key-1"),
-            answers_for_others,
-            calls: AtomicUsize::new(0),
-        });
+        let provider =
+            Arc::new(Provider { good: stage.address_of("key-1"), answers_for_others, calls: AtomicUsize::new(0) });
         let secret = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(secret.path(), SECRET).unwrap();
         let config = format!(
@@ -104,8 +97,7 @@ impl Door {
         let (headers, body) = preset.sample.render("m1", None, NOW).unwrap();
         let request = Request { method: "POST", path: "/webhooks/github", headers: &headers, body: &body };
         let mut all: Vec<(String, String)> = Vec::new();
-        for (name, value) in
-            headers.iter().chain(signer.sign(&request, "m1", NOW).unwrap().iter().map(|(n, v)| (n, v)))
+        for (name, value) in headers.iter().chain(signer.sign(&request, "m1", NOW).unwrap().iter().map(|(n, v)| (n, v)))
         {
             all.push((name.to_string(), value.to_str().unwrap().to_owned()));
         }
@@ -261,12 +253,7 @@ async fn flood_for(seconds: u64) -> Duration {
     let forged: usize = flood.join_all().await.into_iter().sum();
     assert!(answers.len() >= 10 && forged >= 100, "{} genuine, {forged} forged", answers.len());
     let of = answers.len();
-    assert!(
-        refused.len() * 1_000 <= of,
-        "{} of {of} refused beside {forged}: {:?}",
-        refused.len(),
-        refused.first()
-    );
+    assert!(refused.len() * 1_000 <= of, "{} of {of} refused beside {forged}: {:?}", refused.len(), refused.first());
     let mut took: Vec<Duration> = answers.iter().map(|(_, took)| *took).collect();
     took.sort_unstable();
     let slow = took[took.len() * 99 / 100];

@@ -30,8 +30,7 @@ pub fn start_seconds(store: &Store) -> anyhow::Result<f64> {
 /// Starts a gateway on a store.
 pub fn start(store: &Store, route: &str) -> anyhow::Result<Gateway> {
     let directory = tempfile::tempdir()?;
-    let config =
-        CONFIG.replace("sqlite://journal.db", &store.url()).replace("name = \"stripe\"", "name = \"shop\"");
+    let config = CONFIG.replace("sqlite://journal.db", &store.url()).replace("name = \"stripe\"", "name = \"shop\"");
     prepare(directory.path(), &(config + route));
     let mut command = Command::new(gateway()?);
     command.arg("serve");
@@ -60,19 +59,14 @@ pub async fn drain(engine: Engine, waiting: usize) -> anyhow::Result<Backlog> {
             break;
         }
         let patience = Duration::from_secs(60) + PATIENCE_PER_THOUSAND * u32::try_from(waiting / 1_000)?;
-        anyhow::ensure!(
-            begun.elapsed() < patience,
-            "only {applied} of {waiting} took effect:\n{}",
-            gateway.log()
-        );
+        anyhow::ensure!(begun.elapsed() < patience, "only {applied} of {waiting} took effect:\n{}", gateway.log());
         if told.elapsed() > Duration::from_secs(5) {
             progress(&format!("{applied} of a backlog of {waiting} took effect"));
             told = Instant::now();
         }
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
-    let measured =
-        Backlog { waiting, effects: rate(waiting - before, begun), memory: gateway.memory("VmHWM") as f64 };
+    let measured = Backlog { waiting, effects: rate(waiting - before, begun), memory: gateway.memory("VmHWM") as f64 };
     gateway.stop();
     progress(&format!(
         "a backlog of {waiting}: {:.0} effects/s, {:.0} MB of memory",

@@ -110,11 +110,7 @@ pub fn load(store: &Store, history: &History, from: usize, to: usize) -> anyhow:
         Store::Postgres(_) => load_server(store, history, from, to)?,
         Store::Mysql(_) => mariadb::load(store, history, from, to)?,
     }
-    progress(&format!(
-        "{to} events loaded, the last {} in {:.0} s",
-        to - from,
-        begun.elapsed().as_secs_f64()
-    ));
+    progress(&format!("{to} events loaded, the last {} in {:.0} s", to - from, begun.elapsed().as_secs_f64()));
     Ok(())
 }
 
@@ -178,14 +174,7 @@ fn load_file(mut connection: Connection, history: &History, from: usize, to: usi
                 "INSERT INTO oncehook_keys (source, key, event, digest, first_seen, expires_at) VALUES (?1, ?2, ?3, ?4, ?5, ?6)",
             )?;
             for (source, key, id, at) in part {
-                insert.execute(params![
-                    source,
-                    key.as_bytes(),
-                    id,
-                    digest(key.as_bytes()),
-                    at,
-                    at + WINDOW_MICROS
-                ])?;
+                insert.execute(params![source, key.as_bytes(), id, digest(key.as_bytes()), at, at + WINDOW_MICROS])?;
             }
         }
         transaction.commit()?;
@@ -275,21 +264,11 @@ fn insert(
                 deliveries.execute(params![sequence, "elsewhere", state, 0, due, None::<i64>, none, none])?;
             }
             Odd::State(state) => {
-                let (error, cause) =
-                    if state == "dead" { (Some("refused"), Some("handler")) } else { (none, none) };
+                let (error, cause) = if state == "dead" { (Some("refused"), Some("handler")) } else { (none, none) };
                 deliveries.execute(params![sequence, "orders", state, 1, at.0, Some(at.0), error, cause])?;
             }
             Odd::No | Odd::Type | Odd::Source | Odd::Entity => {
-                deliveries.execute(params![
-                    sequence,
-                    "orders",
-                    "succeeded",
-                    1,
-                    at.0,
-                    Some(at.0),
-                    none,
-                    none
-                ])?;
+                deliveries.execute(params![sequence, "orders", "succeeded", 1, at.0, Some(at.0), none, none])?;
             }
         }
         keys.push((source, key, *id.as_bytes(), at.0));
@@ -304,12 +283,8 @@ pub(super) const ODD_STATE: &str =
 
 fn load_server(store: &Store, history: &History, from: usize, to: usize) -> anyhow::Result<()> {
     // Fewer checkpoints while so much is written, and indexes of scattered values afterwards, in their own order.
-    let settings = [
-        ("max_wal_size", "16GB"),
-        ("full_page_writes", "off"),
-        ("autovacuum", "off"),
-        ("wal_compression", "off"),
-    ];
+    let settings =
+        [("max_wal_size", "16GB"), ("full_page_writes", "off"), ("autovacuum", "off"), ("wal_compression", "off")];
     for (name, value) in settings {
         store.run(&format!("ALTER SYSTEM SET {name} = '{value}'"))?;
     }
@@ -336,10 +311,7 @@ fn load_server(store: &Store, history: &History, from: usize, to: usize) -> anyh
     for (what, sql) in [
         ("keys", "ALTER TABLE oncehook.keys ADD CONSTRAINT keys_once PRIMARY KEY (source, key)"),
         ("values", "CREATE INDEX buckets_value ON oncehook.buckets (value, bucket)"),
-        (
-            "buckets",
-            "CREATE INDEX buckets_bucket ON oncehook.buckets USING brin (bucket) WITH (pages_per_range = 16)",
-        ),
+        ("buckets", "CREATE INDEX buckets_bucket ON oncehook.buckets USING brin (bucket) WITH (pages_per_range = 16)"),
     ] {
         store.run(&format!("SET maintenance_work_mem = '1GB'; {sql}"))?;
         progress(&format!("index of the {what} built"));

@@ -21,12 +21,7 @@ const PAGES: usize = 21;
 const SETTLED: Duration = Duration::from_secs(8);
 
 /// Times every list in both. Nobody else has the store open.
-pub async fn measure(
-    long: &Store,
-    history: &History,
-    size: usize,
-    rounds: usize,
-) -> anyhow::Result<Vec<List>> {
+pub async fn measure(long: &Store, history: &History, size: usize, rounds: usize) -> anyhow::Result<Vec<List>> {
     let store = made(long.engine()).await?;
     let shorter = History { count: SHORT, ..history.clone() };
     history::load(&store, &shorter, 0, SHORT)?;
@@ -38,8 +33,7 @@ pub async fn measure(
     for ((filter, in_short), (_, in_long)) in of_each {
         let (mut times, mut found) = ([Vec::new(), Vec::new()], [0, 0]);
         for _ in 0..rounds.max(PAGES) {
-            for (number, (gateway, query)) in [(&short, &in_short), (&long, &in_long)].into_iter().enumerate()
-            {
+            for (number, (gateway, query)) in [(&short, &in_short), (&long, &in_long)].into_iter().enumerate() {
                 let started = Instant::now();
                 found[number] = page(gateway, query).await?;
                 times[number].push(started.elapsed().as_secs_f64() * 1e3);

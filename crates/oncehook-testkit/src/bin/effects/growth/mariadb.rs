@@ -14,11 +14,8 @@ use super::history::{History, LATER_MICROS, ODD_STATE, PART, WINDOW_MICROS};
 use super::progress;
 
 /// While a history is loaded, nobody waits for the disk, and pages are written out as fast as it takes them.
-const LOADING: [(&str, &str); 3] = [
-    ("innodb_flush_log_at_trx_commit", "2"),
-    ("innodb_io_capacity_max", "40000"),
-    ("innodb_io_capacity", "20000"),
-];
+const LOADING: [(&str, &str); 3] =
+    [("innodb_flush_log_at_trx_commit", "2"), ("innodb_io_capacity_max", "40000"), ("innodb_io_capacity", "20000")];
 
 /// Does something with these settings, and puts the old ones back.
 fn loading(store: &Store, load: impl FnOnce() -> anyhow::Result<()>) -> anyhow::Result<()> {
@@ -105,7 +102,8 @@ fn numbers(history: &History, from: usize, to: usize) -> String {
     )
 }
 
-const ID: &str = "UNHEX(CONCAT(LPAD(HEX(at DIV 1000), 12, '0'), '7', LPAD(HEX(n % 4096), 3, '0'), '8', LPAD(HEX(n), 15, '0')))";
+const ID: &str =
+    "UNHEX(CONCAT(LPAD(HEX(at DIV 1000), 12, '0'), '7', LPAD(HEX(n % 4096), 3, '0'), '8', LPAD(HEX(n), 15, '0')))";
 const KEY: &str = "CONCAT('evt_', LEFT(SHA2(n, 256), 16))";
 const SOURCE: &str = "IF(odd = 8, 'old-shop', 'shop')";
 const TYPE: &str = "IF(odd = 7, 'payment_intent.old', 'payment_intent.succeeded')";

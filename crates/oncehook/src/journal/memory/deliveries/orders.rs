@@ -15,8 +15,7 @@ impl Stored {
     fn retry(&mut self, order: &Order, now: UnixMicros) -> BTreeSet<RouteName> {
         let mut changed = BTreeSet::new();
         for ((route, _), record) in &mut self.deliveries {
-            let failed =
-                matches!(record.state, DeliveryState::Dead | DeliveryState::Retrying | DeliveryState::Parked);
+            let failed = matches!(record.state, DeliveryState::Dead | DeliveryState::Retrying | DeliveryState::Parked);
             if failed && order.is_for(route) {
                 let tried = record.attempt > 0;
                 record.wait(if tried { DeliveryState::Retrying } else { DeliveryState::Ready }, now);
@@ -40,12 +39,7 @@ impl Stored {
         made
     }
 
-    fn force(
-        &mut self,
-        order: &Order,
-        epoch: u32,
-        now: UnixMicros,
-    ) -> Result<BTreeSet<RouteName>, OrderError> {
+    fn force(&mut self, order: &Order, epoch: u32, now: UnixMicros) -> Result<BTreeSet<RouteName>, OrderError> {
         if !order.who.has_reason() {
             return Err(OrderError::Unfit("a forced replay needs a reason".to_owned()));
         }
@@ -68,17 +62,13 @@ impl Stored {
 
     fn skip(&mut self, order: &Order, now: UnixMicros) -> Result<BTreeSet<RouteName>, OrderError> {
         let given_up = |state: DeliveryState| state.is_pending() || state == DeliveryState::Dead;
-        let chosen = self
-            .deliveries
-            .iter_mut()
-            .filter(|((route, _), record)| order.is_for(route) && given_up(record.state));
+        let chosen =
+            self.deliveries.iter_mut().filter(|((route, _), record)| order.is_for(route) && given_up(record.state));
         let chosen: Vec<_> = chosen.collect();
         // One whose lease has run out is nobody's any more.
         let held = |record: &Record| record.lease.as_ref().is_some_and(|lease| lease.until > now);
         if chosen.iter().any(|(_, record)| held(record)) {
-            return Err(OrderError::Unfit(
-                "a delivery is running: try again when its attempt is over".to_owned(),
-            ));
+            return Err(OrderError::Unfit("a delivery is running: try again when its attempt is over".to_owned()));
         }
         if chosen.is_empty() {
             return Err(OrderError::Unfit("nothing to skip: no delivery is pending or dead".to_owned()));
@@ -95,11 +85,7 @@ impl Stored {
     }
 
     /// Branches by verb; what each means is told at [`Verb`].
-    pub(super) fn order(
-        &mut self,
-        order: &Order,
-        now: UnixMicros,
-    ) -> Result<BTreeSet<RouteName>, OrderError> {
+    pub(super) fn order(&mut self, order: &Order, now: UnixMicros) -> Result<BTreeSet<RouteName>, OrderError> {
         let unfit = |why: &str| Err(OrderError::Unfit(why.to_owned()));
         match order.verb {
             Verb::Retry | Verb::Replay | Verb::ForceReplay { .. } if self.is_held() => {

@@ -32,10 +32,7 @@ impl MemoryJournal {
         })
     }
 
-    fn look<'a, T: 'a>(
-        &'a self,
-        look: impl FnOnce(&State) -> T + Send + 'a,
-    ) -> BoxFuture<'a, Result<T, WorkError>> {
+    fn look<'a, T: 'a>(&'a self, look: impl FnOnce(&State) -> T + Send + 'a) -> BoxFuture<'a, Result<T, WorkError>> {
         Box::pin(async move { Ok(look(&self.lock())) })
     }
 }
@@ -49,12 +46,7 @@ impl Deliveries for MemoryJournal {
         Box::pin(async move { Err(unsupported(&route)) })
     }
 
-    fn claim(
-        &self,
-        route: Arc<Route>,
-        limit: usize,
-        lease: Duration,
-    ) -> BoxFuture<'_, Result<Vec<Claim>, WorkError>> {
+    fn claim(&self, route: Arc<Route>, limit: usize, lease: Duration) -> BoxFuture<'_, Result<Vec<Claim>, WorkError>> {
         self.change(move |state, now| state.claim(&route, limit, lease, now))
     }
 

@@ -52,13 +52,11 @@ pub(super) async fn apply<E: Delivers>(
     loop {
         let now = E::begin_batch(batch.session, given).await?;
         let wanted = Wanted::Batch { limit, settle_ahead };
-        let Locked { due, full, unseen, settled_ahead } =
-            engine.lock_due(batch.session, now, route, wanted).await?;
+        let Locked { due, full, unseen, settled_ahead } = engine.lock_due(batch.session, now, route, wanted).await?;
         let left = if route.ordering.is_serial() {
             batch.in_order(due, now).await?
         } else {
-            let (fresh, failed_before): (Vec<Due>, Vec<Due>) =
-                due.into_iter().partition(|due| due.attempt == 0);
+            let (fresh, failed_before): (Vec<Due>, Vec<Due>) = due.into_iter().partition(|due| due.attempt == 0);
             let together = if settle_ahead && settled_ahead != fresh.len() {
                 Together::NotAhead
             } else {
@@ -66,9 +64,7 @@ pub(super) async fn apply<E: Delivers>(
             };
             match together {
                 Together::Done => batch.alone(tries(&failed_before)).await?,
-                Together::Spoilt => {
-                    batch.alone(fresh.iter().chain(&failed_before).map(Due::try_of).collect()).await?
-                }
+                Together::Spoilt => batch.alone(fresh.iter().chain(&failed_before).map(Due::try_of).collect()).await?,
                 Together::NotAhead => {
                     batch.session.rollback().await?;
                     settle_ahead = false;
@@ -90,11 +86,10 @@ fn tries(due: &[Due]) -> Vec<Try> {
 fn apart(due: Vec<Due>) -> (Vec<Due>, Vec<Due>) {
     let troubled: HashSet<String> =
         due.iter().filter(|due| due.attempt > 0).filter_map(|due| due.candidate.entity.clone()).collect();
-    let (mut alone, together): (Vec<Due>, Vec<Due>) =
-        due.into_iter().partition(|due| match &due.candidate.entity {
-            Some(entity) => troubled.contains(entity),
-            None => due.attempt > 0,
-        });
+    let (mut alone, together): (Vec<Due>, Vec<Due>) = due.into_iter().partition(|due| match &due.candidate.entity {
+        Some(entity) => troubled.contains(entity),
+        None => due.attempt > 0,
+    });
     alone.sort_by_key(|due| due.candidate.place);
     (alone, together)
 }
@@ -151,12 +146,7 @@ impl<E: Delivers, D: FnMut() -> f64 + Send> Batch<'_, E, D> {
     }
 
     /// The eligible ones, with their events; and what became of those that do not run.
-    async fn eligible(
-        &mut self,
-        due: Vec<Due>,
-        room: usize,
-        now: i64,
-    ) -> Result<(Vec<Due>, Progress), EngineError> {
+    async fn eligible(&mut self, due: Vec<Due>, room: usize, now: i64) -> Result<(Vec<Due>, Progress), EngineError> {
         let company = Company::OneTransaction;
         let Eligible { mut run, passed } =
             entity::eligible::<E>(self.session, now, self.route, company, room, due).await?;
@@ -175,9 +165,7 @@ impl<E: Delivers, D: FnMut() -> f64 + Send> Batch<'_, E, D> {
             && due.iter().zip(outcomes).enumerate().any(|(place, (delivery, outcome))| {
                 let entity = delivery.candidate.entity.as_ref();
                 let mut behind = due.iter().skip(place + 1);
-                outcome.is_err()
-                    && entity.is_some()
-                    && behind.any(|due| due.candidate.entity.as_ref() == entity)
+                outcome.is_err() && entity.is_some() && behind.any(|due| due.candidate.entity.as_ref() == entity)
             })
     }
 
@@ -340,8 +328,7 @@ impl<E: Delivers, D: FnMut() -> f64 + Send> Batch<'_, E, D> {
             settlements.push((due, fence, verdict));
         }
         let followups = &self.route.followups;
-        let ended: Vec<_> =
-            settlements.iter().map(|(_, fence, verdict)| Ended { fence, verdict, followups }).collect();
+        let ended: Vec<_> = settlements.iter().map(|(_, fence, verdict)| Ended { fence, verdict, followups }).collect();
         let time = SettleTime { now: Some(now), from: at };
         settle::settle_locked::<E>(self.session, time, &ended).await?;
         let outcomes: Vec<EntityOutcome<'_>> =

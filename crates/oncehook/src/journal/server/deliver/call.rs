@@ -111,9 +111,7 @@ impl<E: Delivers> Caller<'_, E> {
     async fn transaction(&self, session: &mut E::Session, claim: &Claim) -> Result<(Settled, bool), Trouble> {
         crate::crash::point(if self.route.after.is_some() { "in_follow_up" } else { "in_handler" });
         let (now, result) = match self.effect {
-            Effect::Function(function) => {
-                E::call(session, self.given, function, &claim.event, self.time).await?
-            }
+            Effect::Function(function) => E::call(session, self.given, function, &claim.event, self.time).await?,
             Effect::Statements(handler) => {
                 let now = session.begin(self.given).await.map_err(Trouble::ours)?;
                 (now, run::<E>(session, handler, claim).await?)

@@ -118,14 +118,10 @@ async fn pass<E: Delivers>(
         progress.count(fence.delivery.event, fence.attempt, due.attempt_limit, verdict, UnixMicros(now));
         fences.push(fence);
     }
-    let ended: Vec<Ended<'_>> = fences
-        .iter()
-        .zip(passed)
-        .map(|(fence, (_, verdict))| Ended { fence, verdict, followups: &[] })
-        .collect();
+    let ended: Vec<Ended<'_>> =
+        fences.iter().zip(passed).map(|(fence, (_, verdict))| Ended { fence, verdict, followups: &[] }).collect();
     settle::settle_locked::<E>(session, SettleTime { now: Some(now), from: UnixMicros(now) }, &ended).await?;
-    let outcomes: Vec<_> =
-        passed.iter().filter_map(|(due, verdict)| EntityOutcome::of(due, verdict)).collect();
+    let outcomes: Vec<_> = passed.iter().filter_map(|(due, verdict)| EntityOutcome::of(due, verdict)).collect();
     after::<E>(session, now, route, &outcomes).await?;
     Ok(progress)
 }
@@ -290,8 +286,7 @@ pub(super) async fn settle_with_entities<E: Delivers>(
     let outcomes = |wanted: Option<&RouteName>| -> Vec<EntityOutcome<'_>> {
         let settled = ended.iter().filter(|ended| done.contains(ended.fence));
         let of = settled.filter(|ended| wanted.is_none_or(|route| ended.fence.delivery.route == *route));
-        of.filter_map(|ended| Some(subjects.get(&ended.fence.delivery.event)?.outcome(ended.verdict)))
-            .collect()
+        of.filter_map(|ended| Some(subjects.get(&ended.fence.delivery.event)?.outcome(ended.verdict))).collect()
     };
     for (name, (route, _)) in &routes {
         after::<E>(session, now, route, &outcomes(Some(name))).await?;

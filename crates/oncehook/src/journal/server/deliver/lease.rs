@@ -28,12 +28,9 @@ pub(super) async fn lease_eligible<E: Delivers>(
         let now = session.begin(given).await?;
         let wanted = Wanted::Lease { limit: limit.max(PEEK) };
         let Locked { due, unseen, .. } = engine.lock_due(session, now, route, wanted).await?;
-        let Eligible { run, passed } =
-            entity::eligible::<E>(session, now, route, Company::Lease, limit, due).await?;
-        let states: HashMap<(EventId, u32), Option<String>> = run
-            .iter()
-            .map(|due| ((due.candidate.place.event, due.candidate.place.epoch), due.state.clone()))
-            .collect();
+        let Eligible { run, passed } = entity::eligible::<E>(session, now, route, Company::Lease, limit, due).await?;
+        let states: HashMap<(EventId, u32), Option<String>> =
+            run.iter().map(|due| ((due.candidate.place.event, due.candidate.place.epoch), due.state.clone())).collect();
         let mut claims = match run.is_empty() {
             true => Vec::new(),
             false => E::lease_locked(session, now, route, lease, run).await?,
@@ -98,13 +95,7 @@ pub(super) async fn reclaim<E: Delivers>(
         let fence = Fence { delivery, attempt: row.small(2)? };
         let limit = row.maybe_small(3)?.unwrap_or(route.retry.max_attempts);
         let verdict = route.after_lost_lease(fence.attempt, limit, UnixMicros(now), draw());
-        failed.extend(FailedAttempt::of(
-            fence.delivery.event,
-            fence.attempt,
-            limit,
-            &verdict,
-            UnixMicros(now),
-        ));
+        failed.extend(FailedAttempt::of(fence.delivery.event, fence.attempt, limit, &verdict, UnixMicros(now)));
         expired.push((fence, verdict));
     }
     let ended: Vec<Ended<'_>> =

@@ -41,21 +41,15 @@ impl<E: Delivers> ServerJournal<E> {
         || self.chance.lock().unwrap_or_else(PoisonError::into_inner).draw()
     }
 
-    pub(in crate::journal) async fn apply_due(
-        &self,
-        route: &Route,
-        limit: usize,
-    ) -> Result<Progress, WorkError> {
+    pub(in crate::journal) async fn apply_due(&self, route: &Route, limit: usize) -> Result<Progress, WorkError> {
         let Handler::Sql(handler) = &route.handler else {
             return Err(WorkError::Unsupported(format!("route `{}` has no statements", route.name)));
         };
         // A backlog is worked off by two connections at once: each skips what the other has locked.
         let busy = self.busy.lock().unwrap_or_else(PoisonError::into_inner).remove(&route.name);
         let progress = if busy {
-            let (one, other) = tokio::join!(
-                self.apply_batches(route, handler, limit),
-                self.apply_batches(route, handler, limit)
-            );
+            let (one, other) =
+                tokio::join!(self.apply_batches(route, handler, limit), self.apply_batches(route, handler, limit));
             match (one, other) {
                 (Ok(mut one), Ok(other)) => {
                     one.add(other);
@@ -78,12 +72,7 @@ impl<E: Delivers> ServerJournal<E> {
     }
 
     /// Batch after batch for a moment, so that two connections need not wait for each other after each batch.
-    async fn apply_batches(
-        &self,
-        route: &Route,
-        handler: &SqlHandler,
-        limit: usize,
-    ) -> Result<Progress, WorkError> {
+    async fn apply_batches(&self, route: &Route, handler: &SqlHandler, limit: usize) -> Result<Progress, WorkError> {
         let begun = Instant::now();
         let mut progress = self.apply_batch(route, handler, limit).await?;
         while progress.more && begun.elapsed() < BACKLOG_TIME {
@@ -99,12 +88,7 @@ impl<E: Delivers> ServerJournal<E> {
         Ok(progress)
     }
 
-    async fn apply_batch(
-        &self,
-        route: &Route,
-        handler: &SqlHandler,
-        limit: usize,
-    ) -> Result<Progress, WorkError> {
+    async fn apply_batch(&self, route: &Route, handler: &SqlHandler, limit: usize) -> Result<Progress, WorkError> {
         let (engine, given) = (self.workers.engine.as_ref(), self.shared.given_time());
         work!(self, |session| batch::apply(engine, &mut session, given, route, handler, limit, self.draw()))
     }
@@ -119,14 +103,7 @@ impl<E: Delivers> ServerJournal<E> {
         let lease = micros(lease);
         if route.ordering.is_serial() {
             self.lines.note(route);
-            return work!(self, |session| lease::lease_eligible(
-                engine,
-                &mut session,
-                given,
-                route,
-                limit,
-                lease
-            ));
+            return work!(self, |session| lease::lease_eligible(engine, &mut session, given, route, limit, lease));
         }
         work!(self, |session| engine.lease_due(&mut session, given, route, limit, lease))
     }
@@ -171,18 +148,12 @@ impl<E: Delivers> ServerJournal<E> {
         Ok(settled)
     }
 
-    pub(in crate::journal) async fn settle_all(
-        &self,
-        settlements: &[Settlement],
-    ) -> Result<Vec<Settled>, WorkError> {
+    pub(in crate::journal) async fn settle_all(&self, settlements: &[Settlement]) -> Result<Vec<Settled>, WorkError> {
         // Only the first settlement of an attempt can count; of the others nothing is written.
         let mut seen = HashSet::new();
-        let first: Vec<&Settlement> =
-            settlements.iter().filter(|settlement| seen.insert(&settlement.fence)).collect();
-        let ended: Vec<Ended<'_>> = first
-            .iter()
-            .map(|Settlement { fence, verdict, followups }| Ended { fence, verdict, followups })
-            .collect();
+        let first: Vec<&Settlement> = settlements.iter().filter(|settlement| seen.insert(&settlement.fence)).collect();
+        let ended: Vec<Ended<'_>> =
+            first.iter().map(|Settlement { fence, verdict, followups }| Ended { fence, verdict, followups }).collect();
         let (given, from) = (self.shared.given_time(), self.shared.clock.steady());
         let ordered = first.iter().any(|one| self.lines.get(&one.fence.delivery.route).is_some());
         let (mut done, woken) = if ordered || !E::SETTLES_ALONE {
@@ -196,8 +167,7 @@ impl<E: Delivers> ServerJournal<E> {
             (done, self.wake_parked_behind(succeeded).await)
         };
         // A worker knows by itself when its own deliveries are due again.
-        let followed =
-            |one: &Settlement| matches!(one.verdict, Verdict::Succeeded(_)) && !one.followups.is_empty();
+        let followed = |one: &Settlement| matches!(one.verdict, Verdict::Succeeded(_)) && !one.followups.is_empty();
         if woken || ordered || settlements.iter().any(followed) {
             self.shared.changed();
         }
@@ -219,11 +189,7 @@ impl<E: Delivers> ServerJournal<E> {
         woken.unwrap_or(false)
     }
 
-    pub(in crate::journal) async fn renew_leases(
-        &self,
-        fences: &[Fence],
-        lease: Duration,
-    ) -> Result<(), WorkError> {
+    pub(in crate::journal) async fn renew_leases(&self, fences: &[Fence], lease: Duration) -> Result<(), WorkError> {
         let given = self.shared.given_time();
         work!(self, |session| lease::renew::<E>(&mut session, given, fences, micros(lease)))
     }
@@ -246,10 +212,7 @@ impl<E: Delivers> ServerJournal<E> {
         Ok(reclaimed.len())
     }
 
-    pub(in crate::journal) async fn next_due_of(
-        &self,
-        route: &RouteName,
-    ) -> Result<Option<UnixMicros>, WorkError> {
+    pub(in crate::journal) async fn next_due_of(&self, route: &RouteName) -> Result<Option<UnixMicros>, WorkError> {
         let given = self.shared.given_time();
         let wait = work!(self, |session| lease::next_due::<E>(&mut session, given, route))?;
         // In the caller's time: its clock and the database's may differ.

@@ -71,10 +71,7 @@ struct Batch<'b, E: Guards> {
 
 impl<E: Guards> Batch<'_, E> {
     /// All in one transaction. `false`: it is undone, and nothing is known of any of them.
-    async fn together(
-        &mut self,
-        attempts: &mut [(&Claim, &mut Option<Applied>)],
-    ) -> Result<bool, EngineError> {
+    async fn together(&mut self, attempts: &mut [(&Claim, &mut Option<Applied>)]) -> Result<bool, EngineError> {
         if attempts.len() < 2 || self.prepared.is_err() {
             return Ok(false);
         }
@@ -118,9 +115,7 @@ impl<E: Guards> Batch<'_, E> {
                 Err(Trouble::Failed(failure)) => failure,
             };
             let renewed = match &self.prepared {
-                Ok(prepared) if !is_renewed => {
-                    E::renewed(self.session, self.task.statements, prepared, &failure).await
-                }
+                Ok(prepared) if !is_renewed => E::renewed(self.session, self.task.statements, prepared, &failure).await,
                 _ => None,
             };
             self.session.rollback().await?;

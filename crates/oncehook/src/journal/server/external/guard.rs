@@ -137,10 +137,7 @@ pub(super) async fn keep_results<E: Guards>(
 }
 
 /// Old guards behind a place. Ids of events begin with their time, so no index on time is needed.
-pub(super) async fn aged<E: Guards>(
-    session: &mut E::Session,
-    round: &Round,
-) -> Result<Vec<DeliveryId>, EngineError> {
+pub(super) async fn aged<E: Guards>(session: &mut E::Session, round: &Round) -> Result<Vec<DeliveryId>, EngineError> {
     let behind = round.behind.as_ref();
     let event = behind.map_or(EventId::from_bytes([0; 16]), |delivery| delivery.event);
     let epoch = behind.map_or(-1, |delivery| i64::from(delivery.epoch));

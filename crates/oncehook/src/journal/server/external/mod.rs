@@ -246,10 +246,7 @@ impl<E: Guards> Guarded for ExternalDatabase<E> {
         })
     }
 
-    fn rehearse<'a>(
-        &'a self,
-        statements: &'a SqlHandler,
-    ) -> Answer<'a, Result<Vec<(usize, String)>, String>> {
+    fn rehearse<'a>(&'a self, statements: &'a SqlHandler) -> Answer<'a, Result<Vec<(usize, String)>, String>> {
         self.answer(async move {
             let mut session = self.pool.take().await?;
             let misfits = rehearse::rehearse::<E>(&mut session, statements).await?;

@@ -217,14 +217,7 @@ mod tests {
 
     fn event(millis: i64) -> Indexed<'static> {
         let (kind, entity) = (Some("paid"), None);
-        Indexed {
-            id: first_of(millis),
-            source: "shop",
-            kind,
-            entity,
-            received_at: millis * 1_000,
-            routed: true,
-        }
+        Indexed { id: first_of(millis), source: "shop", kind, entity, received_at: millis * 1_000, routed: true }
     }
 
     #[test]

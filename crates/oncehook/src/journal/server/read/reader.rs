@@ -15,8 +15,8 @@ use super::{Reads, search, story};
 use crate::delivery::{DeliveryId, DeliveryState};
 use crate::event::EventId;
 use crate::journal::{
-    Backlog, BoxFuture, EventDetail, EventPage, EventQuery, JournalReader, ReadError, RecentKey,
-    SourceCounts, Standing, Stats, StoredBody,
+    Backlog, BoxFuture, EventDetail, EventPage, EventQuery, JournalReader, ReadError, RecentKey, SourceCounts,
+    Standing, Stats, StoredBody,
 };
 
 /// Reads in one snapshot, while nothing moves from memory into the tables.
@@ -65,10 +65,7 @@ impl<E: Reads> JournalReader for ServerJournal<E> {
         Box::pin(async move { read!(self, |session| self.counts(&mut session)) })
     }
 
-    fn standings(
-        &self,
-        deliveries: Vec<DeliveryId>,
-    ) -> BoxFuture<'_, Result<Vec<Option<Standing>>, ReadError>> {
+    fn standings(&self, deliveries: Vec<DeliveryId>) -> BoxFuture<'_, Result<Vec<Option<Standing>>, ReadError>> {
         Box::pin(async move { read!(self, |session| standings::<E>(&mut session, &deliveries)) })
     }
 
@@ -136,10 +133,7 @@ async fn standings<E: Reads>(
 }
 
 /// Keys of the latest events, as the ledger has them.
-async fn recent_keys<E: Reads>(
-    session: &mut E::Session,
-    limit: usize,
-) -> Result<Vec<RecentKey>, EngineError> {
+async fn recent_keys<E: Reads>(session: &mut E::Session, limit: usize) -> Result<Vec<RecentKey>, EngineError> {
     let rows = session.rows(E::READ.recent_keys, &[limit.into()]).await?;
     let mut keys = Vec::with_capacity(rows.len());
     for row in &rows {

@@ -13,9 +13,7 @@ use super::super::engine::Session;
 use super::super::error::EngineError;
 use super::super::value::{Param, Row};
 use super::Reads;
-use super::buckets::{
-    self, Part, ahead_value, before, behind, bounds, bucket_of, first_of_bucket, usual, value_of,
-};
+use super::buckets::{self, Part, ahead_value, before, behind, bounds, bucket_of, first_of_bucket, usual, value_of};
 use crate::event::EventId;
 use crate::journal::{EventQuery, EventStatus, EventSummary, Flag};
 
@@ -43,9 +41,7 @@ pub(super) async fn find<E: Reads>(
     let status = query.status.filter(|status| is_listed(*status));
     events.extend(match (status, value_of(query)) {
         // An entity has fewer events than a status, and a type or source not many more.
-        (Some(status), _) if query.entity.is_none() => {
-            in_status::<E>(session, query, status, usual, rest).await?
-        }
+        (Some(status), _) if query.entity.is_none() => in_status::<E>(session, query, status, usual, rest).await?,
         (_, Some(value)) => in_buckets::<E>(session, query, value, usual, rest).await?,
         (_, None) => scan::<E>(session, query, &[usual], rest).await?,
     });
@@ -107,10 +103,8 @@ async fn in_status<E: Reads>(
     wanted: usize,
 ) -> Result<Vec<EventSummary>, EngineError> {
     let mut events = Vec::new();
-    let is_queue = matches!(
-        status,
-        EventStatus::Ready | EventStatus::Retrying | EventStatus::Running | EventStatus::Parked
-    );
+    let is_queue =
+        matches!(status, EventStatus::Ready | EventStatus::Retrying | EventStatus::Running | EventStatus::Parked);
     if is_queue {
         // The index of a queue is not in the order of events, and all of its part is sorted for each page. A long queue fills a
         // page right here instead.
@@ -189,8 +183,7 @@ async fn parts_with<E: Reads>(
     within: Part,
     limit: i64,
 ) -> Result<(Vec<Part>, Option<EventId>), EngineError> {
-    let asked =
-        [Param::from(value), bucket_of(within.from).into(), bucket_of(within.to).into(), limit.into()];
+    let asked = [Param::from(value), bucket_of(within.from).into(), bucket_of(within.to).into(), limit.into()];
     let (mut parts, mut oldest) = (Vec::new(), None);
     for row in session.rows(E::READ.buckets, &asked).await? {
         let bucket = row.int(0)?;

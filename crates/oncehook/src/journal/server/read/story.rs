@@ -84,10 +84,7 @@ fn delivery(row: &impl Row) -> Result<Delivery, EngineError> {
 }
 
 /// Adds the latest tries to an event's deliveries. Lists do without.
-async fn add_attempts<E: Reads>(
-    session: &mut E::Session,
-    event: &mut EventSummary,
-) -> Result<(), EngineError> {
+async fn add_attempts<E: Reads>(session: &mut E::Session, event: &mut EventSummary) -> Result<(), EngineError> {
     for row in session.rows(E::READ.attempts, &[event.id.into(), ATTEMPTS_SHOWN.into()]).await? {
         let (route, epoch) = (row.text(0)?, row.small(1)?);
         let attempt = Attempt {
@@ -110,10 +107,7 @@ async fn add_attempts<E: Reads>(
 }
 
 /// The latest orders, oldest first, and how many there are.
-async fn audit<E: Reads>(
-    session: &mut E::Session,
-    event: EventId,
-) -> Result<(Vec<AuditEntry>, u64), EngineError> {
+async fn audit<E: Reads>(session: &mut E::Session, event: EventId) -> Result<(Vec<AuditEntry>, u64), EngineError> {
     let subject = event.to_string();
     let rows = session.rows(E::READ.audit, &[(&subject).into(), ORDERS_SHOWN.into()]).await?;
     let total = rows.first().map_or(Ok(0), |row| row.count(5))?;

@@ -94,9 +94,8 @@ impl Generation {
         self.last = self.last.max(Some(entry.fact.event.sequence()));
         self.bytes += size_of::<Entry>() + size_of::<u32>() + entry.key.as_bytes().len();
         let (entries, hash) = (&self.entries, entry.hash);
-        self.index.insert_unique(hash, position, |position| {
-            entries.get(*position as usize).map_or(0, |entry| entry.hash)
-        });
+        self.index
+            .insert_unique(hash, position, |position| entries.get(*position as usize).map_or(0, |entry| entry.hash));
         self.entries.push(entry);
     }
 
@@ -167,12 +166,7 @@ mod tests {
     fn entry(ids: &mut EventIds, hash: u64, source: &str, key: &[u8]) -> Entry {
         let event = ids.next(UnixMicros(1_000_000));
         let fact = Fact { event, digest: [7; 32], first_seen: UnixMicros(1), expires_at: UnixMicros(2) };
-        Entry {
-            hash,
-            source: SourceName::new(source).unwrap(),
-            key: EventKey::from_bytes(key).unwrap(),
-            fact,
-        }
+        Entry { hash, source: SourceName::new(source).unwrap(), key: EventKey::from_bytes(key).unwrap(), fact }
     }
 
     #[test]
@@ -196,15 +190,8 @@ mod tests {
         let mut ids = EventIds::above(0, 0);
         let mut generation = Generation::default();
         let long = [b'x'; 20];
-        let keys: [(&str, &[u8]); 7] = [
-            ("b", b"a"),
-            ("a", b"b"),
-            ("a", &long),
-            ("a", &long[..17]),
-            ("a", b"a\0"),
-            ("a", b"a"),
-            ("a", b"A"),
-        ];
+        let keys: [(&str, &[u8]); 7] =
+            [("b", b"a"), ("a", b"b"), ("a", &long), ("a", &long[..17]), ("a", b"a\0"), ("a", b"a"), ("a", b"A")];
         for (hash, (source, key)) in keys.iter().enumerate() {
             generation.insert(entry(&mut ids, hash as u64, source, key));
         }

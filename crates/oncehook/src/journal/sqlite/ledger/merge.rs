@@ -32,9 +32,8 @@ enum Order {
 impl Merge {
     pub(super) fn new(generation: Arc<Generation>) -> Self {
         let sorted = Arc::clone(&generation);
-        let making = std::thread::Builder::new()
-            .name("journal-ledger".to_owned())
-            .spawn(move || sorted.in_table_order());
+        let making =
+            std::thread::Builder::new().name("journal-ledger".to_owned()).spawn(move || sorted.in_table_order());
         let order = match making {
             Ok(making) => Order::Making(making),
             // No thread to be had: the writer does it.

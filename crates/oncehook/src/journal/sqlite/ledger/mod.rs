@@ -168,11 +168,7 @@ impl Ledger {
     }
 
     /// Takes the keys of the next events after one back into memory. Returns the last of these events.
-    pub(super) fn read_back(
-        &mut self,
-        connection: &Connection,
-        after: i64,
-    ) -> Result<Option<i64>, rusqlite::Error> {
+    pub(super) fn read_back(&mut self, connection: &Connection, after: i64) -> Result<Option<i64>, rusqlite::Error> {
         let hasher = self.hasher.clone();
         tail::page(connection, &hasher, after, |entry| self.take_back(entry))
     }
@@ -225,8 +221,8 @@ impl Ledger {
         // The self-test would refuse to start with this mistake, which is another way to notice it.
         let blind = planted::has(Bug::SelectThenInsert) && source != PROBE_SOURCE;
         let staged = staged.filter(|_| !blind);
-        let remembered = staged
-            .or_else(|| self.recent.read().unwrap_or_else(PoisonError::into_inner).find(hash, source, key));
+        let remembered =
+            staged.or_else(|| self.recent.read().unwrap_or_else(PoisonError::into_inner).find(hash, source, key));
         let surely_not = self.filter_is_whole && !self.filter.may_contain(hash);
         if std::mem::take(&mut self.spot_check) {
             let tabled = table::find(connection, source, key)?;
@@ -260,11 +256,7 @@ impl Ledger {
     }
 
     /// Takes some keys of the frozen generation along in the transaction of a batch of so many events.
-    pub(super) fn merge_along(
-        &mut self,
-        connection: &Connection,
-        events: usize,
-    ) -> Result<(), rusqlite::Error> {
+    pub(super) fn merge_along(&mut self, connection: &Connection, events: usize) -> Result<(), rusqlite::Error> {
         let Some(merge) = &mut self.merge else { return Ok(()) };
         let recent = self.recent.read().unwrap_or_else(PoisonError::into_inner);
         if is_full(&recent.current, self.full_at) {
@@ -287,11 +279,7 @@ impl Ledger {
     }
 
     /// Merges in a transaction of its own. Returns whether there is more to do.
-    pub(super) fn merge_alone(
-        &mut self,
-        connection: &mut Connection,
-        most: usize,
-    ) -> Result<bool, rusqlite::Error> {
+    pub(super) fn merge_alone(&mut self, connection: &mut Connection, most: usize) -> Result<bool, rusqlite::Error> {
         self.begin();
         let Some(merge) = &mut self.merge else { return Ok(false) };
         let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
@@ -357,9 +345,8 @@ impl Ledger {
             return;
         }
         let (readers, hasher) = (Arc::clone(readers), self.hasher.clone());
-        let loading = std::thread::Builder::new()
-            .name("journal-filter".to_owned())
-            .spawn(move || readers.load_filter(&hasher));
+        let loading =
+            std::thread::Builder::new().name("journal-filter".to_owned()).spawn(move || readers.load_filter(&hasher));
         // Without a thread there is no filter, and every key is looked up.
         self.loading = loading.ok();
     }

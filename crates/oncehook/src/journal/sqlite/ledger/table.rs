@@ -6,11 +6,7 @@ use rusqlite::{Connection, OptionalExtension, params};
 use super::Known;
 use crate::event::EventId;
 
-pub(super) fn find(
-    connection: &Connection,
-    source: &str,
-    key: &[u8],
-) -> Result<Option<Known>, rusqlite::Error> {
+pub(super) fn find(connection: &Connection, source: &str, key: &[u8]) -> Result<Option<Known>, rusqlite::Error> {
     connection
         .prepare_cached("SELECT event, digest, expires_at FROM oncehook_keys WHERE source = ?1 AND key = ?2")?
         .query_row(params![source, key], |row| {

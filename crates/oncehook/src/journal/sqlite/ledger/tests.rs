@@ -43,12 +43,7 @@ impl Bench {
         {
             let mut statements = Statements::prepare(&transaction)?;
             for key in keys {
-                appended.push(statements.append(
-                    &mut self.ids,
-                    &mut self.ledger,
-                    &event(key),
-                    UnixMicros(0),
-                )?);
+                appended.push(statements.append(&mut self.ids, &mut self.ledger, &event(key), UnixMicros(0))?);
             }
         }
         if let End::CommitWithMerge(most) = end
@@ -185,8 +180,7 @@ fn fault_5_a_merge_that_finds_the_disk_full_goes_on_when_there_is_room() {
     bench.ledger.merge_alone(&mut bench.connection, 100).unwrap();
     let pages: i64 = bench.connection.query_row("PRAGMA page_count", [], |row| row.get(0)).unwrap();
     let room = |connection: &Connection, pages: i64| {
-        let set =
-            connection.query_row(&format!("PRAGMA max_page_count = {pages}"), [], |row| row.get::<_, i64>(0));
+        let set = connection.query_row(&format!("PRAGMA max_page_count = {pages}"), [], |row| row.get::<_, i64>(0));
         assert_eq!(set.unwrap(), pages);
     };
     room(&bench.connection, pages + 2);
