@@ -3,6 +3,9 @@
 //!
 //! `compare [--seconds N] [--rounds N] [--connections N] [--memory-seconds N] [--without-peers] [--stack WORD]
 //! [--part accepts|latency|effects] [--out DIRECTORY]`
+//!
+//! `compare pairs OLD NEW [--pairs N] [--seconds N] [--stack NAME] [--part NAME]` compares two builds of the gateway instead, and
+//! prints the table of their ratios.
 
 use std::path::PathBuf;
 
@@ -17,6 +20,11 @@ fn main() -> anyhow::Result<()> {
     if arguments.next_if(|word| word == "ceiling").is_some() {
         return oncehook_testkit::ceiling::serve();
     }
+    let builds = match arguments.next_if(|word| word == "pairs") {
+        Some(_) => Some([(); 2].map(|()| arguments.next().map(PathBuf::from))),
+        None => None,
+    };
+    let mut pairs = 9;
     let repository = std::env::current_dir()?;
     let mut out = repository.join("bench");
     let mut plan = Plan {
@@ -27,6 +35,7 @@ fn main() -> anyhow::Result<()> {
         stacks: Vec::new(),
         parts: Vec::new(),
         memory_seconds: 60,
+        binary: None,
         scratch: repository.join("target/compare"),
         repository,
     };
@@ -41,6 +50,7 @@ fn main() -> anyhow::Result<()> {
             "--memory-seconds" => plan.memory_seconds = number()? as u64,
             "--stack" => plan.stacks.push(arguments.next().context("--stack wants a part of a name")?),
             "--part" => plan.parts.push(arguments.next().context("--part wants accepts, latency or effects")?),
+            "--pairs" => pairs = number()?.max(1),
             "--without-peers" => plan.peers = false,
             "--out" => out = PathBuf::from(arguments.next().context("--out wants a directory")?),
             other => anyhow::bail!("unknown argument {other}"),
@@ -48,6 +58,11 @@ fn main() -> anyhow::Result<()> {
     }
     std::fs::create_dir_all(&plan.scratch)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    if let Some([old, new]) = builds {
+        let (old, new) = (old.context("pairs wants two binaries")?, new.context("pairs wants two binaries")?);
+        print!("{}", runtime.block_on(compare::pairs::run(&plan, old.canonicalize()?, new.canonicalize()?, pairs))?);
+        return Ok(());
+    }
     let (report, measured) = runtime.block_on(compare::run(&plan));
     report.save(&out)?;
     print!("{}", report.to_markdown());

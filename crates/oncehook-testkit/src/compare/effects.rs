@@ -33,8 +33,8 @@ pub(super) async fn measure(plan: &Plan, stacks: &[Stack], report: &mut Report) 
         let stolen = family::stolen();
         for _ in 0..plan.rounds {
             let routes = engine.map(sql_route).unwrap_or_default();
-            drained.push(drain(plan, &stack.start(plan, &routes)?, count).await?);
-            sustained.push(sustain(plan, &stack.start(plan, &routes)?, count).await?);
+            drained.push(drain(plan, &stack.start(plan, &routes)?, Load::Fresh, count).await?.rate);
+            sustained.push(sustain(plan, &stack.start(plan, &routes)?, count).await?.rate);
             if let Some(engine) = engine {
                 bares.push(bare::rate(engine, plan, OURS).await?);
                 posted.push(post(plan, *stack, &receiver).await?);
@@ -62,7 +62,7 @@ pub(super) async fn measure(plan: &Plan, stacks: &[Stack], report: &mut Report) 
     Ok(())
 }
 
-fn sql_route(engine: Engine) -> String {
+pub(super) fn sql_route(engine: Engine) -> String {
     format!(
         r#"
 [[route]]
@@ -77,8 +77,8 @@ bind = {{ payment = "/data/object/id", amount = "/data/object/amount" }}
 }
 
 /// Sends so many events, and returns how many were accepted. Ours accepts all of them; a peer may answer 500 when it is pressed.
-async fn send(plan: &Plan, running: &Running, count: usize) -> usize {
-    let requests = Load::Fresh.requests(count, throughput::SIZES[0]);
+async fn send(plan: &Plan, running: &Running, load: Load, count: usize) -> usize {
+    let requests = load.requests(count, throughput::SIZES[0]);
     let sent = run(running.address(), plan.connections, Arc::new(requests), false, Pace::Closed, PATIENCE).await;
     let accepted = sent.statuses.get(&200).copied().unwrap_or(0);
     assert!(running.gateway().is_none() || accepted == count as u64, "{:?}", sent.statuses);
@@ -100,21 +100,35 @@ async fn all_applied(running: &Running, count: usize) -> anyhow::Result<()> {
     Ok(())
 }
 
-async fn drain(plan: &Plan, running: &Running, count: usize) -> anyhow::Result<f64> {
-    running.hold(true).await;
-    let count = send(plan, running, count).await;
-    let before = running.orders().await?;
-    let begun = Instant::now();
-    running.hold(false).await;
-    all_applied(running, count).await?;
-    Ok((count - before) as f64 / begun.elapsed().as_secs_f64())
+/// How many events a second took effect, and what each cost.
+pub(super) struct Applied {
+    pub(super) rate: f64,
+    pub(super) cpu_micros: f64,
 }
 
-async fn sustain(plan: &Plan, running: &Running, count: usize) -> anyhow::Result<f64> {
-    let begun = Instant::now();
-    let count = send(plan, running, count).await;
+/// Makes a backlog, and measures how it is worked off.
+pub(super) async fn drain(plan: &Plan, running: &Running, load: Load, count: usize) -> anyhow::Result<Applied> {
+    running.hold(true).await;
+    let count = send(plan, running, load, count).await;
+    let before = running.orders().await?;
+    let (begun, used) = (Instant::now(), family::used());
+    running.hold(false).await;
     all_applied(running, count).await?;
-    Ok(count as f64 / begun.elapsed().as_secs_f64())
+    Ok(applied(count - before, begun, used))
+}
+
+/// Accepts and applies at once.
+pub(super) async fn sustain(plan: &Plan, running: &Running, count: usize) -> anyhow::Result<Applied> {
+    let (begun, used) = (Instant::now(), family::used());
+    let count = send(plan, running, Load::Fresh, count).await;
+    all_applied(running, count).await?;
+    Ok(applied(count, begun, used))
+}
+
+fn applied(count: usize, begun: Instant, used: family::Used) -> Applied {
+    let count = count.max(1) as f64;
+    let cpu_micros = family::used().since(used).cpu_micros / count;
+    Applied { rate: count / begun.elapsed().as_secs_f64(), cpu_micros }
 }
 
 /// A backlog that is posted to a receiver in this process, which answers at once.
@@ -126,7 +140,7 @@ async fn post(plan: &Plan, stack: Stack, receiver: &Receiver) -> anyhow::Result<
     let running = stack.start(plan, &route)?;
     running.hold(true).await;
     let first = receiver.count();
-    send(plan, &running, OVER_HTTP).await;
+    send(plan, &running, Load::Fresh, OVER_HTTP).await;
     // A claim that was under way when the route was paused may have taken some.
     let early = receiver.count() - first;
     let begun = Instant::now();

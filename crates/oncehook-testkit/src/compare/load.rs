@@ -19,7 +19,12 @@ pub enum Load {
     Half,
     /// A thousand events over and over.
     Storm,
+    /// Every event is new, and the events are about 10,000 entities.
+    Entities,
 }
+
+/// How many entities the events of [`Load::Entities`] are about.
+const ENTITIES: usize = 10_000;
 
 /// How many events a storm repeats.
 pub const STORM_KEYS: usize = 1_000;
@@ -36,6 +41,7 @@ impl Load {
             Self::Ordered => "fresh, time-ordered keys",
             Self::Half => "50 % duplicates",
             Self::Storm => "storm",
+            Self::Entities => "fresh, 10,000 entities",
         }
     }
 
@@ -44,9 +50,10 @@ impl Load {
     pub fn requests(self, count: usize, size: usize) -> Vec<Vec<u8>> {
         let provider = Provider::new("stripe", SECRET, "stripe");
         let now = now();
-        let one = |number: usize| request(&provider, number, self == Self::Ordered, size, now);
+        let object = |number: usize| if self == Self::Entities { number % ENTITIES } else { number };
+        let one = |number: usize| request_about(&provider, number, object(number), self == Self::Ordered, size, now);
         match self {
-            Self::Fresh | Self::Ordered => (0..count).map(one).collect(),
+            Self::Fresh | Self::Ordered | Self::Entities => (0..count).map(one).collect(),
             Self::Storm => (0..STORM_KEYS).map(one).collect(),
             Self::Half => with_copies((0..count.div_ceil(2)).map(one).collect()),
         }
@@ -56,7 +63,7 @@ impl Load {
     #[must_use]
     pub fn events(self, requests: usize) -> usize {
         match self {
-            Self::Fresh | Self::Ordered => requests,
+            Self::Fresh | Self::Ordered | Self::Entities => requests,
             Self::Half => requests / 2,
             Self::Storm => STORM_KEYS,
         }
@@ -80,6 +87,18 @@ fn with_copies(originals: Vec<Vec<u8>>) -> Vec<Vec<u8>> {
 /// A signed Stripe event of about the wanted size.
 #[must_use]
 pub fn request(provider: &Provider, number: usize, ordered: bool, size: usize, now: UnixMicros) -> Vec<u8> {
+    request_about(provider, number, number, ordered, size, now)
+}
+
+/// The same about one of many objects.
+fn request_about(
+    provider: &Provider,
+    number: usize,
+    object: usize,
+    ordered: bool,
+    size: usize,
+    now: UnixMicros,
+) -> Vec<u8> {
     let scattered = Random::new(number as u64).next();
     let id = if ordered {
         format!("evt_1PxZ{number:012}{:08x}", scattered as u32)
@@ -87,7 +106,7 @@ pub fn request(provider: &Provider, number: usize, ordered: bool, size: usize, n
         format!("evt_{scattered:016x}{:08x}", number as u32)
     };
     let head = format!(
-        "{{\"id\":\"{id}\",\"object\":\"event\",\"type\":\"payment_intent.succeeded\",\"created\":{},\"data\":{{\"object\":{{\"id\":\"pi_{number}\",\"amount\":1999,\"note\":\"",
+        "{{\"id\":\"{id}\",\"object\":\"event\",\"type\":\"payment_intent.succeeded\",\"created\":{},\"data\":{{\"object\":{{\"id\":\"pi_{object}\",\"amount\":1999,\"note\":\"",
         now.as_secs()
     );
     let tail = "\"}},\"livemode\":true,\"pending_webhooks\":1}";

@@ -15,6 +15,7 @@ pub mod growth;
 mod latency;
 pub mod load;
 mod obstacles;
+pub mod pairs;
 mod plot;
 mod report;
 mod stack;
@@ -45,6 +46,8 @@ pub struct Plan {
     pub memory_seconds: u64,
     /// Where deployments live while they run.
     pub scratch: PathBuf,
+    /// The gateway that is measured; nothing: the one beside this program.
+    pub binary: Option<PathBuf>,
     /// The repository: peers are started from it, the report is written into it.
     pub repository: PathBuf,
 }

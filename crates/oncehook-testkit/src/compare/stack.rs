@@ -124,7 +124,8 @@ impl Stack {
             config.push_str(&format!("\n[dedup]\nredis = \"{}\"\n", redis.url()));
         }
         prepare(directory.path(), &config);
-        let gateway = Gateway::start(&own.with_file_name("oncehook"), directory.path());
+        let binary = plan.binary.clone().unwrap_or_else(|| own.with_file_name("oncehook"));
+        let gateway = Gateway::start(&binary, directory.path());
         Ok(Running { process: Process::Gateway(gateway), store, _redis: redis, _directory: directory })
     }
 }

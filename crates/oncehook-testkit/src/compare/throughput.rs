@@ -67,7 +67,7 @@ fn has(stack: Stack, load: Load, size: usize) -> bool {
 /// the machine has better and worse seconds. What stores must not rest like that, or it would clear up unseen.
 const STORM_TURNS: u32 = 8;
 
-async fn one(plan: &Plan, stack: Stack, load: Load, size: usize) -> anyhow::Result<Accepts> {
+pub(super) async fn one(plan: &Plan, stack: Stack, load: Load, size: usize) -> anyhow::Result<Accepts> {
     let running = stack.start(plan, "")?;
     let again = stack == Stack::Ceiling || load == Load::Storm;
     let count =
