@@ -141,27 +141,27 @@ macro_rules! front {
     };
 }
 
-/// The fronts of queues. The first is found in the index alone, where `filter` allows it.
+/// The fronts of queues. The first of each is found in the index alone, where `filter` allows it. The limit has them found
+/// before they are taken apart, or each would be looked for once per column.
 macro_rules! fronts {
     ($filter:literal, $only_if:literal) => {
         FrontSql {
             first: concat!(
-                front!(),
-                "(SELECT (SELECT CONCAT(d.event, d.epoch) FROM oncehook_deliveries d WHERE ",
+                "SELECT LEFT(f.first, 16), $1, CAST(SUBSTR(f.first, 17) AS UNSIGNED), 0, f.name FROM
+                   (SELECT t.name, (SELECT CONCAT(d.event, d.epoch) FROM oncehook_deliveries d WHERE ",
                 line!("l"),
-                " AND d.route = $1 AND ",
+                " AND d.route = $1",
                 $filter,
                 " ORDER BY d.version, d.event, d.epoch LIMIT 1) AS first FROM ",
                 names!("$2"),
                 $only_if,
-                ") f STRAIGHT_JOIN oncehook_deliveries d
-                   ON d.event = LEFT(f.first, 16) AND d.route = $1 AND d.epoch = CAST(SUBSTR(f.first, 17) AS UNSIGNED)"
+                " LIMIT 1000000) f WHERE f.first IS NOT NULL"
             ),
             more: concat!(
                 front!(),
-                "oncehook_deliveries d WHERE d.line = CONCAT('l', CAST($2 AS BINARY)) AND d.route = $1 AND ",
+                "oncehook_deliveries d WHERE d.line = CONCAT('l', CAST($2 AS BINARY)) AND d.route = $1",
                 $filter,
-                " ORDER BY d.version, d.event, d.epoch LIMIT $6"
+                " ORDER BY d.version, d.event, d.epoch LIMIT $5"
             ),
         }
     };
@@ -327,7 +327,9 @@ impl Delivers for Mysql {
                 line!("r"),
                 " AND d.route = $1 WHERE EXISTS (SELECT 1 FROM oncehook_deliveries WHERE place = 1 AND route = $1)"
             ),
-            fronts: fronts!("($4 OR d.state <> 'dead')", ""),
+            blocking: fronts!("", ""),
+            passing: fronts!(" AND d.state <> 'dead'", ""),
+            found: concat!(front!(), places!("$2", "$1")),
         },
         block: concat!(
             "UPDATE ",
@@ -336,8 +338,8 @@ impl Delivers for Mysql {
         ),
         // Whether any is blocked is asked once for all: usually none is.
         unblock: UnblockSql::Found(fronts!(
-            "d.run_at = $5 AND d.state <> 'dead'",
-            "WHERE EXISTS (SELECT 1 FROM oncehook_deliveries WHERE place = 0 AND route = $1 AND place_at = $5)"
+            " AND d.run_at = $4 AND d.state <> 'dead'",
+            "WHERE EXISTS (SELECT 1 FROM oncehook_deliveries WHERE place = 0 AND route = $1 AND place_at = $4)"
         )),
         unblock_all: MoveSql {
             find: Some(
@@ -462,7 +464,7 @@ async fn lock_free(session: &mut Session, route: &RouteName, due: &mut Vec<Due>)
             }
         }
     }
-    lock::<Mysql>(session, route, &rest.iter().map(String::as_str).collect()).await?;
+    lock::<Mysql>(session, route, &rest).await?;
     due.retain_mut(|due| {
         due.entity_locked = true;
         due.candidate.entity.as_ref().is_none_or(|entity| !taken.contains(entity))

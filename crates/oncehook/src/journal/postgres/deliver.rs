@@ -59,27 +59,32 @@ const AHEAD: &str = ", ahead AS (
        RETURNING 1
      )";
 
-/// The statement that locks what is due and reads it: `$1` now, `$2` route, `$3` the route before, `$4` from this due time on.
-///
-/// Bodies are weighed before they are read: many big ones at once would fill the memory. The limit stands in the text: a plan
-/// for any limit would be one for a tenth of the queue.
-fn batch_sql(route: &Route, limit: usize, settle_ahead: bool) -> String {
+/// Locks what is due: `$1` now, `$2` route; `from` is the due time from which on is searched. The limit stands in the text: a
+/// plan for any limit would be one for a tenth of the queue.
+fn due_sql(route: &Route, from: &str, limit: usize) -> String {
     let (entity, free, locked) = match route.ordering.is_serial() {
         true => (ENTITY, ENTITY_FREE, "line.entity IS NOT NULL"),
         false => ("", "", "false"),
     };
-    let (ahead, settled) = if settle_ahead { (AHEAD, "(SELECT count(*) FROM ahead)") } else { ("", "0::bigint") };
     format!(
         "WITH due AS MATERIALIZED (
            SELECT d.ctid AS place, d.event, d.epoch, d.attempt, d.attempt_limit, d.run_at, d.parked_at,
                   d.entity IS NOT NULL AS queued, {locked} AS locked
              FROM oncehook.deliveries d {entity}
-            WHERE d.route = $2 AND d.state IN ('ready', 'retrying') AND d.run_at BETWEEN $4 AND $1::bigint {free}
+            WHERE d.route = $2 AND d.state IN ('ready', 'retrying') AND d.run_at BETWEEN {from} AND $1::bigint {free}
             ORDER BY d.run_at, d.event, d.epoch LIMIT {limit}
               FOR UPDATE OF d SKIP LOCKED
-         ), weighed AS (
-           SELECT d.place, d.event, d.epoch, d.attempt, d.attempt_limit, d.run_at, d.parked_at, d.queued, d.locked,
-                  e.id, e.source, e.key, e.type, e.entity, e.occurred_at, e.received_at, e.headers, e.body, e.version,
+         )"
+    )
+}
+
+/// Locks what is due and reads it: `$1` now, `$2` route, `$3` the route before, `$4` from this due time on. Bodies are weighed
+/// before they are read: many big ones at once would fill the memory.
+fn batch_sql(route: &Route, limit: usize, settle_ahead: bool) -> String {
+    let (ahead, settled) = if settle_ahead { (AHEAD, "(SELECT count(*) FROM ahead)") } else { ("", "0::bigint") };
+    format!(
+        "{due}, weighed AS (
+           SELECT d.*, e.id, e.source, e.key, e.type, e.entity, e.occurred_at, e.received_at, e.headers, e.body, e.version,
                   sum(octet_length(e.body)) OVER (ORDER BY d.run_at, d.event, d.epoch ROWS UNBOUNDED PRECEDING)
                     - octet_length(e.body) AS before
              FROM due d CROSS JOIN LATERAL (SELECT * FROM oncehook.events WHERE id = d.event LIMIT 1) e
@@ -88,25 +93,20 @@ fn batch_sql(route: &Route, limit: usize, settle_ahead: bool) -> String {
                 d.run_at, (SELECT count(*) FROM due), {settled}
            FROM weighed d WHERE d.before < 8388608
           ORDER BY d.run_at, d.event, d.epoch",
+        due = due_sql(route, "$4", limit),
         columns = EVENT.replace("e.", "d.")
     )
 }
 
 /// The same for leases, without the events: `$1` now, `$2` route, `$3` from this due time on.
-fn lease_view_sql(limit: usize) -> String {
+fn lease_view_sql(route: &Route, limit: usize) -> String {
     format!(
-        "WITH due AS MATERIALIZED (
-           SELECT d.event, d.epoch, d.attempt, d.attempt_limit, d.parked_at, d.run_at, d.entity IS NOT NULL AS queued,
-                  line.entity IS NOT NULL AS locked
-             FROM oncehook.deliveries d {ENTITY}
-            WHERE d.route = $2 AND d.state IN ('ready', 'retrying') AND d.run_at BETWEEN $3 AND $1::bigint {ENTITY_FREE}
-            ORDER BY d.run_at, d.event, d.epoch LIMIT {limit}
-              FOR UPDATE OF d SKIP LOCKED
-         )
+        "{due}
          SELECT d.event, e.entity, e.version, e.occurred_at, e.type,
                 d.epoch, d.attempt, d.attempt_limit, d.parked_at, d.queued, d.locked, d.run_at
            FROM due d CROSS JOIN LATERAL (SELECT * FROM oncehook.events WHERE id = d.event LIMIT 1) e
-          ORDER BY d.run_at, d.event, d.epoch"
+          ORDER BY d.run_at, d.event, d.epoch",
+        due = due_sql(route, "$3", limit)
     )
 }
 
@@ -372,7 +372,7 @@ impl Delivers for Postgres {
                 Ok(Locked { due, full, unseen, settled_ahead })
             }
             Wanted::Lease { limit } => {
-                let rows = session.rows(&lease_view_sql(limit), &[now.into(), name, from.into()]).await?;
+                let rows = session.rows(&lease_view_sql(route, limit), &[now.into(), name, from.into()]).await?;
                 let full = rows.len() == limit;
                 let first = rows.first().map(|row| row.int(11)).transpose()?;
                 let unseen = self.fronts.found(&route.name, from, first, full);

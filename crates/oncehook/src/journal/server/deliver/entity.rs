@@ -18,7 +18,7 @@ use crate::delivery::{DeliveryState, Fence, RouteName, Settlement, Verdict};
 use crate::event::EventId;
 use crate::journal::Progress;
 use crate::journal::decide::outcome::Held;
-use crate::journal::server::engine::Session;
+use crate::journal::server::engine::{Engine, Session};
 use crate::journal::server::error::{EngineError, EngineResult};
 use crate::journal::server::value::{Column, Param, Row};
 use crate::ordering::{Candidate, Company, Line, Mark, NO_TIME, OnDead, Place, Standing, Step, plan};
@@ -43,8 +43,9 @@ fn affected<'v>(ended: &[Ended<'v>]) -> BTreeSet<&'v str> {
     succeeded.filter_map(|(candidate, _)| candidate.entity.as_deref()).collect()
 }
 
-fn places<'d>(candidates: impl IntoIterator<Item = &'d Candidate>) -> BTreeSet<(EventId, u32)> {
-    candidates.into_iter().map(|candidate| (candidate.place.event, candidate.place.epoch)).collect()
+/// Which delivery of its route it is.
+fn key(candidate: &Candidate) -> (EventId, u32) {
+    (candidate.place.event, candidate.place.epoch)
 }
 
 impl<E: Delivers> Transaction<'_, E> {
@@ -60,17 +61,17 @@ impl<E: Delivers> Transaction<'_, E> {
         let Self { now, route, .. } = *self;
         // Those that were made before the route looked at entities.
         let strange = due.iter().filter(|due| !due.queued && due.candidate.entity.is_some());
-        let strange = places(strange.map(|due| &due.candidate));
+        let strange: BTreeSet<_> = strange.map(|due| key(&due.candidate)).collect();
         if !strange.is_empty() {
             self.session.change(E::DELIVER.adopt, &[(&route.name).into(), Param::places(strange)]).await?;
         }
         let unlocked = due.iter().filter(|due| !due.entity_locked);
-        let unlocked = unlocked.filter_map(|due| due.candidate.entity.as_deref()).collect();
+        let unlocked: BTreeSet<&str> = unlocked.filter_map(|due| due.candidate.entity.as_deref()).collect();
         lock::<E>(self.session, &route.name, &unlocked).await?;
         let candidates: Vec<Candidate> = due.iter().map(|due| due.candidate.clone()).collect();
         let queues = self.queues(&candidates).await?;
         let plan = plan(&route.ordering, company, room, &candidates, &queues);
-        let blocked = places(plan.blocked.iter().filter_map(|index| candidates.get(*index)));
+        let blocked: BTreeSet<_> = plan.blocked.iter().filter_map(|index| candidates.get(*index).map(key)).collect();
         if !blocked.is_empty() {
             let params = [now.into(), (&route.name).into(), Param::places(blocked), NO_TIME.into()];
             self.session.change(E::DELIVER.block, &params).await?;
@@ -141,13 +142,31 @@ impl<E: Delivers> Transaction<'_, E> {
                 let params = [name.into(), counts, self.now.into(), dead_blocks.into(), ordering.by_entity.into()];
                 add_fronts(&mut queues, &self.session.rows(sql, &params).await?)?;
             }
-            QueueSql::InSteps { leased, fronts } => {
+            QueueSql::InSteps { leased, blocking, passing, found } => {
                 let params = [name.into(), Param::texts(entities.iter().copied())];
                 add_fronts(&mut queues, &self.session.rows(leased, &params).await?)?;
                 // While one is leased no other is eligible, and none has to be looked at.
                 wanted.retain(|(entity, _)| ordering.by_entity && !queues.contains_key(*entity));
-                let rows = read_fronts::<E>(self.session, fronts, self.now, name, dead_blocks, &wanted).await?;
-                add_fronts(&mut queues, &rows)?;
+                let fronts = if dead_blocks { blocking } else { passing };
+                let (first, more) = read_fronts::<E>(self.session, fronts, self.now, name, &wanted).await?;
+                add_fronts(&mut queues, &more)?;
+                // A candidate that is the first of its queue need not be read again.
+                let known: HashMap<_, _> =
+                    candidates.iter().map(|candidate| (key(candidate), candidate.place)).collect();
+                let mut others = BTreeSet::new();
+                for row in &first {
+                    match known.get(&(row.event(0)?, row.small(2)?)) {
+                        Some(place) => {
+                            let queue = queues.entry(row.text(4)?).or_default();
+                            (queue.front, queue.due) = (vec![(*place, DeliveryState::Ready)], vec![*place]);
+                        }
+                        None => _ = others.insert((row.event(0)?, row.small(2)?)),
+                    }
+                }
+                if !others.is_empty() {
+                    let params = [name.into(), Param::places(others), self.now.into()];
+                    add_fronts(&mut queues, &self.session.rows(found, &params).await?)?;
+                }
             }
         }
         if ordering.remembers() {
@@ -193,14 +212,20 @@ impl<E: Delivers> Transaction<'_, E> {
 pub(in crate::journal) async fn lock<E: Delivers>(
     session: &mut E::Session,
     route: &RouteName,
-    entities: &BTreeSet<&str>,
+    entities: &BTreeSet<impl AsRef<str> + Sync>,
 ) -> EngineResult {
     if !entities.is_empty() {
+        let params = [route.into(), Param::texts(entities.iter().map(AsRef::as_ref))];
         for sql in E::DELIVER.lock_entities {
-            session.change(sql, &[route.into(), Param::texts(entities.iter().copied())]).await?;
+            session.change(sql, &params).await?;
         }
     }
     Ok(())
+}
+
+/// Entities, from the first column.
+pub(super) fn entities(rows: &[impl Row]) -> EngineResult<BTreeSet<String>> {
+    rows.iter().map(|row| row.text(0)).collect()
 }
 
 /// Adds what was read of queues: event, route, epoch, attempt, entity, state, version, whether it is due.
@@ -222,35 +247,34 @@ fn add_fronts(queues: &mut HashMap<String, Line>, rows: &[impl Row]) -> EngineRe
     Ok(())
 }
 
-/// Reads the fronts of queues, as long as wanted.
+type Rows<E> = Vec<<<E as Engine>::Session as Session>::Row>;
+
+/// Reads the fronts of queues, as long as wanted. Returns the first of each where one is wanted, and all of the others.
 async fn read_fronts<E: Delivers>(
     session: &mut E::Session,
     sql: FrontSql,
     now: i64,
     route: &RouteName,
-    dead_blocks: bool,
     wanted: &[(&str, usize)],
-) -> EngineResult<Vec<<E::Session as Session>::Row>> {
-    let mut found = Vec::with_capacity(wanted.len());
+) -> EngineResult<(Rows<E>, Rows<E>)> {
+    let (mut firsts, mut more) = (Vec::new(), Vec::new());
     if wanted.is_empty() {
-        return Ok(found);
+        return Ok((firsts, more));
     }
     let lengths: HashMap<&str, usize> = wanted.iter().copied().collect();
-    let entities = Param::texts(lengths.keys().copied());
-    let params = [route.into(), entities, now.into(), dead_blocks.into(), NO_TIME.into()];
-    for row in session.rows(sql.first, &params).await? {
-        let entity = row.text(4)?;
-        match lengths.get(entity.as_str()).copied() {
+    let params = [route.into(), Param::texts(lengths.keys().copied()), now.into(), NO_TIME.into()];
+    for first in session.rows(sql.first, &params).await? {
+        let entity = first.text(4)?;
+        match lengths.get(entity.as_str()) {
             // Where there is a first there may be more.
             Some(length @ 2..) => {
-                let [route, _, now, dead_blocks, no_time] = params.clone();
-                let params = [route, (&entity).into(), now, dead_blocks, no_time, length.into()];
-                found.extend(session.rows(sql.more, &params).await?);
+                let params = [route.into(), (&entity).into(), now.into(), NO_TIME.into(), (*length).into()];
+                more.extend(session.rows(sql.more, &params).await?);
             }
-            _ => found.push(row),
+            _ => firsts.push(first),
         }
     }
-    Ok(found)
+    Ok((firsts, more))
 }
 
 /// What is remembered of entities. They are locked, so no other transaction changes it.
@@ -283,7 +307,8 @@ pub(in crate::journal) async fn unblock<E: Delivers>(
             session.change(sql, &[now.into(), route.into(), Param::counts(entities), NO_TIME.into()]).await?;
         }
         UnblockSql::Found(fronts) => {
-            let found = read_fronts::<E>(session, fronts, now, route, false, entities).await?;
+            let (mut found, more) = read_fronts::<E>(session, fronts, now, route, entities).await?;
+            found.extend(more);
             change_found::<E>(session, E::DELIVER.unblock_all.change, now, &found).await?;
         }
     }
@@ -387,20 +412,17 @@ pub(in crate::journal::server) async fn look_again<E: Delivers>(
         return Ok(woken);
     }
     let params = [name.into(), NO_TIME.into(), LOOKED_AFTER.into()];
-    let blocked = session.rows(E::DELIVER.blocked_entities, &params).await?;
+    let blocked = entities(&session.rows(E::DELIVER.blocked_entities, &params).await?)?;
     // The locks below wait for others, and must not hold what was woken meanwhile.
     session.commit().await?;
-    let blocked: Vec<String> = blocked.iter().map(|row| row.text(0)).collect::<EngineResult<_>>()?;
-    let blocked: BTreeSet<&str> = blocked.iter().map(String::as_str).collect();
     if blocked.is_empty() {
         return Ok(woken);
     }
     let now = session.begin(given).await?;
     lock::<E>(session, name, &blocked).await?;
     let dead_blocks = ordering.by_entity && ordering.on_dead == OnDead::Block;
-    let params = [name.into(), Param::texts(blocked.iter().copied()), dead_blocks.into(), NO_TIME.into()];
-    let stranded = session.rows(E::DELIVER.stranded, &params).await?;
-    let stranded: Vec<String> = stranded.iter().map(|row| row.text(0)).collect::<EngineResult<_>>()?;
+    let params = [name.into(), Param::texts(blocked.iter().map(String::as_str)), dead_blocks.into(), NO_TIME.into()];
+    let stranded = entities(&session.rows(E::DELIVER.stranded, &params).await?)?;
     let first: Vec<(&str, usize)> = stranded.iter().map(|entity| (entity.as_str(), 1)).collect();
     unblock::<E>(session, now, name, &first).await?;
     session.commit().await?;

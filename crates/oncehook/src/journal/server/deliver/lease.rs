@@ -1,7 +1,5 @@
 //! Leases: taken, and taken away when they have run out.
 
-use std::collections::BTreeSet;
-
 use oncehook_verify::UnixMicros;
 
 use super::entity::{self, Transaction};
@@ -72,9 +70,7 @@ pub(in crate::journal::server) async fn reclaim<E: Delivers>(
     let params = [now.into(), (&route.name).into()];
     if serial {
         // The entities first, as for every settlement.
-        let rows = session.rows(E::DELIVER.expired_entities, &params).await?;
-        let entities: Vec<String> = rows.iter().map(|row| row.text(0)).collect::<EngineResult<_>>()?;
-        let entities: BTreeSet<&str> = entities.iter().map(String::as_str).collect();
+        let entities = entity::entities(&session.rows(E::DELIVER.expired_entities, &params).await?)?;
         entity::lock::<E>(session, &route.name, &entities).await?;
     }
     let (mut failed, mut expired) = (Vec::new(), Vec::new());

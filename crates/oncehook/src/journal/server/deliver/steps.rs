@@ -55,7 +55,7 @@ pub(in crate::journal) struct DeliverSql {
     pub(in crate::journal) entity_states: &'static str,
     /// `$1` scope, `$2` table of entity, version, last_at, state, newest.
     pub(in crate::journal) keep_entity_states: &'static str,
-    /// Returns entity, state, event, epoch, version, and whether it is due. The entities are locked.
+    /// Returns event, route, epoch, attempt, entity, state, version, and whether it is due. The entities are locked.
     pub(in crate::journal) queues: QueueSql,
     /// `$1` now, `$2` route, `$3` places (table), then the time that means "blocked".
     pub(in crate::journal) block: &'static str,
@@ -110,15 +110,21 @@ pub(in crate::journal) enum QueueSql {
     InSteps {
         /// `$1` route, `$2` entities (table). What is leased.
         leased: &'static str,
-        fronts: FrontSql,
+        /// Where a dead delivery is in the way of others.
+        blocking: FrontSql,
+        /// Where it is not.
+        passing: FrontSql,
+        /// `$1` route, `$2` places (table), `$3` now.
+        found: &'static str,
     },
 }
 
 /// Reads the fronts of queues where one statement can return only the first of each. `$1` route, `$2` entities (table),
-/// `$3` now, `$4` whether a dead delivery is in the way of others, `$5` the time that means "blocked".
+/// `$3` now, `$4` the time that means "blocked".
 pub(in crate::journal) struct FrontSql {
+    /// Returns event, route, epoch, 0, entity: what the index knows.
     pub(in crate::journal) first: &'static str,
-    /// Of one queue: `$2` is the entity, `$6` how many.
+    /// Of one queue: `$2` is the entity, `$5` how many.
     pub(in crate::journal) more: &'static str,
 }
 
@@ -126,7 +132,7 @@ pub(in crate::journal) struct FrontSql {
 pub(in crate::journal) enum UnblockSql {
     /// `$1` now, `$2` route, `$3` table of entity and how many, then the time that means "blocked".
     AtOnce(&'static str),
-    /// They return what the queues return. What they find is put back as [`DeliverSql::unblock_all`] does it.
+    /// What they find is put back as [`DeliverSql::unblock_all`] does it.
     Found(FrontSql),
 }
 
