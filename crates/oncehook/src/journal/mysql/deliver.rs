@@ -35,25 +35,16 @@ use crate::route::Route;
 /// At most this many bytes of bodies are read for one batch (and the body that crosses it).
 const BODIES_AT_ONCE: u64 = 8 << 20;
 
-/// A list of deliveries with their attempts, as the table that it becomes. Places are counted from 1.
-macro_rules! fences {
+/// A list of deliveries with their attempts, as the table that it becomes, and the deliveries. Places are counted from 1.
+macro_rules! fenced {
     ($param:literal) => {
         concat!(
             "JSON_TABLE(",
             $param,
             ", '$[*]' COLUMNS (place FOR ORDINALITY, event VARCHAR(32) PATH '$[0]',
                route VARCHAR(64) CHARACTER SET utf8mb4 PATH '$[1]', epoch INT UNSIGNED PATH '$[2]',
-               attempt INT UNSIGNED PATH '$[3]')) t"
-        )
-    };
-}
-
-/// The same with the deliveries.
-macro_rules! fenced {
-    ($param:literal) => {
-        concat!(
-            fences!($param),
-            " STRAIGHT_JOIN oncehook_deliveries d ON d.event = UNHEX(t.event) AND d.route = t.route AND d.epoch = t.epoch "
+               attempt INT UNSIGNED PATH '$[3]')) t
+             STRAIGHT_JOIN oncehook_deliveries d ON d.event = UNHEX(t.event) AND d.route = t.route AND d.epoch = t.epoch "
         )
     };
 }

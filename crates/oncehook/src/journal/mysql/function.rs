@@ -24,7 +24,7 @@ pub(super) async fn call(
     event: &HandedEvent,
     time: Duration,
 ) -> Result<Option<String>, Trouble> {
-    // A function that asks for the id that it made is not told another delivery's.
+    // A function that asks for the id that it made gets its own, not another delivery's.
     session.run("SELECT LAST_INSERT_ID(0)").await.map_err(Trouble::ours)?;
     let open = Open { session: tokio::sync::Mutex::new(session), condition: Mutex::new(Condition::Sound) };
     let returned = in_time(time, caught(|| function.on_mysql(&open, event))).await.and_then(|returned| returned);
@@ -77,8 +77,8 @@ impl Open<'_> {
     async fn run(&self, sql: &str, parameters: &[Value]) -> Result<(Vec<Row>, u64), Failure> {
         let mut session = self.session.lock().await;
         if !self.begin() {
-            let told = "a statement before this one failed, and the transaction takes no more";
-            return Err(Failure::retry(Cause::Handler, told));
+            let message = "a statement before this one failed, and the transaction takes no more";
+            return Err(Failure::retry(Cause::Handler, message));
         }
         let answer = answered(&mut session, sql, parameters).await;
         answer.inspect(|_| *self.condition() = Condition::Sound).map_err(|trouble| {
@@ -92,8 +92,8 @@ impl Open<'_> {
 /// Checks a statement as those of `sql` handlers are checked, and runs it.
 async fn answered(session: &mut Session, sql: &str, parameters: &[Value]) -> Result<(Vec<Row>, u64), Trouble> {
     if !session.has_room_for(sql, parameters) {
-        let told = "a statement is larger than the server's max_allowed_packet lets in";
-        return Err(Trouble::Failed(Failure::retry(Cause::Handler, told)));
+        let message = "a statement is larger than the server's max_allowed_packet lets in";
+        return Err(Trouble::Failed(Failure::retry(Cause::Handler, message)));
     }
     let statement = user_sql::checked(session, sql).await?;
     let begun = session.is_in_transaction();
