@@ -106,7 +106,7 @@ impl DeliveryState {
 }
 
 /// Which delivery.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct DeliveryId {
     /// The event.
     pub event: EventId,
@@ -125,7 +125,7 @@ impl DeliveryId {
 }
 
 /// The right to try one delivery once: only the latest attempt of a delivery can settle it.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Fence {
     /// The delivery.
     pub delivery: DeliveryId,

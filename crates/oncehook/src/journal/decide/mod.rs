@@ -4,4 +4,8 @@
 //! answer. No SQL, no clock, no randomness and no IO is in here: times and chances are arguments.
 
 #[cfg(any(feature = "postgres", feature = "mysql"))]
+pub(crate) mod batch;
+#[cfg(any(feature = "postgres", feature = "mysql"))]
 pub(crate) mod order;
+#[cfg(any(feature = "postgres", feature = "mysql"))]
+pub(crate) mod outcome;

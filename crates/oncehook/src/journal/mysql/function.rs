@@ -15,7 +15,7 @@ use crate::delivery::{Cause, Failure, HandedEvent};
 use crate::handler::Function;
 use crate::handler::elsewhere::Answer;
 use crate::handler::function::{MysqlTransaction, caught};
-use crate::handler::sql::ended_transaction;
+use crate::journal::server::user_sql::in_time;
 
 /// What the function returned in time, unless one of its statements broke.
 pub(super) async fn call(
@@ -24,32 +24,21 @@ pub(super) async fn call(
     event: &HandedEvent,
     time: Duration,
 ) -> Result<Option<String>, Trouble> {
-    // A function that asks for the id that it made is not told another delivery's.
+    // A function that asks for the id that it made gets its own, not another delivery's.
     session.run("SELECT LAST_INSERT_ID(0)").await.map_err(Trouble::ours)?;
     let open = Open { session: tokio::sync::Mutex::new(session), condition: Mutex::new(Condition::Sound) };
-    let calling = caught(|| function.on_mysql(&open, event));
-    let returned = match tokio::time::timeout(time, calling).await {
-        Ok(returned) => returned,
-        Err(_) => {
-            let told = format!("the handler took longer than {} s", time.as_secs_f32());
-            Err(Failure::retry(Cause::Handler, told))
-        }
-    };
+    let returned = in_time(time, caught(|| function.on_mysql(&open, event))).await.and_then(|returned| returned);
     let Open { session, condition } = open;
     match (condition.into_inner().unwrap_or_else(PoisonError::into_inner), returned) {
         (Condition::Broken(trouble), _) => Err(trouble),
-        (Condition::Sound, Ok(result)) => Ok(result.map(|result| result.to_string())),
-        (Condition::Sound, Err(failure)) => Err(Trouble::Failed(failure)),
+        (Condition::Sound, returned) => returned.map_err(Trouble::Failed),
         (Condition::Asking, returned) => {
-            // The answer that comes next on this connection is that of the statement nobody waits for.
+            // The answer that comes next on this connection is that of a statement that was given up.
             session.into_inner().retire();
-            Err(Trouble::Failed(returned.err().unwrap_or_else(given_up)))
+            let given_up = "the function gave up a statement before it was answered";
+            Err(Trouble::Failed(returned.err().unwrap_or_else(|| Failure::retry(Cause::Handler, given_up))))
         }
     }
-}
-
-fn given_up() -> Failure {
-    Failure::retry(Cause::Handler, "the function gave up a statement before it was answered")
 }
 
 /// The transaction that a function is given.
@@ -88,32 +77,23 @@ impl Open<'_> {
     async fn run(&self, sql: &str, parameters: &[Value]) -> Result<(Vec<Row>, u64), Failure> {
         let mut session = self.session.lock().await;
         if !self.begin() {
-            let told = "a statement before this one failed, and the transaction takes no more";
-            return Err(Failure::retry(Cause::Handler, told));
+            let message = "a statement before this one failed, and the transaction takes no more";
+            return Err(Failure::retry(Cause::Handler, message));
         }
         let answer = answered(&mut session, sql, parameters).await;
-        let (condition, answer) = match answer {
-            Ok(answer) => (Condition::Sound, Ok(answer)),
-            Err(trouble) => {
-                let told = match &trouble {
-                    Trouble::Failed(failure) | Trouble::Deferred(failure) => failure.clone(),
-                    Trouble::Ended(_) => ended_transaction(),
-                    Trouble::Collision => Failure::retry(Cause::Ours, "another transaction was in the way"),
-                    Trouble::Engine(error) => Failure::retry(Cause::Ours, error.message.clone()),
-                };
-                (Condition::Broken(trouble), Err(told))
-            }
-        };
-        *self.condition() = condition;
-        answer
+        answer.inspect(|_| *self.condition() = Condition::Sound).map_err(|trouble| {
+            let failure = trouble.answer();
+            *self.condition() = Condition::Broken(trouble);
+            failure
+        })
     }
 }
 
 /// Checks a statement as those of `sql` handlers are checked, and runs it.
 async fn answered(session: &mut Session, sql: &str, parameters: &[Value]) -> Result<(Vec<Row>, u64), Trouble> {
     if !session.has_room_for(sql, parameters) {
-        let told = "a statement is larger than the server's max_allowed_packet lets in";
-        return Err(Trouble::Failed(Failure::retry(Cause::Handler, told)));
+        let message = "a statement is larger than the server's max_allowed_packet lets in";
+        return Err(Trouble::Failed(Failure::retry(Cause::Handler, message)));
     }
     let statement = user_sql::checked(session, sql).await?;
     let begun = session.is_in_transaction();

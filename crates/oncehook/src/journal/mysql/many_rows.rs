@@ -80,28 +80,16 @@ mod tests {
 
     #[test]
     fn a_plain_insert_is_cut_at_its_row() {
-        let cut = |head: &str, row: &str, tail: &str| {
-            Some(ManyRows { head: head.to_owned(), row: row.to_owned(), tail: tail.to_owned() })
-        };
-        for (statement, expected) in [
-            (
-                "INSERT INTO orders (payment, amount) VALUES (?, ?)",
-                cut("INSERT INTO orders (payment, amount) ", "(?, ?)", ""),
-            ),
-            (
-                "replace orders value (?, -1.5e3, 'it''s ), (', null)",
-                cut("replace orders ", "(?, -1.5e3, 'it''s ), (', null)", ""),
-            ),
-            (
-                "INSERT INTO `a b`.orders VALUES(?) ON DUPLICATE KEY UPDATE n = n + VALUES(n), s = '?' -- ?",
-                cut("INSERT INTO `a b`.orders ", "(?)", " ON DUPLICATE KEY UPDATE n = n + VALUES(n), s = '?' -- ?"),
-            ),
-            (
-                "/* é */ INSERT INTO orders -- values\n VALUES (?, DEFAULT)",
-                cut("/* é */ INSERT INTO orders -- values\n ", "(?, DEFAULT)", ""),
-            ),
+        // The signs | are where it is cut: before the keyword, before the row, and behind it.
+        for marked in [
+            "INSERT INTO orders (payment, amount) |VALUES |(?, ?)|",
+            "replace orders |value |(?, -1.5e3, 'it''s ), (', null)|",
+            "INSERT INTO `a b`.orders |VALUES|(?)| ON DUPLICATE KEY UPDATE n = n + VALUES(n), s = '?' -- ?",
+            "/* é */ INSERT INTO orders -- values\n |VALUES |(?, DEFAULT)|",
         ] {
-            assert_eq!(ManyRows::of(statement), expected, "{statement}");
+            let parts: Vec<String> = marked.split('|').map(str::to_owned).collect();
+            let [head, _, row, tail] = parts.try_into().unwrap();
+            assert_eq!(ManyRows::of(&marked.replace('|', "")), Some(ManyRows { head, row, tail }), "{marked}");
         }
     }
 

@@ -11,7 +11,6 @@
 mod connection;
 mod deliver;
 mod engine_error;
-mod entity;
 mod forget;
 mod function;
 mod ground;

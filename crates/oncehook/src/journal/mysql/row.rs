@@ -39,10 +39,6 @@ pub(super) fn count(row: &Row, column: usize) -> Result<u64, EngineError> {
     u64::try_from(number(row, column)?).map_err(|_| EngineError::damaged())
 }
 
-pub(super) fn is_true(row: &Row, column: usize) -> Result<bool, EngineError> {
-    Ok(maybe_number(row, column)?.is_some_and(|number| number != 0))
-}
-
 pub(super) fn maybe_bytes(row: &Row, column: usize) -> Result<Option<&[u8]>, EngineError> {
     match value(row, column)? {
         Value::NULL => Ok(None),

@@ -8,29 +8,34 @@
 //!
 //! `(SELECT …micros())` in a list of columns is evaluated once and not for every row.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::time::Duration;
 
-use super::connection::{EngineError, Session};
+use super::connection::Session;
 use super::user_sql::{OUR_PLANS, Prepared};
 use super::{Postgres, function};
-use crate::delivery::{Cause, Claim, Columns, DeliveryState, Fence, HandedEvent, RouteName, Verdict};
-use crate::event::EventId;
+use crate::delivery::HandedEvent;
 use crate::handler::Function;
-use crate::journal::server::deliver::row::{EVENT_COLUMNS, claim, due, due_without_event};
-use crate::journal::server::deliver::steps::{DeliverSql, Delivers, Due, Ended, Held, Locked, SettleTime, Wanted};
+use crate::journal::server::deliver::row::{EVENT_COLUMNS, due, due_with_event};
+use crate::journal::server::deliver::steps::{
+    DeliverSql, Delivers, Due, Locked, MoveSql, QueueSql, SettleSql, UnblockSql, Wanted,
+};
 use crate::journal::server::engine::Session as _;
+use crate::journal::server::error::EngineResult;
 use crate::journal::server::user_sql::Trouble;
-use crate::journal::server::value::{Column, Param, Row};
-use crate::ordering::{Line, NO_TIME, OnDead, Place};
+use crate::journal::server::value::{Param, Row};
 use crate::route::Route;
 
 /// The columns of an event `e` that a handler is given, with the result of the route before: `d` is the delivery, `$3` the route
 /// that it follows. A follow-up that is forced alone knows the result of the epoch before.
-const EVENT: &str = "e.id, e.source, e.key, e.type, e.entity, e.occurred_at, e.received_at, e.headers, e.body,
+macro_rules! event {
+    () => {
+        "e.id, e.source, e.key, e.type, e.entity, e.occurred_at, e.received_at, e.headers, e.body,
     CASE WHEN $3::text IS NOT NULL THEN (SELECT p.result FROM oncehook.deliveries p
       WHERE p.event = d.event AND p.route = $3 AND p.epoch <= d.epoch AND p.state = 'succeeded'
-      ORDER BY p.epoch DESC LIMIT 1) END, e.version";
+      ORDER BY p.epoch DESC LIMIT 1) END, e.version"
+    };
+}
+const EVENT: &str = event!();
 
 /// The entity of a delivery `d` of route `$2`, locked. To be joined.
 const ENTITY: &str = "
@@ -54,27 +59,32 @@ const AHEAD: &str = ", ahead AS (
        RETURNING 1
      )";
 
-/// The statement that locks what is due and reads it: `$1` now, `$2` route, `$3` the route before, `$4` from this due time on.
-///
-/// Bodies are weighed before they are read: many big ones at once would fill the memory. The limit stands in the text: a plan
-/// for any limit would be one for a tenth of the queue.
-fn batch_sql(route: &Route, limit: usize, settle_ahead: bool) -> String {
+/// Locks what is due: `$1` now, `$2` route; `from` is the due time from which on is searched. The limit stands in the text: a
+/// plan for any limit would be one for a tenth of the queue.
+fn due_sql(route: &Route, from: &str, limit: usize) -> String {
     let (entity, free, locked) = match route.ordering.is_serial() {
         true => (ENTITY, ENTITY_FREE, "line.entity IS NOT NULL"),
         false => ("", "", "false"),
     };
-    let (ahead, settled) = if settle_ahead { (AHEAD, "(SELECT count(*) FROM ahead)") } else { ("", "0::bigint") };
     format!(
         "WITH due AS MATERIALIZED (
            SELECT d.ctid AS place, d.event, d.epoch, d.attempt, d.attempt_limit, d.run_at, d.parked_at,
                   d.entity IS NOT NULL AS queued, {locked} AS locked
              FROM oncehook.deliveries d {entity}
-            WHERE d.route = $2 AND d.state IN ('ready', 'retrying') AND d.run_at BETWEEN $4 AND $1::bigint {free}
+            WHERE d.route = $2 AND d.state IN ('ready', 'retrying') AND d.run_at BETWEEN {from} AND $1::bigint {free}
             ORDER BY d.run_at, d.event, d.epoch LIMIT {limit}
               FOR UPDATE OF d SKIP LOCKED
-         ), weighed AS (
-           SELECT d.place, d.event, d.epoch, d.attempt, d.attempt_limit, d.run_at, d.parked_at, d.queued, d.locked,
-                  e.id, e.source, e.key, e.type, e.entity, e.occurred_at, e.received_at, e.headers, e.body, e.version,
+         )"
+    )
+}
+
+/// Locks what is due and reads it: `$1` now, `$2` route, `$3` the route before, `$4` from this due time on. Bodies are weighed
+/// before they are read: many big ones at once would fill the memory.
+fn batch_sql(route: &Route, limit: usize, settle_ahead: bool) -> String {
+    let (ahead, settled) = if settle_ahead { (AHEAD, "(SELECT count(*) FROM ahead)") } else { ("", "0::bigint") };
+    format!(
+        "{due}, weighed AS (
+           SELECT d.*, e.id, e.source, e.key, e.type, e.entity, e.occurred_at, e.received_at, e.headers, e.body, e.version,
                   sum(octet_length(e.body)) OVER (ORDER BY d.run_at, d.event, d.epoch ROWS UNBOUNDED PRECEDING)
                     - octet_length(e.body) AS before
              FROM due d CROSS JOIN LATERAL (SELECT * FROM oncehook.events WHERE id = d.event LIMIT 1) e
@@ -83,25 +93,20 @@ fn batch_sql(route: &Route, limit: usize, settle_ahead: bool) -> String {
                 d.run_at, (SELECT count(*) FROM due), {settled}
            FROM weighed d WHERE d.before < 8388608
           ORDER BY d.run_at, d.event, d.epoch",
+        due = due_sql(route, "$4", limit),
         columns = EVENT.replace("e.", "d.")
     )
 }
 
 /// The same for leases, without the events: `$1` now, `$2` route, `$3` from this due time on.
-fn lease_view_sql(limit: usize) -> String {
+fn lease_view_sql(route: &Route, limit: usize) -> String {
     format!(
-        "WITH due AS MATERIALIZED (
-           SELECT d.event, d.epoch, d.attempt, d.attempt_limit, d.parked_at, d.run_at, d.entity IS NOT NULL AS queued,
-                  line.entity IS NOT NULL AS locked
-             FROM oncehook.deliveries d {ENTITY}
-            WHERE d.route = $2 AND d.state IN ('ready', 'retrying') AND d.run_at BETWEEN $3 AND $1::bigint {ENTITY_FREE}
-            ORDER BY d.run_at, d.event, d.epoch LIMIT {limit}
-              FOR UPDATE OF d SKIP LOCKED
-         )
-         SELECT d.event, d.epoch, d.attempt, d.attempt_limit, d.parked_at, d.queued, d.locked,
-                e.entity, e.version, e.occurred_at, e.type, d.run_at
+        "{due}
+         SELECT d.event, e.entity, e.version, e.occurred_at, e.type,
+                d.epoch, d.attempt, d.attempt_limit, d.parked_at, d.queued, d.locked, d.run_at
            FROM due d CROSS JOIN LATERAL (SELECT * FROM oncehook.events WHERE id = d.event LIMIT 1) e
-          ORDER BY d.run_at, d.event, d.epoch"
+          ORDER BY d.run_at, d.event, d.epoch",
+        due = due_sql(route, "$3", limit)
     )
 }
 
@@ -117,41 +122,84 @@ fn only_sql() -> String {
 }
 
 /// Leases deliveries and writes the attempts down before they begin: `$1` now, `$2` route, `$3` the route before, `$4` the lease,
-/// `$5` the most attempts; `due` names the rows.
-fn lease_sql(due: &str) -> String {
-    format!(
-        "WITH due AS MATERIALIZED (
-           {due}
-         ), leased AS (
+/// `$5` the most attempts; `due` names the rows, `fence` is what they must be.
+macro_rules! lease {
+    ($due:literal, $fence:literal) => {
+        concat!(
+            "WITH due AS MATERIALIZED (",
+            $due,
+            "), leased AS (
            UPDATE oncehook.deliveries d
               SET state = 'running', attempt = d.attempt + 1, lease_until = coalesce($1::bigint, oncehook.micros()) + $4,
                   lease_limit = coalesce(d.attempt_limit, $5), blocked_at = NULL
-             FROM due WHERE d.event = due.event AND d.route = $2 AND d.epoch = due.epoch
-           RETURNING d.event, d.epoch, d.attempt, d.lease_limit, d.run_at, d.parked_at
+             FROM due WHERE d.event = due.event AND d.route = $2 AND d.epoch = due.epoch",
+            $fence,
+            " RETURNING d.event, d.epoch, d.attempt, d.lease_limit, d.run_at, d.parked_at
          ), begun AS (
            INSERT INTO oncehook.attempts (event, route, epoch, attempt, started_at)
            SELECT event, $2, epoch, attempt, coalesce($1::bigint, oncehook.micros()) FROM leased
          )
-         SELECT {EVENT}, d.epoch, d.attempt, d.lease_limit, d.parked_at, d.run_at
+         SELECT ",
+            event!(),
+            ", d.epoch, d.attempt - 1, d.lease_limit, d.parked_at, false, false, d.run_at
            FROM leased d CROSS JOIN LATERAL (SELECT * FROM oncehook.events WHERE id = d.event LIMIT 1) e
           ORDER BY d.run_at, d.event, d.epoch"
-    )
+        )
+    };
 }
 
 /// `$6` from this due time on, `$7` limit.
-const LEASE_DUE: &str = "SELECT d.event, d.epoch FROM oncehook.deliveries d
+const LEASE_DUE: &str = lease!(
+    "SELECT d.event, d.epoch FROM oncehook.deliveries d
             WHERE d.route = $2 AND d.state IN ('ready', 'retrying')
               AND d.run_at BETWEEN $6::bigint AND coalesce($1::bigint, oncehook.micros())
             ORDER BY d.run_at, d.event, d.epoch LIMIT $7
-              FOR UPDATE SKIP LOCKED";
+              FOR UPDATE SKIP LOCKED",
+    ""
+);
 
-/// `$6`, `$7` places.
-const LEASE_LOCKED: &str = "SELECT event, epoch FROM unnest($6::uuid[], $7::integer[]) AS t(event, epoch)";
+/// Settles attempts, as [`SettleSql`] says: `set` is what is written beside the outcome, `fence` what the row must be, `written`
+/// writes the row of the attempt.
+macro_rules! settle {
+    ($set:literal, $fence:literal, $written:literal) => {
+        concat!(
+            "
+WITH ended AS MATERIALIZED (
+  SELECT * FROM unnest($2::uuid[], $3::text[], $4::integer[], $5::integer[], $6::text[], $7::bigint[], $8::text[], $9::text[],
+                       $10::text[], $11::integer[], $12::text[], $13::text[])
+    AS t(event, route, epoch, attempt, state, wait, result, error, cause, counts, outcome, row_error)
+), settled AS (
+  UPDATE oncehook.deliveries d
+     SET state = t.state, run_at = coalesce(coalesce($1::bigint, oncehook.micros()) + t.wait, d.run_at), lease_until = NULL,
+         settled_at = CASE WHEN t.wait IS NULL THEN coalesce($1::bigint, oncehook.micros()) END,
+         result = t.result, error = t.error, cause = t.cause, blocked_at = NULL,
+         parked_at = CASE WHEN t.state = 'parked' THEN coalesce(d.parked_at, $1::bigint, oncehook.micros()) END, ",
+            $set,
+            " FROM ended t WHERE d.event = t.event AND d.route = t.route AND d.epoch = t.epoch AND ",
+            $fence,
+            " RETURNING d.event, d.route, d.epoch, t.attempt, t.state, t.outcome, t.row_error, d.entity, d.version
+), written AS (",
+            $written,
+            "), followed AS (
+  INSERT INTO oncehook.deliveries (event, route, epoch, state, run_at, entity, version)
+  SELECT s.event, f.next, s.epoch, 'ready', coalesce($1::bigint, oncehook.micros()), s.entity, s.version
+    FROM settled s
+    JOIN unnest($14::uuid[], $15::text[], $16::integer[], $17::text[]) AS f(event, route, epoch, next)
+      ON f.event = s.event AND f.route = s.route AND f.epoch = s.epoch
+   WHERE s.state = 'succeeded'
+  ON CONFLICT (event, route, epoch) DO NOTHING
+)
+SELECT event, route, epoch, attempt FROM settled"
+        )
+    };
+}
 
 impl Delivers for Postgres {
-    const SETTLES_ALONE: bool = true;
-
     const DELIVER: DeliverSql = DeliverSql {
+        lease: &[lease!(
+            "SELECT * FROM unnest($6::uuid[], $7::integer[], $8::integer[]) AS t(event, epoch, attempt)",
+            " AND d.attempt = due.attempt - 1"
+        )],
         renew: "UPDATE oncehook.deliveries d SET lease_until = coalesce($1::bigint, oncehook.micros()) + $6
                   FROM unnest($2::uuid[], $3::text[], $4::integer[], $5::integer[]) AS t(event, route, epoch, attempt)
                  WHERE d.event = t.event AND d.route = t.route AND d.epoch = t.epoch AND d.attempt = t.attempt
@@ -180,6 +228,38 @@ impl Delivers for Postgres {
               FROM unnest($1::uuid[], $2::text[], $3::integer[]) AS t(event, route, epoch)
               JOIN oncehook.deliveries d ON d.event = t.event AND d.route = t.route AND d.epoch = t.epoch
              WHERE d.state NOT IN ('succeeded', 'superseded', 'skipped')",
+        load_events: None,
+        settle: SettleSql::AtOnce {
+            leased: settle!(
+                "attempt_limit = CASE WHEN t.counts = 0 THEN d.lease_limit + 1 ELSE d.attempt_limit END",
+                "d.attempt = t.attempt AND (d.state || '') = 'running'",
+                "UPDATE oncehook.attempts a
+                    SET finished_at = coalesce($1::bigint, oncehook.micros()), outcome = s.outcome, error = s.row_error
+                   FROM settled s
+                  WHERE a.event = s.event AND a.route = s.route AND a.epoch = s.epoch AND a.attempt = s.attempt"
+            ),
+            locked: settle!(
+                "attempt = d.attempt + t.counts",
+                "d.attempt = t.attempt - 1 AND (d.state || '') IN ('ready', 'retrying')",
+                "INSERT INTO oncehook.attempts (event, route, epoch, attempt, started_at, finished_at, outcome, error)
+                 SELECT event, route, epoch, attempt, coalesce($1::bigint, oncehook.micros()),
+                        coalesce($1::bigint, oncehook.micros()), outcome, row_error
+                   FROM settled WHERE outcome IS NOT NULL"
+            ),
+            // Parts of a statement cost time where they find nothing to do, too.
+            succeeded: "UPDATE oncehook.deliveries d
+                SET state = 'succeeded', attempt = t.attempt, settled_at = (SELECT coalesce($1::bigint, oncehook.micros())),
+                    result = t.result, error = NULL, cause = NULL, blocked_at = NULL, parked_at = NULL
+               FROM unnest($2::uuid[], $3::text[], $4::integer[], $5::integer[], $6::text[])
+                    AS t(event, route, epoch, attempt, result)
+              WHERE d.event = t.event AND d.route = t.route AND d.epoch = t.epoch AND d.attempt = t.attempt - 1
+                AND (d.state || '') IN ('ready', 'retrying')
+             RETURNING d.event, d.route, d.epoch, t.attempt",
+            wake_parked: "UPDATE oncehook.deliveries
+                    SET state = CASE WHEN attempt > 0 THEN 'retrying' ELSE 'ready' END,
+                        run_at = coalesce($1::bigint, oncehook.micros())
+                  WHERE state = 'parked' AND entity IN (SELECT entity FROM oncehook.events WHERE id = ANY ($2))",
+        },
         adopt: "UPDATE oncehook.deliveries d SET entity = e.entity, version = e.version
               FROM unnest($2::uuid[], $3::integer[]) AS t(event, epoch)
              CROSS JOIN LATERAL (SELECT entity, version FROM oncehook.events WHERE id = t.event LIMIT 1) e
@@ -196,6 +276,21 @@ impl Delivers for Postgres {
             SELECT $1, * FROM unnest($2::text[], $3::bigint[], $4::bigint[], $5::text[], $6::bigint[])
             ON CONFLICT (scope, entity) DO UPDATE
                SET version = excluded.version, last_at = excluded.last_at, state = excluded.state, newest = excluded.newest",
+        queues: QueueSql::AtOnce(
+            "SELECT d.event, d.route, d.epoch, d.attempt, d.entity, d.state, d.version, false
+               FROM oncehook.deliveries d WHERE d.route = $1 AND d.entity = ANY ($2) AND d.state = 'running'
+                -- Asked once for all: usually nothing is.
+                AND EXISTS (SELECT 1 FROM oncehook.deliveries WHERE route = $1 AND entity IS NOT NULL AND state = 'running')
+             UNION ALL
+             SELECT d.event, d.route, d.epoch, d.attempt, u.entity, d.state, d.version,
+                    d.state IN ('ready', 'retrying') AND d.run_at <= $4
+               FROM unnest($2::text[], $3::bigint[]) AS u(entity, length)
+              CROSS JOIN LATERAL (
+                SELECT event, route, epoch, attempt, version, state, run_at FROM oncehook.deliveries
+                 WHERE route = $1 AND entity = u.entity AND state IN ('ready', 'retrying', 'running', 'dead')
+                   AND (state <> 'dead' OR $5) AND $6
+                 ORDER BY version NULLS FIRST, event, epoch LIMIT u.length) d",
+        ),
         block: "UPDATE oncehook.deliveries d SET run_at = $5, blocked_at = coalesce(d.blocked_at, $1)
               FROM unnest($3::uuid[], $4::integer[]) AS t(event, epoch)
              WHERE d.event = t.event AND d.route = $2 AND d.epoch = t.epoch AND (d.state || '') IN ('ready', 'retrying')",
@@ -203,14 +298,51 @@ impl Delivers for Postgres {
               FROM unnest($1::uuid[], $2::text[], $3::integer[], $4::integer[]) AS t(event, route, epoch, attempt)
              CROSS JOIN LATERAL (SELECT entity FROM oncehook.events WHERE id = t.event LIMIT 1) e
              WHERE d.event = t.event AND d.route = t.route AND d.epoch = t.epoch AND d.state = 'parked' AND d.entity IS NULL",
+        unblock: UnblockSql::AtOnce(
+            "UPDATE oncehook.deliveries d SET run_at = $1
+               FROM (SELECT f.event, f.epoch FROM unnest($3::text[], $4::bigint[]) AS u(entity, count)
+                      CROSS JOIN LATERAL (
+                        SELECT event, epoch FROM oncehook.deliveries
+                         WHERE route = $2 AND entity = u.entity AND state IN ('ready', 'retrying')
+                           AND run_at + 0 = $5 -- by the entity, not by the due time
+                         ORDER BY version NULLS FIRST, event, epoch LIMIT u.count) f) AS n
+              WHERE d.event = n.event AND d.route = $2 AND d.epoch = n.epoch AND d.run_at = $5
+                -- Asked once for all: usually none is blocked.
+                AND EXISTS (SELECT 1 FROM oncehook.deliveries
+                             WHERE route = $2 AND blocked_at IS NOT NULL AND state IN ('ready', 'retrying'))",
+        ),
+        unblock_all: at_once(
+            "UPDATE oncehook.deliveries SET run_at = $1
+              WHERE route = $2 AND blocked_at IS NOT NULL AND state IN ('ready', 'retrying') AND run_at = $3",
+        ),
+        wake_parked: at_once(
+            "UPDATE oncehook.deliveries
+                SET state = CASE WHEN attempt > 0 THEN 'retrying' ELSE 'ready' END, run_at = $1
+              WHERE state = 'parked' AND entity = ANY ($2)
+                -- Asked once for all: usually none is.
+                AND EXISTS (SELECT 1 FROM oncehook.deliveries WHERE state = 'parked' AND entity IS NOT NULL)",
+        ),
+        wake_due_parked: at_once(
+            "UPDATE oncehook.deliveries
+                SET state = CASE WHEN attempt > 0 THEN 'retrying' ELSE 'ready' END, run_at = $1
+              WHERE route = $2 AND state = 'parked' AND run_at <= $1",
+        ),
         subjects: "SELECT id, entity, version, occurred_at, type FROM oncehook.events
              WHERE id = ANY ($1) AND entity IS NOT NULL",
         blocked_entities: "SELECT DISTINCT entity FROM oncehook.deliveries
              WHERE route = $1 AND blocked_at IS NOT NULL AND state IN ('ready', 'retrying') AND run_at = $2
                AND entity IS NOT NULL LIMIT $3",
+        stranded: "SELECT u.entity FROM unnest($2::text[]) AS u(entity)
+              CROSS JOIN LATERAL (
+                SELECT run_at FROM oncehook.deliveries
+                 WHERE route = $1 AND entity = u.entity AND state IN ('ready', 'retrying', 'dead') AND (state <> 'dead' OR $3)
+                 ORDER BY version NULLS FIRST, event, epoch LIMIT 1) f
+              WHERE f.run_at = $4
+                AND NOT EXISTS (SELECT 1 FROM oncehook.deliveries r
+                                 WHERE r.route = $1 AND r.entity = u.entity AND r.state = 'running')",
     };
 
-    async fn begin_batch(session: &mut Session, given: Option<i64>) -> Result<i64, EngineError> {
+    async fn begin_batch(session: &mut Session, given: Option<i64>) -> EngineResult<i64> {
         session.begin_with(OUR_PLANS, given).await
     }
 
@@ -223,266 +355,61 @@ impl Delivers for Postgres {
         session: &mut Session,
         now: i64,
         route: &Route,
-        wanted: Wanted,
-    ) -> Result<Locked, EngineError> {
-        let name = Param::from(&route.name);
-        let before = Param::from(route.after.as_ref());
+        wanted: Wanted<'_>,
+    ) -> EngineResult<Locked> {
+        let (name, before) = (Param::from(&route.name), Param::from(route.after.as_ref()));
         let from = self.fronts.of(&route.name);
         match wanted {
             Wanted::Batch { limit, settle_ahead } => {
                 let sql = batch_sql(route, limit, settle_ahead);
                 let mut rows = session.rows(&sql, &[now.into(), name, before, from.into()]).await?;
-                let column =
-                    |column: usize| rows.first().map_or(Ok(0), |row| Row::int(row, EVENT_COLUMNS + 6 + column));
-                let (first, locked, settled) = (column(0)?, column(1)?, column(2)?);
-                let locked = usize::try_from(locked).unwrap_or(0);
+                let column = |at: usize| rows.first().map(|row| row.int(EVENT_COLUMNS + 6 + at)).transpose();
+                let count = |number: Option<i64>| number.and_then(|number| usize::try_from(number).ok()).unwrap_or(0);
+                let (first, locked, settled_ahead) = (column(0)?, count(column(1)?), count(column(2)?));
                 let full = locked == limit || rows.len() < locked;
-                let first = (!rows.is_empty()).then_some(first);
                 let unseen = self.fronts.found(&route.name, from, first, full);
-                let due = rows.iter_mut().map(|row| due(row, route)).collect::<Result<_, _>>()?;
-                Ok(Locked { due, full, unseen, settled_ahead: usize::try_from(settled).unwrap_or(0) })
+                let due = rows.iter_mut().map(|row| due_with_event(row, route)).collect::<EngineResult<_>>()?;
+                Ok(Locked { due, full, unseen, settled_ahead })
             }
             Wanted::Lease { limit } => {
-                let sql = lease_view_sql(limit);
-                let rows = session.rows(&sql, &[now.into(), name, from.into()]).await?;
+                let rows = session.rows(&lease_view_sql(route, limit), &[now.into(), name, from.into()]).await?;
                 let full = rows.len() == limit;
-                let first = rows.first().map(|row| Row::int(row, 11)).transpose()?;
+                let first = rows.first().map(|row| row.int(11)).transpose()?;
                 let unseen = self.fronts.found(&route.name, from, first, full);
-                let due = rows.iter().map(|row| due_without_event(row, route)).collect::<Result<_, _>>()?;
+                let due = rows.iter().map(|row| due(row, route)).collect::<EngineResult<_>>()?;
                 Ok(Locked { due, full, unseen, settled_ahead: 0 })
             }
-            Wanted::Only(one) => {
-                let only = [one.event.into(), one.epoch.into(), one.attempt.into()];
-                let params: Vec<Param<'_>> = [now.into(), name, before].into_iter().chain(only).collect();
+            Wanted::Only(next) => {
+                let (event, epoch) = (next.delivery.event.into(), next.delivery.epoch.into());
+                let params = [now.into(), name, before, event, epoch, (next.attempt - 1).into()];
                 let mut rows = session.rows(&only_sql(), &params).await?;
-                let due = rows.iter_mut().map(|row| due(row, route)).collect::<Result<_, _>>()?;
-                Ok(Locked { due, full: false, unseen: false, settled_ahead: 0 })
+                let due = rows.iter_mut().map(|row| due_with_event(row, route)).collect::<EngineResult<_>>()?;
+                Ok(Locked { due, ..Locked::default() })
             }
         }
     }
 
-    async fn load_events(_: &mut Session, _: &Route, _: &mut [Due]) -> Result<(), EngineError> {
-        // They are read by the statement that locks their deliveries.
-        Ok(())
-    }
-
-    async fn lease_due(
+    async fn lease_at_once(
         &self,
         session: &mut Session,
         given: Option<i64>,
         route: &Route,
         limit: usize,
         lease: i64,
-    ) -> Result<Vec<Claim>, EngineError> {
-        let sql = lease_sql(LEASE_DUE);
-        loop {
-            let from = self.fronts.of(&route.name);
-            let (name, before) = (Param::from(&route.name), Param::from(route.after.as_ref()));
-            let most = route.retry.max_attempts.into();
-            let params = [given.into(), name, before, lease.into(), most, from.into(), limit.into()];
-            let mut rows = session.rows(&sql, &params).await?;
-            let first = rows.first().map(|row| Row::int(row, EVENT_COLUMNS + 4)).transpose()?;
-            let unseen = self.fronts.found(&route.name, from, first, rows.len() == limit);
-            if !(rows.is_empty() && unseen) {
-                return rows.iter_mut().map(|row| claim(row, route)).collect();
-            }
-        }
-    }
-
-    async fn lease_locked(
-        session: &mut Session,
-        now: i64,
-        route: &Route,
-        lease: i64,
-        due: Vec<Due>,
-    ) -> Result<Vec<Claim>, EngineError> {
-        let places = due.iter().map(|due| (due.candidate.place.event, due.candidate.place.epoch));
+    ) -> EngineResult<Option<Vec<Due>>> {
         let (name, before) = (Param::from(&route.name), Param::from(route.after.as_ref()));
         let most = route.retry.max_attempts.into();
-        let params = [now.into(), name, before, lease.into(), most, Param::places(places)];
-        let mut rows = session.rows(&lease_sql(LEASE_LOCKED), &params).await?;
-        rows.iter_mut().map(|row| claim(row, route)).collect()
-    }
-
-    async fn settle(
-        session: &mut Session,
-        time: SettleTime,
-        held: Held,
-        ended: &[Ended<'_>],
-    ) -> Result<HashSet<Fence>, EngineError> {
-        let fences = Param::fences(ended.iter().map(|ended| ended.fence));
-        let mut states = Vec::with_capacity(ended.len());
-        let mut waits = Vec::with_capacity(ended.len());
-        let mut results = Vec::with_capacity(ended.len());
-        let mut errors = Vec::with_capacity(ended.len());
-        let mut causes = Vec::with_capacity(ended.len());
-        let (mut after, mut before, mut epochs, mut next) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-        for Ended { fence, verdict, followups } in ended {
-            let Columns { state, run_at, result, error, cause } = verdict.columns();
-            states.push(Some(state.as_str()));
-            waits.push(run_at.map(|at| at.0.saturating_sub(time.from.0)));
-            results.push(result);
-            // The database takes no zero characters.
-            errors.push(error.map(|error| error.replace('\0', "\u{fffd}")));
-            causes.push(cause.map(Cause::as_str));
-            for followup in followups.iter().filter(|_| state == DeliveryState::Succeeded) {
-                after.push(fence.delivery.event);
-                before.push(Some(fence.delivery.route.as_str()));
-                epochs.push(Some(i64::from(fence.delivery.epoch)));
-                next.push(Some(followup.as_str()));
+        let mut params = [given.into(), name, before, lease.into(), most, Param::Null, limit.into()];
+        loop {
+            let from = self.fronts.of(&route.name);
+            params[5] = from.into();
+            let mut rows = session.rows(LEASE_DUE, &params).await?;
+            let first = rows.first().map(|row| row.int(EVENT_COLUMNS + 6)).transpose()?;
+            let unseen = self.fronts.found(&route.name, from, first, rows.len() == limit);
+            if !(rows.is_empty() && unseen) {
+                return rows.iter_mut().map(|row| due_with_event(row, route)).collect::<EngineResult<_>>().map(Some);
             }
         }
-        let plain = held == Held::Lock
-            && next.is_empty()
-            && ended.iter().all(|ended| matches!(ended.verdict, Verdict::Succeeded(_)));
-        let rows = if plain {
-            let results = Param::Table(vec![Column::Texts(results)]);
-            session.rows(SETTLE_SUCCEEDED, &[time.now.into(), fences, results]).await?
-        } else {
-            let sql = if held == Held::Lock { SETTLE_LOCKED } else { SETTLE_LEASED };
-            let failed = if held == Held::LostLease { "lost" } else { "failed" };
-            let errors = errors.iter().map(Option::as_deref).collect();
-            let outcomes = Param::Table(vec![
-                Column::Texts(states),
-                Column::Ints(waits),
-                Column::Texts(results),
-                Column::Texts(errors),
-                Column::Texts(causes),
-            ]);
-            let followups = Param::Table(vec![
-                Column::Ids(after),
-                Column::Texts(before),
-                Column::Ints(epochs),
-                Column::Texts(next),
-            ]);
-            session.rows(sql, &[time.now.into(), fences, outcomes, followups, failed.into()]).await?
-        };
-        let fence = |row: &tokio_postgres::Row| Ok(Fence { delivery: row.delivery(0)?, attempt: row.small(3)? });
-        rows.iter().map(fence).collect()
-    }
-
-    async fn entity_queues(
-        session: &mut Session,
-        now: i64,
-        route: &Route,
-        candidates: &BTreeMap<&str, Vec<Place>>,
-    ) -> Result<HashMap<String, Line>, EngineError> {
-        let sql = "SELECT d.entity, d.event, d.epoch, d.version, d.state, false
-                     FROM oncehook.deliveries d WHERE d.route = $1 AND d.entity = ANY ($2) AND d.state = 'running'
-                      -- Asked once for all: usually nothing is.
-                      AND EXISTS (SELECT 1 FROM oncehook.deliveries WHERE route = $1 AND entity IS NOT NULL AND state = 'running')
-                   UNION ALL
-                   SELECT u.entity, d.event, d.epoch, d.version, d.state,
-                          d.state IN ('ready', 'retrying') AND d.run_at <= $6
-                     FROM unnest($2::text[], $3::bigint[]) AS u(entity, length)
-                    CROSS JOIN LATERAL (
-                      SELECT event, epoch, version, state, run_at FROM oncehook.deliveries
-                       WHERE route = $1 AND entity = u.entity AND state IN ('ready', 'retrying', 'running', 'dead')
-                         AND (state <> 'dead' OR $4) AND $5
-                       ORDER BY version NULLS FIRST, event, epoch LIMIT u.length) d";
-        let lengths = candidates.values().map(|places| i64::try_from(places.len()).unwrap_or(i64::MAX));
-        let entities = Param::Table(vec![Column::texts(candidates.keys().copied()), Column::ints(lengths)]);
-        let ordering = &route.ordering;
-        let dead_blocks = ordering.on_dead == OnDead::Block;
-        let params = [(&route.name).into(), entities, dead_blocks.into(), ordering.by_entity.into(), now.into()];
-        let mut queues: HashMap<String, Line> = HashMap::new();
-        for row in session.rows(sql, &params).await? {
-            let state = DeliveryState::parse(&row.text(4)?).ok_or_else(EngineError::damaged)?;
-            let place = Place { event: row.event(1)?, epoch: row.small(2)?, version: row.maybe_int(3)? };
-            let queue = queues.entry(row.text(0)?).or_default();
-            queue.running |= state == DeliveryState::Running;
-            queue.front.push((place, state));
-            if row.is_true(5)? {
-                queue.due.push(place);
-            }
-        }
-        // A leased one was returned twice.
-        for queue in queues.values_mut() {
-            queue.front.sort_unstable_by_key(|(place, _)| *place);
-            queue.front.dedup_by_key(|(place, _)| *place);
-        }
-        Ok(queues)
-    }
-
-    async fn unblock(
-        session: &mut Session,
-        now: i64,
-        route: &RouteName,
-        entities: &[(&str, usize)],
-    ) -> Result<(), EngineError> {
-        let sql = "UPDATE oncehook.deliveries d SET run_at = $1
-               FROM (SELECT f.event, f.epoch FROM unnest($3::text[], $4::bigint[]) AS u(entity, count)
-                      CROSS JOIN LATERAL (
-                        SELECT event, epoch FROM oncehook.deliveries
-                         WHERE route = $2 AND entity = u.entity AND state IN ('ready', 'retrying')
-                           AND run_at + 0 = $5 -- by the entity, not by the due time
-                         ORDER BY version NULLS FIRST, event, epoch LIMIT u.count) f) AS n
-              WHERE d.event = n.event AND d.route = $2 AND d.epoch = n.epoch AND d.run_at = $5
-                -- Asked once for all: usually none is blocked.
-                AND EXISTS (SELECT 1 FROM oncehook.deliveries
-                             WHERE route = $2 AND blocked_at IS NOT NULL AND state IN ('ready', 'retrying'))";
-        let table = Param::Table(vec![
-            Column::texts(entities.iter().map(|(entity, _)| *entity)),
-            Column::ints(entities.iter().map(|(_, count)| i64::try_from(*count).unwrap_or(i64::MAX))),
-        ]);
-        session.change(sql, &[now.into(), route.into(), table, NO_TIME.into()]).await?;
-        Ok(())
-    }
-
-    async fn wake_parked(session: &mut Session, now: i64, entities: &BTreeSet<&str>) -> Result<bool, EngineError> {
-        if entities.is_empty() {
-            return Ok(false);
-        }
-        let sql = "UPDATE oncehook.deliveries
-                SET state = CASE WHEN attempt > 0 THEN 'retrying' ELSE 'ready' END, run_at = $1
-              WHERE state = 'parked' AND entity = ANY ($2)
-                -- Asked once for all: usually none is.
-                AND EXISTS (SELECT 1 FROM oncehook.deliveries WHERE state = 'parked' AND entity IS NOT NULL)";
-        Ok(session.change(sql, &[now.into(), Param::texts(entities.iter().copied())]).await? > 0)
-    }
-
-    async fn wake_parked_of(
-        session: &mut Session,
-        given: Option<i64>,
-        events: &[EventId],
-    ) -> Result<bool, EngineError> {
-        let sql = "UPDATE oncehook.deliveries
-                SET state = CASE WHEN attempt > 0 THEN 'retrying' ELSE 'ready' END,
-                    run_at = coalesce($1::bigint, oncehook.micros())
-              WHERE state = 'parked' AND entity IN (SELECT entity FROM oncehook.events WHERE id = ANY ($2))";
-        Ok(session.change(sql, &[given.into(), Param::ids(events.iter().copied())]).await? > 0)
-    }
-
-    async fn wake_due_parked(session: &mut Session, now: i64, route: &RouteName) -> Result<bool, EngineError> {
-        let sql = "UPDATE oncehook.deliveries
-                SET state = CASE WHEN attempt > 0 THEN 'retrying' ELSE 'ready' END, run_at = $1
-              WHERE route = $2 AND state = 'parked' AND run_at <= $1";
-        Ok(session.change(sql, &[now.into(), route.into()]).await? > 0)
-    }
-
-    async fn unblock_all(session: &mut Session, now: i64, route: &RouteName) -> Result<bool, EngineError> {
-        let sql = "UPDATE oncehook.deliveries SET run_at = $1
-              WHERE route = $2 AND blocked_at IS NOT NULL AND state IN ('ready', 'retrying') AND run_at = $3";
-        Ok(session.change(sql, &[now.into(), route.into(), NO_TIME.into()]).await? > 0)
-    }
-
-    async fn stranded(
-        session: &mut Session,
-        route: &Route,
-        entities: &BTreeSet<&str>,
-    ) -> Result<Vec<String>, EngineError> {
-        let sql = "SELECT u.entity FROM unnest($2::text[]) AS u(entity)
-              CROSS JOIN LATERAL (
-                SELECT run_at FROM oncehook.deliveries
-                 WHERE route = $1 AND entity = u.entity AND state IN ('ready', 'retrying', 'dead') AND (state <> 'dead' OR $3)
-                 ORDER BY version NULLS FIRST, event, epoch LIMIT 1) f
-              WHERE f.run_at = $4
-                AND NOT EXISTS (SELECT 1 FROM oncehook.deliveries r
-                                 WHERE r.route = $1 AND r.entity = u.entity AND r.state = 'running')";
-        let dead_blocks = route.ordering.by_entity && route.ordering.on_dead == OnDead::Block;
-        let entities = Param::texts(entities.iter().copied());
-        let params = [(&route.name).into(), entities, dead_blocks.into(), NO_TIME.into()];
-        session.rows(sql, &params).await?.iter().map(|row| row.text(0)).collect()
     }
 
     async fn call(
@@ -496,81 +423,7 @@ impl Delivers for Postgres {
     }
 }
 
-/// What ran under a lock, in the usual case: everything succeeded, and nothing follows. Parts of a statement cost time where
-/// they find nothing to do, too.
-const SETTLE_SUCCEEDED: &str = "
-UPDATE oncehook.deliveries d
-   SET state = 'succeeded', attempt = t.attempt, settled_at = (SELECT coalesce($1::bigint, oncehook.micros())), result = t.result,
-       error = NULL, cause = NULL, blocked_at = NULL, parked_at = NULL
-  FROM unnest($2::uuid[], $3::text[], $4::integer[], $5::integer[], $6::text[]) AS t(event, route, epoch, attempt, result)
- WHERE d.event = t.event AND d.route = t.route AND d.epoch = t.epoch AND d.attempt = t.attempt - 1
-   AND (d.state || '') IN ('ready', 'retrying')
-RETURNING d.event, d.route, d.epoch, t.attempt";
-
-/// Attempts that were leased: their rows in `attempts` are ended.
-const SETTLE_LEASED: &str = "
-WITH ended AS MATERIALIZED (
-  SELECT * FROM unnest($2::uuid[], $3::text[], $4::integer[], $5::integer[], $6::text[], $7::bigint[], $8::text[], $9::text[],
-                       $10::text[])
-    AS t(event, route, epoch, attempt, state, wait, result, error, cause)
-), settled AS (
-  UPDATE oncehook.deliveries d
-     SET state = t.state, run_at = coalesce(coalesce($1::bigint, oncehook.micros()) + t.wait, d.run_at), lease_until = NULL,
-         settled_at = CASE WHEN t.wait IS NULL THEN coalesce($1::bigint, oncehook.micros()) END,
-         result = t.result, error = t.error, cause = t.cause, blocked_at = NULL,
-         parked_at = CASE WHEN t.state = 'parked' THEN coalesce(d.parked_at, $1::bigint, oncehook.micros()) END,
-         -- What was put off is not held against the delivery.
-         attempt_limit = CASE WHEN t.state IN ('parked', 'superseded') THEN d.lease_limit + 1 ELSE d.attempt_limit END
-    FROM ended t
-   WHERE d.event = t.event AND d.route = t.route AND d.epoch = t.epoch AND d.attempt = t.attempt AND (d.state || '') = 'running'
-  RETURNING d.event, d.route, d.epoch, d.attempt, d.state, d.error, d.entity, d.version
-), written AS (
-  UPDATE oncehook.attempts a
-     SET finished_at = coalesce($1::bigint, oncehook.micros()),
-         error = CASE WHEN s.state <> 'superseded' THEN s.error END,
-         outcome = CASE WHEN s.state = 'succeeded' THEN 'succeeded'
-                        WHEN s.state IN ('parked', 'superseded') THEN 'given_back' ELSE $15 END
-    FROM settled s
-   WHERE a.event = s.event AND a.route = s.route AND a.epoch = s.epoch AND a.attempt = s.attempt
-), followed AS (
-  INSERT INTO oncehook.deliveries (event, route, epoch, state, run_at, entity, version)
-  SELECT s.event, f.next, s.epoch, 'ready', coalesce($1::bigint, oncehook.micros()), s.entity, s.version
-    FROM settled s
-    JOIN unnest($11::uuid[], $12::text[], $13::integer[], $14::text[]) AS f(event, route, epoch, next)
-      ON f.event = s.event AND f.route = s.route AND f.epoch = s.epoch
-   WHERE s.state = 'succeeded'
-  ON CONFLICT (event, route, epoch) DO NOTHING
-)
-SELECT event, route, epoch, attempt FROM settled";
-
-/// Attempts that ran under a lock: a failure gets its row in `attempts` now; a success stands in the delivery itself.
-const SETTLE_LOCKED: &str = "
-WITH ended AS MATERIALIZED (
-  SELECT * FROM unnest($2::uuid[], $3::text[], $4::integer[], $5::integer[], $6::text[], $7::bigint[], $8::text[], $9::text[],
-                       $10::text[])
-    AS t(event, route, epoch, attempt, state, wait, result, error, cause)
-), settled AS (
-  UPDATE oncehook.deliveries d
-     SET state = t.state, attempt = CASE WHEN t.state IN ('parked', 'superseded') THEN d.attempt ELSE t.attempt END,
-         run_at = coalesce(coalesce($1::bigint, oncehook.micros()) + t.wait, d.run_at),
-         settled_at = CASE WHEN t.wait IS NULL THEN coalesce($1::bigint, oncehook.micros()) END,
-         result = t.result, error = t.error, cause = t.cause, blocked_at = NULL,
-         parked_at = CASE WHEN t.state = 'parked' THEN coalesce(d.parked_at, $1::bigint, oncehook.micros()) END
-    FROM ended t
-   WHERE d.event = t.event AND d.route = t.route AND d.epoch = t.epoch AND d.attempt = t.attempt - 1
-     AND (d.state || '') IN ('ready', 'retrying')
-  RETURNING d.event, d.route, d.epoch, t.attempt, d.state, d.error, d.entity, d.version
-), written AS (
-  INSERT INTO oncehook.attempts (event, route, epoch, attempt, started_at, finished_at, outcome, error)
-  SELECT event, route, epoch, attempt, coalesce($1::bigint, oncehook.micros()), coalesce($1::bigint, oncehook.micros()), $15, error
-    FROM settled WHERE state NOT IN ('succeeded', 'parked', 'superseded')
-), followed AS (
-  INSERT INTO oncehook.deliveries (event, route, epoch, state, run_at, entity, version)
-  SELECT s.event, f.next, s.epoch, 'ready', coalesce($1::bigint, oncehook.micros()), s.entity, s.version
-    FROM settled s
-    JOIN unnest($11::uuid[], $12::text[], $13::integer[], $14::text[]) AS f(event, route, epoch, next)
-      ON f.event = s.event AND f.route = s.route AND f.epoch = s.epoch
-   WHERE s.state = 'succeeded'
-  ON CONFLICT (event, route, epoch) DO NOTHING
-)
-SELECT event, route, epoch, attempt FROM settled";
+/// A change of rows that one statement finds and changes.
+const fn at_once(change: &'static str) -> MoveSql {
+    MoveSql { find: None, change }
+}

@@ -1,13 +1,13 @@
 //! Where the queue of a route begins, as far as this node knows.
 //!
-//! A row that was settled leaves its old place in the queue's index behind, until the server has swept it. Whoever searches from the very
+//! A row that was settled leaves its old entry in the queue's index behind, until the server has swept it. A search from the very
 //! beginning walks over all that was settled since; a backlog of half a million would cost the square of its size. So a search begins
 //! where the last one found something.
 //!
-//! Promises: what lies before that place is not forgotten. Something can come to lie there: a transaction that commits late, or one
-//! that lets go what it had locked. It is found when a search finds less than it could have, and once in a second in any case.
+//! Promises: deliveries before that time are not forgotten. One can appear there: a transaction commits late, or lets go what it
+//! had locked. It is found when a search finds less than it could have, and once in a second in any case.
 //!
-//! Does not: tell other nodes. Each searches for itself.
+//! Does not: share this with other nodes. Each searches for itself.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -18,7 +18,7 @@ use crate::delivery::RouteName;
 /// Where everything begins.
 const BEGINNING: i64 = i64::MIN;
 
-/// How long nobody looks at the beginning.
+/// How long no search begins at the beginning.
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
 
 #[derive(Debug, Default)]
@@ -28,7 +28,7 @@ pub(super) struct Fronts(Mutex<HashMap<RouteName, Front>>);
 struct Front {
     /// The due time from which on is searched.
     run_at: i64,
-    /// When somebody searched from the beginning.
+    /// When a search began at the beginning.
     looked: Instant,
 }
 

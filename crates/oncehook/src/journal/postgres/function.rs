@@ -13,7 +13,7 @@ use crate::delivery::{Cause, Failure, HandedEvent};
 use crate::handler::Function;
 use crate::handler::elsewhere::Answer;
 use crate::handler::function::{PostgresTransaction, Row, ToSql, caught};
-use crate::journal::server::user_sql::Surroundings;
+use crate::journal::server::user_sql::{Surroundings, in_time as user_code_in_time};
 
 /// Begins a transaction and calls the function behind a savepoint. Returns what it returned in time, unless one of its
 /// statements broke.
@@ -28,26 +28,19 @@ pub(super) async fn call(
     let begin = format!("{}; {SAVEPOINT}", settings.theirs);
     let now = session.begin_with(&begin, given).await.map_err(Trouble::Engine)?;
     let open = Open { session, broken: Mutex::default() };
-    let calling = caught(|| function.on_postgres(&open, event));
-    let returned = tokio::time::timeout(time, calling).await;
-    let late = returned.is_err();
-    let returned = returned.unwrap_or_else(|_| {
-        let message = format!("the handler took longer than {} s", time.as_secs_f32());
-        Err(Failure::retry(Cause::Handler, message))
-    });
+    let returned = user_code_in_time(time, caught(|| function.on_postgres(&open, event))).await;
     let broken = open.broken.into_inner().unwrap_or_else(PoisonError::into_inner);
-    if late {
+    if returned.is_err() {
         // Its last statement may still be running.
         session.retire();
     }
-    let result = match (broken, returned) {
+    let result = match (broken, returned.and_then(|returned| returned)) {
         (Some(Trouble::Failed(failure)), _) => {
             session.run(UNDO).await.map_err(user_sql::at_savepoint)?;
             return Err(Trouble::Failed(failure));
         }
         (Some(trouble), _) => return Err(trouble),
-        (None, Err(failure)) => return Err(Trouble::Failed(failure)),
-        (None, Ok(result)) => result.map(|result| result.to_string()),
+        (None, returned) => returned.map_err(Trouble::Failed)?,
     };
     session.run(&format!("{RELEASE}; {}", settings.ours)).await.map_err(user_sql::at_savepoint)?;
     Ok((now, result))
@@ -62,33 +55,22 @@ struct Open<'s> {
 
 impl Open<'_> {
     async fn prepared(&self, sql: &str) -> Result<Statement, Failure> {
-        if let Some(refused) = user_sql::refusal(sql) {
+        match user_sql::refusal(sql) {
             // Nothing was sent, but what the function meant to do was not done.
-            let failure = Failure::retry(Cause::Handler, refused);
-            self.note(Trouble::Failed(failure.clone()));
-            return Err(failure);
+            Some(refused) => Err(self.note(Trouble::Failed(Failure::retry(Cause::Handler, refused)))),
+            None => self.answered(self.session.prepared(sql).await),
         }
-        self.session.prepared(sql).await.map_err(|error| self.broke(error))
     }
 
     /// Notes what went wrong, and says it to the function.
-    fn broke(&self, error: EngineError) -> Failure {
-        let message = error.message.clone();
-        match user_sql::trouble(error) {
-            Trouble::Failed(failure) => {
-                self.note(Trouble::Failed(failure.clone()));
-                failure
-            }
-            trouble => {
-                self.note(trouble);
-                Failure::retry(Cause::Ours, message)
-            }
-        }
+    fn answered<T>(&self, answer: Result<T, EngineError>) -> Result<T, Failure> {
+        answer.map_err(|error| self.note(user_sql::trouble(error)))
     }
 
-    fn note(&self, trouble: Trouble) {
-        let mut broken = self.broken.lock().unwrap_or_else(PoisonError::into_inner);
-        broken.get_or_insert(trouble);
+    fn note(&self, trouble: Trouble) -> Failure {
+        let answer = trouble.answer();
+        self.broken.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(trouble);
+        answer
     }
 }
 
@@ -100,8 +82,7 @@ impl PostgresTransaction for Open<'_> {
     ) -> Answer<'a, Result<u64, Failure>> {
         Box::pin(async move {
             let statement = self.prepared(sql).await?;
-            let changed = in_time(self.session.execute(&statement, parameters)).await;
-            changed.map_err(|error| self.broke(error))
+            self.answered(in_time(self.session.execute(&statement, parameters)).await)
         })
     }
 
@@ -112,8 +93,7 @@ impl PostgresTransaction for Open<'_> {
     ) -> Answer<'a, Result<Vec<Row>, Failure>> {
         Box::pin(async move {
             let statement = self.prepared(sql).await?;
-            let rows = in_time(self.session.query(&statement, parameters)).await;
-            rows.map_err(|error| self.broke(error))
+            self.answered(in_time(self.session.query(&statement, parameters)).await)
         })
     }
 }

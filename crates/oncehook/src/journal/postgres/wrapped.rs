@@ -7,10 +7,9 @@
 //! itself and sees what those before it did, and is planned by the rules for prepared statements, as if all were sent one by one.
 //!
 //! Does not: wrap statements that return rows, or that take no value. Does not insist either: where the server lets us make no
-//! function (no right to temporary objects, no `plpgsql`, a trigger on such commands), there is none. Whose error it was is not told
-//! apart; whoever calls runs them one by one then.
+//! function (no right to temporary objects, no `plpgsql`, a trigger on such commands), there is none. Does not say whose error it
+//! was; the caller runs them one by one then.
 
-use std::fmt::Write as _;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -27,7 +26,7 @@ const QUOTE: &str = "$oncehook_effect$";
 #[derive(Debug)]
 pub(super) struct Wrapped {
     statement: Statement,
-    /// How long a delivery took lately, in microseconds. Nobody knows at first.
+    /// How long a delivery took lately, in microseconds. Not known at first.
     pace: AtomicU64,
 }
 
@@ -69,14 +68,14 @@ async fn make(session: &Session, set: usize, statements: &[(&str, &Statement)]) 
             types.join(", ")
         );
         session.run(&function).await?;
-        let mut values = String::new();
-        for kind in types {
-            let comma = if values.is_empty() { "" } else { ", " };
-            let number = arrays.len() + 1;
-            write!(values, "{comma}t.p{number}::{kind}").map_err(|_| EngineError::other("no memory"))?;
-            arrays.push(format!("${number}::text[]"));
-        }
-        calls.push(format!("{name}({values})"));
+        let values: Vec<String> = types
+            .iter()
+            .map(|kind| {
+                arrays.push(format!("${}::text[]", arrays.len() + 1));
+                format!("t.p{}::{kind}", arrays.len())
+            })
+            .collect();
+        calls.push(format!("{name}({})", values.join(", ")));
     }
     let columns: Vec<String> = (1..=arrays.len()).map(|number| format!("p{number}")).collect();
     let sql = format!("SELECT {} FROM unnest({}) AS t({})", calls.join(", "), arrays.join(", "), columns.join(", "));
@@ -113,10 +112,10 @@ impl Wrapped {
         let columns: Vec<&(dyn ToSql + Sync)> = columns.iter().map(|column| column as &(dyn ToSql + Sync)).collect();
         let ran = in_time(session.execute(&self.statement, &columns)).await;
         let pace = begun.elapsed().as_micros() / count.max(1) as u128;
-        // Perhaps it was too slow: whoever comes next begins with one again.
+        // Perhaps it was too slow: the next call begins with one again.
         let pace = if ran.is_ok() { u64::try_from(pace).unwrap_or(u64::MAX) } else { u64::MAX };
         self.pace.store(pace, Ordering::Relaxed);
-        // Deliveries may be settled already by whoever calls: not one of them is left out unnoticed.
+        // The caller may have settled the deliveries already: not one of them is left out unnoticed.
         match ran? {
             rows if usize::try_from(rows) == Ok(count) => Ok(()),
             rows => Err(EngineError::other(format!("{rows} of {count} deliveries were run"))),

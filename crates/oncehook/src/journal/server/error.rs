@@ -16,6 +16,9 @@ pub(in crate::journal) struct EngineError {
     pub(in crate::journal) meaning: Meaning,
 }
 
+/// What a step of the work came to.
+pub(in crate::journal) type EngineResult<T = ()> = Result<T, EngineError>;
+
 /// What an error means. An engine fills this in when it makes the error.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(in crate::journal) struct Meaning {

@@ -9,6 +9,7 @@
 use std::future::Future;
 
 use super::ServerJournal;
+use super::deliver::entity::unblock;
 use super::deliver::steps::Delivers;
 use super::engine::Session;
 use super::error::{EngineError, Meaning, Tries};
@@ -129,7 +130,7 @@ pub(in crate::journal) async fn carry_out<E: Operates>(
     write::<E>(session, now, order.event, &changes).await?;
     if let Some(entity) = &entity {
         for route in &changes.ordered.routes {
-            E::unblock(session, now, route, &[(entity, 1)]).await?;
+            unblock::<E>(session, now, route, &[(entity, 1)]).await?;
         }
     }
     if let Some(detail) = &changes.audit {

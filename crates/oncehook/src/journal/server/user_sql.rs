@@ -5,10 +5,14 @@
 //! Does not: settle anything. What an error means for the delivery is the caller's to say.
 
 use std::future::Future;
+use std::time::Duration;
+
+use serde_json::Value;
 
 use super::engine::Engine;
-use super::error::EngineError;
+use super::error::{EngineError, EngineResult};
 use crate::delivery::{Cause, Failure, HandedEvent};
+use crate::handler::sql::ended_transaction;
 use crate::handler::{Found, SqlHandler};
 
 /// Why the statements of a delivery did not come to an end.
@@ -40,6 +44,16 @@ impl Trouble {
             Self::Failed(Failure::retry(Cause::Handler, error.message).in_log(logged))
         } else {
             Self::Engine(error)
+        }
+    }
+
+    /// What a function is answered whose statement came to this.
+    pub(in crate::journal) fn answer(&self) -> Failure {
+        match self {
+            Self::Failed(failure) | Self::Deferred(failure) => failure.clone(),
+            Self::Ended(_) => ended_transaction(),
+            Self::Collision => Failure::retry(Cause::Ours, "another transaction was in the way"),
+            Self::Engine(error) => Failure::retry(Cause::Ours, error.message.clone()),
         }
     }
 
@@ -111,4 +125,52 @@ pub(in crate::journal) trait UserSql: Engine {
 
     /// Prepares one statement, without running it.
     fn rehearse(session: &mut Self::Session, statement: &str) -> impl Future<Output = Result<(), Trouble>> + Send;
+}
+
+/// Statements that were prepared, or why they cannot be: a failure of each delivery. An error means that the database could not
+/// prepare them now.
+pub(in crate::journal) fn prepared<P>(prepared: Result<P, Trouble>) -> EngineResult<Result<P, Failure>> {
+    match prepared {
+        Ok(prepared) => Ok(Ok(prepared)),
+        Err(Trouble::Failed(failure) | Trouble::Deferred(failure)) => Ok(Err(failure)),
+        Err(Trouble::Collision | Trouble::Ended(_)) => Err(EngineError::other("a statement could not be prepared now")),
+        Err(Trouble::Engine(error)) => Err(error),
+    }
+}
+
+/// What a function returned in time, as JSON; or that it took too long.
+pub(in crate::journal) async fn in_time(
+    time: Duration,
+    calling: impl Future<Output = Result<Option<Value>, Failure>>,
+) -> Result<Ran, Failure> {
+    let late = |_| Failure::retry(Cause::Handler, format!("the handler took longer than {} s", time.as_secs_f32()));
+    let returned = tokio::time::timeout(time, calling).await.map_err(late)?;
+    Ok(returned.map(|result| result.map(|result| result.to_string())))
+}
+
+/// Runs the statements of one delivery. If their tables have changed since they were prepared, they are prepared anew and run
+/// once more.
+pub(in crate::journal) async fn run_one<E: UserSql>(
+    session: &mut E::Session,
+    handler: &SqlHandler,
+    prepared: &mut E::Prepared,
+    event: &HandedEvent,
+    surroundings: Surroundings,
+) -> Result<Ran, Trouble> {
+    let values = handler.values(event).map_err(Trouble::Failed)?;
+    let mut anew = false;
+    loop {
+        let ran = match E::bind(handler, prepared, &values) {
+            Ok(bound) => E::run(session, handler, prepared, vec![bound], surroundings, Some(event)).await,
+            Err(failure) => Err(Trouble::Failed(failure)),
+        };
+        let renewed = match &ran {
+            Err(Trouble::Failed(failure)) if !anew => E::renewed(session, handler, prepared, failure).await,
+            _ => None,
+        };
+        match renewed {
+            Some(renewed) => (*prepared, anew) = (renewed, true),
+            None => return Ok(ran?.into_iter().next().unwrap_or(Ok(None))),
+        }
+    }
 }

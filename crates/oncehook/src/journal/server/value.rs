@@ -87,10 +87,21 @@ impl<'p> Param<'p> {
     /// Attempts: event, route, epoch, attempt.
     pub(in crate::journal) fn fences(fences: impl IntoIterator<Item = &'p Fence> + Clone) -> Self {
         let attempts = Column::ints(fences.clone().into_iter().map(|fence| i64::from(fence.attempt)));
-        let deliveries = Self::deliveries(fences.into_iter().map(|fence| &fence.delivery));
-        let Self::Table(mut columns) = deliveries else { return deliveries };
-        columns.push(attempts);
-        Self::Table(columns)
+        Self::deliveries(fences.into_iter().map(|fence| &fence.delivery)).with([attempts])
+    }
+
+    /// Entities, and how many of each.
+    pub(in crate::journal) fn counts(entities: &[(&'p str, usize)]) -> Self {
+        let counts = entities.iter().map(|(_, count)| i64::try_from(*count).unwrap_or(i64::MAX));
+        Self::texts(entities.iter().map(|(entity, _)| *entity)).with([Column::ints(counts)])
+    }
+
+    /// A table with more columns.
+    pub(in crate::journal) fn with(mut self, more: impl IntoIterator<Item = Column<'p>>) -> Self {
+        if let Self::Table(columns) = &mut self {
+            columns.extend(more);
+        }
+        self
     }
 }
 
@@ -235,5 +246,10 @@ pub(in crate::journal) trait Row: Send + Sync {
     fn delivery(&self, first: usize) -> Result<DeliveryId, EngineError> {
         let (event, route, epoch) = (self.event(first)?, self.route(first + 1)?, self.small(first + 2)?);
         Ok(DeliveryId { event, route, epoch })
+    }
+
+    /// An attempt from four columns: event, route, epoch, attempt.
+    fn fence(&self) -> Result<Fence, EngineError> {
+        Ok(Fence { delivery: self.delivery(0)?, attempt: self.small(3)? })
     }
 }

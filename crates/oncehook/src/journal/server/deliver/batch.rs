@@ -7,21 +7,21 @@
 //!
 //! Does not: count a collision with another transaction as an attempt. Such a delivery stays due.
 
-use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
 use oncehook_verify::UnixMicros;
 
-use super::entity::{self, Eligible, EntityOutcome};
-use super::settle;
-use super::steps::{Delivers, Due, Ended, Locked, SettleTime, Try, Wanted};
-use crate::delivery::{Failure, Fence, Verdict};
+use super::entity::{Transaction, wake_parked};
+use super::row::load_events;
+use super::steps::{Delivers, Due, Locked, Wanted};
+use crate::delivery::{Cause, Failure, Fence, Verdict};
 use crate::handler::SqlHandler;
 use crate::handler::sql::ended_transaction;
 use crate::journal::Progress;
+use crate::journal::decide::batch::{apart, is_counted_on};
 use crate::journal::server::engine::Session;
-use crate::journal::server::error::EngineError;
-use crate::journal::server::user_sql::{Ran, Surroundings, Trouble};
+use crate::journal::server::error::EngineResult;
+use crate::journal::server::user_sql::{self, Ran, Surroundings, Trouble, run_one};
 use crate::ordering::Company;
 use crate::route::{Route, Tried};
 
@@ -29,7 +29,7 @@ use crate::route::{Route, Tried};
 const ALONE_TIME: Duration = Duration::from_secs(2);
 
 /// Runs due deliveries of a `sql` route.
-pub(super) async fn apply<E: Delivers>(
+pub(in crate::journal::server) async fn apply<E: Delivers>(
     engine: &E,
     session: &mut E::Session,
     given: Option<i64>,
@@ -37,15 +37,8 @@ pub(super) async fn apply<E: Delivers>(
     handler: &SqlHandler,
     limit: usize,
     draw: impl FnMut() -> f64 + Send,
-) -> Result<Progress, EngineError> {
-    let prepared = match E::prepare(session, handler, Surroundings::Batch).await {
-        Ok(prepared) => Ok(prepared),
-        Err(Trouble::Failed(failure) | Trouble::Deferred(failure)) => Err(failure),
-        Err(Trouble::Collision | Trouble::Ended(_)) => {
-            return Err(EngineError::other("a statement could not be prepared now"));
-        }
-        Err(Trouble::Engine(error)) => return Err(error),
-    };
+) -> EngineResult<Progress> {
+    let prepared = user_sql::prepared(E::prepare(session, handler, Surroundings::Batch).await)?;
     let progress = Progress::default();
     let mut batch = Batch { engine, session, given, route, handler, prepared, ended: false, draw, progress };
     let mut settle_ahead = batch.may_settle_ahead();
@@ -53,45 +46,36 @@ pub(super) async fn apply<E: Delivers>(
         let now = E::begin_batch(batch.session, given).await?;
         let wanted = Wanted::Batch { limit, settle_ahead };
         let Locked { due, full, unseen, settled_ahead } = engine.lock_due(batch.session, now, route, wanted).await?;
-        let left = if route.ordering.is_serial() {
-            batch.in_order(due, now).await?
-        } else {
-            let (fresh, failed_before): (Vec<Due>, Vec<Due>) = due.into_iter().partition(|due| due.attempt == 0);
-            let together = if settle_ahead && settled_ahead != fresh.len() {
-                Together::NotAhead
-            } else {
-                batch.together(&fresh, now, settle_ahead).await?
-            };
-            match together {
-                Together::Done => batch.alone(tries(&failed_before)).await?,
-                Together::Spoilt => batch.alone(fresh.iter().chain(&failed_before).map(Due::try_of).collect()).await?,
-                Together::NotAhead => {
-                    batch.session.rollback().await?;
-                    settle_ahead = false;
-                    continue;
-                }
+        let serial = route.ordering.is_serial();
+        let (mut alone, due) = apart(due, |due| (due.attempt, due.candidate.entity.as_deref().filter(|_| serial)));
+        if serial {
+            // In the order of their queues, so that none is blocked by one that runs a moment later.
+            alone.sort_by_key(|due| due.candidate.place);
+        }
+        let (run, passed) = match serial {
+            true => batch.eligible(due, usize::MAX, now).await?,
+            false => (due, Progress::default()),
+        };
+        let together = match settle_ahead && settled_ahead != run.len() {
+            true => Together::NotAhead,
+            false => batch.together(&run, now, settle_ahead).await?,
+        };
+        let left = match together {
+            Together::Done => {
+                batch.progress.add(passed);
+                batch.alone(&alone).await?
+            }
+            // What was settled without running is undone too, and comes again.
+            Together::Spoilt => batch.alone(run.iter().chain(&alone)).await? + usize::from(serial),
+            Together::NotAhead => {
+                batch.session.rollback().await?;
+                settle_ahead = false;
+                continue;
             }
         };
         batch.progress.more = full || unseen || left > 0;
         return Ok(batch.progress);
     }
-}
-
-fn tries(due: &[Due]) -> Vec<Try> {
-    due.iter().map(Due::try_of).collect()
-}
-
-/// Separates those that failed before, and others of the same entities, from the rest. They are in the order of their entity
-/// queues.
-fn apart(due: Vec<Due>) -> (Vec<Due>, Vec<Due>) {
-    let troubled: HashSet<String> =
-        due.iter().filter(|due| due.attempt > 0).filter_map(|due| due.candidate.entity.clone()).collect();
-    let (mut alone, together): (Vec<Due>, Vec<Due>) = due.into_iter().partition(|due| match &due.candidate.entity {
-        Some(entity) => troubled.contains(entity),
-        None => due.attempt > 0,
-    });
-    alone.sort_by_key(|due| due.candidate.place);
-    (alone, together)
 }
 
 /// What became of deliveries that ran in one transaction.
@@ -127,30 +111,14 @@ impl<E: Delivers, D: FnMut() -> f64 + Send> Batch<'_, E, D> {
             && self.prepared.as_ref().is_ok_and(E::settles_ahead)
     }
 
-    /// The eligible ones of a route that looks at entities, in the transaction that was begun. Returns how many were left for
-    /// the next time.
-    async fn in_order(&mut self, due: Vec<Due>, now: i64) -> Result<usize, EngineError> {
-        let (alone, together) = apart(due);
-        let (run, passed) = self.eligible(together, usize::MAX, now).await?;
-        match self.together(&run, now, false).await? {
-            Together::Done => {
-                self.progress.add(passed);
-                self.alone(tries(&alone)).await
-            }
-            // What was settled without running is undone too, and comes again.
-            Together::Spoilt | Together::NotAhead => {
-                let left = self.alone(run.iter().chain(&alone).map(Due::try_of).collect()).await?;
-                Ok(left + 1)
-            }
-        }
+    fn transaction(&mut self, now: i64) -> Transaction<'_, E> {
+        Transaction { session: &mut *self.session, now, route: self.route }
     }
 
-    /// The eligible ones, with their events; and what became of those that do not run.
-    async fn eligible(&mut self, due: Vec<Due>, room: usize, now: i64) -> Result<(Vec<Due>, Progress), EngineError> {
-        let company = Company::OneTransaction;
-        let Eligible { mut run, passed } =
-            entity::eligible::<E>(self.session, now, self.route, company, room, due).await?;
-        E::load_events(self.session, self.route, &mut run).await?;
+    /// The eligible ones of a route that looks at entities, with their events; and what became of those that do not run.
+    async fn eligible(&mut self, due: Vec<Due>, room: usize, now: i64) -> EngineResult<(Vec<Due>, Progress)> {
+        let (mut run, passed) = self.transaction(now).eligible(Company::OneTransaction, room, due).await?;
+        load_events::<E>(self.session, self.route, &mut run).await?;
         for due in &mut run {
             if let Some(event) = &mut due.event {
                 event.state = due.state.take();
@@ -159,25 +127,15 @@ impl<E: Delivers, D: FnMut() -> f64 + Send> Batch<'_, E, D> {
         Ok((run, passed))
     }
 
-    /// Whether a delivery that did not take effect has others of its entity behind it, which count on it.
-    fn is_counted_on(&self, due: &[Due], outcomes: &[Ran]) -> bool {
-        self.route.ordering.is_serial()
-            && due.iter().zip(outcomes).enumerate().any(|(place, (delivery, outcome))| {
-                let entity = delivery.candidate.entity.as_ref();
-                let mut behind = due.iter().skip(place + 1);
-                outcome.is_err() && entity.is_some() && behind.any(|due| due.candidate.entity.as_ref() == entity)
-            })
-    }
-
     /// Ends the transaction that was begun: all in it, or none.
-    async fn together(&mut self, due: &[Due], now: i64, ahead: bool) -> Result<Together, EngineError> {
+    async fn together(&mut self, due: &[Due], now: i64, ahead: bool) -> EngineResult<Together> {
         if due.is_empty() {
             self.session.commit().await?;
             return Ok(Together::Done);
         }
         let Ok(prepared) = &self.prepared else { return self.spoilt().await };
         // What fails before it reaches the database spoils nothing.
-        let mut early: Vec<Option<Ran>> = Vec::with_capacity(due.len());
+        let mut early: Vec<Option<Failure>> = Vec::with_capacity(due.len());
         let mut bound = Vec::with_capacity(due.len());
         for delivery in due {
             match self.bind(prepared, delivery) {
@@ -185,25 +143,23 @@ impl<E: Delivers, D: FnMut() -> f64 + Send> Batch<'_, E, D> {
                     bound.push(parameters);
                     early.push(None);
                 }
-                Err(failure) => early.push(Some(Err(failure))),
+                Err(failure) => early.push(Some(failure)),
             }
         }
-        self.crash_point();
-        let ran = E::run(self.session, self.handler, prepared, bound, Surroundings::Batch, None).await;
-        let mut ran = match ran {
+        crash_point(self.route);
+        let mut ran = match E::run(self.session, self.handler, prepared, bound, Surroundings::Batch, None).await {
             Ok(ran) => ran.into_iter(),
             Err(Trouble::Engine(error)) => return Err(error),
             Err(Trouble::Ended(_)) => {
                 self.have_ended().await?;
                 return Ok(Together::Spoilt);
             }
-            Err(Trouble::Failed(_) | Trouble::Deferred(_) | Trouble::Collision) => {
-                return self.spoilt().await;
-            }
+            Err(Trouble::Failed(_) | Trouble::Deferred(_) | Trouble::Collision) => return self.spoilt().await,
         };
-        let outcomes = early.into_iter().map(|early| early.or_else(|| ran.next()).unwrap_or(Ok(None)));
-        let outcomes: Vec<Ran> = outcomes.collect();
-        if self.is_counted_on(due, &outcomes) {
+        let outcomes: Vec<Ran> =
+            early.into_iter().map(|early| early.map_or_else(|| ran.next().unwrap_or(Ok(None)), Err)).collect();
+        let took_effect = due.iter().zip(&outcomes).map(|(due, ran)| (due.candidate.entity.as_deref(), ran.is_ok()));
+        if self.route.ordering.is_serial() && is_counted_on(took_effect) {
             return self.spoilt().await;
         }
         crate::crash::point("after_effect");
@@ -216,7 +172,7 @@ impl<E: Delivers, D: FnMut() -> f64 + Send> Batch<'_, E, D> {
             }
         } else if outcomes.iter().all(|outcome| matches!(outcome, Ok(None))) {
             let entities = due.iter().filter_map(|due| due.candidate.entity.as_deref()).collect();
-            let woken = E::wake_parked(self.session, now, &entities).await?;
+            let woken = wake_parked::<E>(self.session, now, &entities).await?;
             Progress { succeeded: due.len(), woken, ..Progress::default() }
         } else {
             return Ok(Together::NotAhead);
@@ -226,23 +182,24 @@ impl<E: Delivers, D: FnMut() -> f64 + Send> Batch<'_, E, D> {
         Ok(Together::Done)
     }
 
-    async fn spoilt(&mut self) -> Result<Together, EngineError> {
+    async fn spoilt(&mut self) -> EngineResult<Together> {
         self.session.rollback().await?;
         Ok(Together::Spoilt)
     }
 
     /// The statements have ended the transaction: they do not run any more, and what may have run is settled as failed for good.
-    async fn have_ended(&mut self) -> Result<(), EngineError> {
+    async fn have_ended(&mut self) -> EngineResult {
         (self.ended, self.prepared) = (true, Err(ended_transaction()));
         self.session.rollback().await
     }
 
     /// Each in its own transaction. Returns how many were left for the next time.
-    async fn alone(&mut self, tries: Vec<Try>) -> Result<usize, EngineError> {
+    async fn alone(&mut self, due: impl IntoIterator<Item = &Due>) -> EngineResult<usize> {
         let started = Instant::now();
+        let fences: Vec<Fence> = due.into_iter().map(|due| due.fence(self.route)).collect();
         let mut left = 0;
-        for delivery in tries {
-            if started.elapsed() >= ALONE_TIME && !self.ended || !self.one(delivery).await? {
+        for fence in &fences {
+            if started.elapsed() >= ALONE_TIME && !self.ended || !self.one(fence).await? {
                 left += 1;
             }
         }
@@ -250,10 +207,9 @@ impl<E: Delivers, D: FnMut() -> f64 + Send> Batch<'_, E, D> {
     }
 
     /// One delivery. `false`: another transaction was in the way, and it stays due.
-    async fn one(&mut self, delivery: Try) -> Result<bool, EngineError> {
+    async fn one(&mut self, fence: &Fence) -> EngineResult<bool> {
         let now = E::begin_batch(self.session, self.given).await?;
-        let wanted = Wanted::Only(delivery);
-        let Locked { mut due, .. } = self.engine.lock_due(self.session, now, self.route, wanted).await?;
+        let Locked { mut due, .. } = self.engine.lock_due(self.session, now, self.route, Wanted::Only(fence)).await?;
         if self.route.ordering.is_serial() {
             let (run, passed) = self.eligible(due, 1, now).await?;
             self.progress.add(passed);
@@ -273,7 +229,7 @@ impl<E: Delivers, D: FnMut() -> f64 + Send> Batch<'_, E, D> {
             }
             Err(Trouble::Ended(_)) => {
                 self.have_ended().await?;
-                return Box::pin(self.one(delivery)).await;
+                return Box::pin(self.one(fence)).await;
             }
             Err(Trouble::Engine(error)) => return Err(error),
         };
@@ -283,81 +239,41 @@ impl<E: Delivers, D: FnMut() -> f64 + Send> Batch<'_, E, D> {
         Ok(true)
     }
 
-    /// The user's statements for one delivery; if they fail, what they did is undone and the transaction goes on. If their
-    /// tables have changed since they were prepared, they are prepared anew and run once more.
+    /// The user's statements for one delivery; if they fail, what they did is undone and the transaction goes on.
     async fn effect(&mut self, due: &Due) -> Result<Ran, Trouble> {
-        let prepared = self.prepared.as_ref().map_err(|failure| Trouble::Failed(failure.clone()))?;
-        self.crash_point();
-        let failure = match statements::<E>(self.session, self.handler, prepared, due).await {
-            Err(Trouble::Failed(failure)) => failure,
-            other => return other,
-        };
-        match E::renewed(self.session, self.handler, prepared, &failure).await {
-            Some(renewed) => {
-                let ran = statements::<E>(self.session, self.handler, &renewed, due).await;
-                self.prepared = Ok(renewed);
-                ran
-            }
-            None => Err(Trouble::Failed(failure)),
-        }
+        let prepared = self.prepared.as_mut().map_err(|failure| Trouble::Failed(failure.clone()))?;
+        crash_point(self.route);
+        let event = due.event.as_ref().ok_or_else(|| Trouble::Failed(unread()))?;
+        let ran = run_one::<E>(self.session, self.handler, prepared, event, Surroundings::Batch).await?;
+        crate::crash::point("after_effect");
+        Ok(ran)
     }
 
     fn bind(&self, prepared: &E::Prepared, due: &Due) -> Result<E::Bound, Failure> {
-        bind::<E>(self.handler, prepared, due)
+        let event = due.event.as_ref().ok_or_else(unread)?;
+        E::bind(self.handler, prepared, &self.handler.values(event)?)
     }
 
-    fn crash_point(&self) {
-        crate::crash::point(if self.route.after.is_some() { "in_follow_up" } else { "in_handler" });
-    }
-
-    async fn settle(&mut self, outcomes: Vec<(&Due, Ran)>, now: i64) -> Result<Progress, EngineError> {
-        let at = UnixMicros(now);
-        let mut progress = Progress::default();
-        let mut settlements = Vec::with_capacity(outcomes.len());
-        for (due, outcome) in outcomes {
-            let fence = Fence { delivery: due.delivery(self.route), attempt: due.attempt + 1 };
+    async fn settle(&mut self, outcomes: Vec<(&Due, Ran)>, now: i64) -> EngineResult<Progress> {
+        let verdicts = outcomes.into_iter().map(|(due, outcome)| {
             let verdict = match outcome {
                 Ok(result) => Verdict::Succeeded(result),
                 Err(failure) => {
-                    let Due { attempt_limit: limit, parked_at, .. } = *due;
-                    let tried = Tried { attempt: fence.attempt, limit, parked_at };
-                    self.route.after_failure(failure, tried, at, (self.draw)())
+                    let tried = Tried { attempt: due.attempt + 1, limit: due.attempt_limit, parked_at: due.parked_at };
+                    self.route.after_failure(failure, tried, UnixMicros(now), (self.draw)())
                 }
             };
-            progress.count(fence.delivery.event, fence.attempt, due.attempt_limit, &verdict, at);
-            settlements.push((due, fence, verdict));
-        }
-        let followups = &self.route.followups;
-        let ended: Vec<_> = settlements.iter().map(|(_, fence, verdict)| Ended { fence, verdict, followups }).collect();
-        let time = SettleTime { now: Some(now), from: at };
-        settle::settle_locked::<E>(self.session, time, &ended).await?;
-        let outcomes: Vec<EntityOutcome<'_>> =
-            settlements.iter().filter_map(|(due, _, verdict)| EntityOutcome::of(due, verdict)).collect();
-        if self.route.ordering.is_serial() {
-            entity::after::<E>(self.session, now, self.route, &outcomes).await?;
-        }
-        let entities = entity::affected(&outcomes);
-        progress.woken = !entities.is_empty() && E::wake_parked(self.session, now, &entities).await?;
-        Ok(progress)
+            (due, verdict)
+        });
+        let verdicts = verdicts.collect();
+        self.transaction(now).settle(verdicts).await
     }
 }
 
-fn bind<E: Delivers>(handler: &SqlHandler, prepared: &E::Prepared, due: &Due) -> Result<E::Bound, Failure> {
-    match &due.event {
-        Some(event) => E::bind(handler, prepared, &handler.values(event)?),
-        None => Err(Failure::retry(crate::delivery::Cause::Ours, "the event of a delivery was not read")),
-    }
+pub(super) fn crash_point(route: &Route) {
+    crate::crash::point(if route.after.is_some() { "in_follow_up" } else { "in_handler" });
 }
 
-async fn statements<E: Delivers>(
-    session: &mut E::Session,
-    handler: &SqlHandler,
-    prepared: &E::Prepared,
-    due: &Due,
-) -> Result<Ran, Trouble> {
-    let bound = vec![bind::<E>(handler, prepared, due).map_err(Trouble::Failed)?];
-    let about = due.event.as_ref();
-    let ran = E::run(session, handler, prepared, bound, Surroundings::Batch, about).await?;
-    crate::crash::point("after_effect");
-    Ok(ran.into_iter().next().unwrap_or(Ok(None)))
+fn unread() -> Failure {
+    Failure::retry(Cause::Ours, "the event of a delivery was not read")
 }

@@ -11,89 +11,93 @@ use std::time::{Duration, Instant};
 
 use oncehook_verify::UnixMicros;
 
-use super::steps::{Delivers, Ended, Held, SettleTime};
-use super::{entity, settle};
-use crate::delivery::{Claim, FailedAttempt, Settled, Verdict};
+use super::batch::crash_point;
+use super::entity::settle_with_entities;
+use super::settle::settle;
+use super::steps::Delivers;
+use crate::delivery::{Claim, FailedAttempt, Settled, Settlement, Verdict};
 use crate::handler::sql::ended_transaction;
 use crate::handler::{Function, SqlHandler};
+use crate::journal::WorkError;
+use crate::journal::decide::outcome::Held;
+use crate::journal::server::ServerJournal;
 use crate::journal::server::engine::Session;
-use crate::journal::server::error::{EngineError, Tries};
-use crate::journal::server::pool::Pool;
-use crate::journal::server::user_sql::{Surroundings, Trouble};
-use crate::route::{KnownLines, Route, Tried};
+use crate::journal::server::error::{EngineError, EngineResult};
+use crate::journal::server::user_sql::{Surroundings, Trouble, run_one};
+use crate::journal::server::work::{unavailable, work};
+use crate::route::{Route, Tried};
 
 /// How often a call is repeated after a collision, and for how long.
 const TRIES: usize = 5;
 const PATIENCE: Duration = Duration::from_secs(2);
 
 /// What every call needs.
-pub(super) struct Caller<'c, E: Delivers> {
-    pub(super) pool: &'c Pool<E>,
-    pub(super) given: Option<i64>,
+pub(in crate::journal::server) struct Caller<'c, E: Delivers> {
+    pub(in crate::journal::server) journal: &'c ServerJournal<E>,
     /// The time from which the due times of verdicts are counted.
-    pub(super) from: UnixMicros,
-    pub(super) route: &'c Route,
-    /// The rules of routes that look at entities.
-    pub(super) known: &'c KnownLines,
-    pub(super) effect: Effect<'c>,
-    /// How long a function may take, all in all.
-    pub(super) time: Duration,
+    pub(in crate::journal::server) from: UnixMicros,
+    pub(in crate::journal::server) route: &'c Route,
+    pub(in crate::journal::server) effect: Effect<'c>,
 }
 
 /// What a call came to.
-pub(super) struct Called {
-    pub(super) settled: Settled,
+pub(in crate::journal::server) struct Called {
+    pub(in crate::journal::server) settled: Settled,
     /// Whether it took effect.
-    pub(super) succeeded: bool,
+    pub(in crate::journal::server) succeeded: bool,
     /// Whether a parked delivery is due now.
-    pub(super) woken: bool,
+    pub(in crate::journal::server) woken: bool,
 }
 
 /// What is run.
-pub(super) enum Effect<'e> {
+pub(in crate::journal::server) enum Effect<'e> {
     Function(&'e dyn Function),
     Statements(&'e SqlHandler),
 }
 
 impl<E: Delivers> Caller<'_, E> {
     /// Runs the effect for one leased delivery and settles it.
-    pub(super) async fn call(&self, claim: &Claim, chance: f64) -> Result<Called, EngineError> {
+    pub(in crate::journal::server) async fn call(&self, claim: &Claim, chance: f64) -> Result<Called, WorkError> {
         let (started, mut tries, mut anew) = (Instant::now(), 0, false);
         let failure = loop {
             match self.attempt(claim).await {
-                Ok((settled, woken)) => {
-                    return Ok(Called { settled, succeeded: settled == Settled::Done, woken });
-                }
+                Ok((settled, woken)) => return Ok(Called { settled, succeeded: settled == Settled::Done, woken }),
                 // What was prepared before its tables changed is not used again, on any connection.
                 Err(Trouble::Failed(failure)) if !anew && E::is_outdated(&failure) => {
-                    self.pool.forget_idle();
+                    self.journal.workers.forget_idle();
                     anew = true;
                 }
                 Err(Trouble::Failed(failure) | Trouble::Deferred(failure)) => break failure,
                 Err(Trouble::Ended(_)) => break ended_transaction(),
-                Err(Trouble::Engine(error)) => return Err(error),
+                Err(Trouble::Engine(error)) => return Err(unavailable(error)),
                 // Another transaction was in the way, and all of it is undone.
                 Err(Trouble::Collision) if tries < TRIES && started.elapsed() < PATIENCE => tries += 1,
                 Err(Trouble::Collision) => {
-                    return Err(EngineError::other("other transactions were in the way"));
+                    return Err(unavailable(EngineError::other("other transactions were in the way")));
                 }
             }
         };
         let (attempt, limit) = (claim.fence.attempt, claim.attempt_limit);
         let tried = Tried { attempt, limit, parked_at: claim.parked_at };
         let verdict = self.route.after_failure(failure, tried, self.from, chance);
-        let (settled, woken) = self.record(claim, &verdict).await?;
+        let failed = FailedAttempt::of(claim.event.id, attempt, limit, &verdict, self.from);
+        // On another connection: the function's may still be at work.
+        let ended = self.settlement(claim, verdict);
+        let (settled, woken) = work!(self.journal, |session| self.record(&mut session, &ended))?;
         if settled == Settled::Done {
-            let failed = FailedAttempt::of(claim.event.id, attempt, limit, &verdict, self.from);
             self.route.report(failed.as_slice());
         }
         Ok(Called { settled, succeeded: false, woken })
     }
 
+    fn given(&self) -> Option<i64> {
+        self.journal.shared.given_time()
+    }
+
     /// One transaction: the effect, then the settlement. What did not commit is rolled back explicitly, or by dropping the
     /// connection.
     async fn attempt(&self, claim: &Claim) -> Result<(Settled, bool), Trouble> {
-        let mut session = self.pool.take().await.map_err(Trouble::Engine)?;
+        let mut session = self.journal.workers.take().await.map_err(Trouble::Engine)?;
         let ran = self.transaction(&mut session, claim).await;
         let sound = match &ran {
             Ok(_) => true,
@@ -109,18 +113,22 @@ impl<E: Delivers> Caller<'_, E> {
     }
 
     async fn transaction(&self, session: &mut E::Session, claim: &Claim) -> Result<(Settled, bool), Trouble> {
-        crate::crash::point(if self.route.after.is_some() { "in_follow_up" } else { "in_handler" });
+        crash_point(self.route);
         let (now, result) = match self.effect {
-            Effect::Function(function) => E::call(session, self.given, function, &claim.event, self.time).await?,
+            Effect::Function(function) => {
+                E::call(session, self.given(), function, &claim.event, self.journal.function_time).await?
+            }
             Effect::Statements(handler) => {
-                let now = session.begin(self.given).await.map_err(Trouble::ours)?;
-                (now, run::<E>(session, handler, claim).await?)
+                let now = session.begin(self.given()).await.map_err(Trouble::ours)?;
+                let mut prepared = E::prepare(session, handler, Surroundings::Leased).await?;
+                let ran = run_one::<E>(session, handler, &mut prepared, &claim.event, Surroundings::Leased).await?;
+                (now, ran.map_err(Trouble::Deferred)?)
             }
         };
         crate::crash::point("after_effect");
-        let settled = self.settle(session, now, claim, &Verdict::Succeeded(result)).await;
+        let ended = self.settlement(claim, Verdict::Succeeded(result));
         // Entities are locked after what the handler has locked, so other transactions may be in the way here, too.
-        let settled = settled.map_err(Trouble::ours)?;
+        let settled = self.settle(session, now, &ended).await.map_err(Trouble::ours)?;
         if settled.0 == Settled::Done {
             // A constraint that is checked late is the handler's matter.
             session.commit().await.map_err(E::trouble)?;
@@ -131,70 +139,29 @@ impl<E: Delivers> Caller<'_, E> {
         Ok(settled)
     }
 
-    /// Writes down that an attempt failed, in a transaction without its effect. On another connection: the function's may still
-    /// be at work.
-    async fn record(&self, claim: &Claim, verdict: &Verdict) -> Result<(Settled, bool), EngineError> {
-        let mut tries = Tries::default();
-        loop {
-            let mut session = self.pool.take().await?;
-            let recorded = async {
-                let now = session.begin(self.given).await?;
-                let settled = self.settle(&mut session, now, claim, verdict).await?;
-                session.commit().await?;
-                Ok(settled)
-            };
-            match recorded.await {
-                Ok(settled) => {
-                    session.keep();
-                    return Ok(settled);
-                }
-                Err(error) => tries.again(error)?,
-            }
-        }
+    /// Writes down that an attempt failed, in a transaction without its effect.
+    async fn record(&self, session: &mut E::Session, ended: &[Settlement; 1]) -> EngineResult<(Settled, bool)> {
+        let now = session.begin(self.given()).await?;
+        let settled = self.settle(session, now, ended).await?;
+        session.commit().await?;
+        Ok(settled)
+    }
+
+    fn settlement(&self, claim: &Claim, verdict: Verdict) -> [Settlement; 1] {
+        [Settlement { fence: claim.fence.clone(), verdict, followups: self.route.followups.clone() }]
     }
 
     async fn settle(
         &self,
         session: &mut E::Session,
         now: i64,
-        claim: &Claim,
-        verdict: &Verdict,
-    ) -> Result<(Settled, bool), EngineError> {
-        let ended = [Ended { fence: &claim.fence, verdict, followups: &self.route.followups }];
+        ended: &[Settlement; 1],
+    ) -> EngineResult<(Settled, bool)> {
         let (done, woken) = if self.route.ordering.is_serial() || !E::SETTLES_ALONE {
-            entity::settle_with_entities::<E>(session, now, self.from, &ended, self.known).await?
+            settle_with_entities::<E>(session, now, self.from, ended, &self.journal.lines).await?
         } else {
-            let time = SettleTime { now: Some(now), from: self.from };
-            (settle::settle::<E>(session, time, Held::Lease, &ended).await?, false)
+            (settle::<E>(session, Some(now), self.from, Held::Lease, ended).await?, false)
         };
         Ok((if done.is_empty() { Settled::Lost } else { Settled::Done }, woken))
-    }
-}
-
-/// Runs the user's statements in the transaction that is open: once more, if their tables have changed since they were prepared.
-async fn run<E: Delivers>(
-    session: &mut E::Session,
-    handler: &SqlHandler,
-    claim: &Claim,
-) -> Result<Option<String>, Trouble> {
-    let values = handler.values(&claim.event).map_err(Trouble::Failed)?;
-    let mut prepared = E::prepare(session, handler, Surroundings::Leased).await?;
-    let mut anew = false;
-    loop {
-        let ran = match E::bind(handler, &prepared, &values) {
-            Ok(bound) => {
-                let about = Some(&claim.event);
-                E::run(session, handler, &prepared, vec![bound], Surroundings::Leased, about).await
-            }
-            Err(failure) => Err(Trouble::Failed(failure)),
-        };
-        let renewed = match &ran {
-            Err(Trouble::Failed(failure)) if !anew => E::renewed(session, handler, &prepared, failure).await,
-            _ => None,
-        };
-        match renewed {
-            Some(renewed) => (prepared, anew) = (renewed, true),
-            None => return ran?.into_iter().next().unwrap_or(Ok(None)).map_err(Trouble::Deferred),
-        }
     }
 }

@@ -3,329 +3,428 @@
 //! Before a worker decides which delivery is eligible, or settles one that others may wait for, it locks the row of (route,
 //! entity), in the order of their names, until the end of its transaction. Statements after that see what the transaction
 //! before has left. So a delivery cannot be blocked while the one that it waits for ends.
+//!
+//! Does not: decide who is eligible. `ordering` does.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
 use oncehook_verify::UnixMicros;
 
-use super::settle;
-use super::steps::{Delivers, Due, Ended, Held, SettleTime, Subject};
-use crate::delivery::{Fence, RouteName, Verdict};
+use super::row::candidate;
+use super::settle::settle;
+use super::steps::{Delivers, Due, FrontSql, MoveSql, QueueSql, UnblockSql};
+use crate::delivery::{DeliveryState, Fence, RouteName, Settlement, Verdict};
 use crate::event::EventId;
 use crate::journal::Progress;
-use crate::journal::server::engine::Session;
-use crate::journal::server::error::EngineError;
+use crate::journal::decide::outcome::Held;
+use crate::journal::server::engine::{Engine, Session};
+use crate::journal::server::error::{EngineError, EngineResult};
 use crate::journal::server::value::{Column, Param, Row};
-use crate::ordering::{Company, Line, Mark, NO_TIME, Place, Standing, Step, plan};
+use crate::ordering::{Candidate, Company, Line, Mark, NO_TIME, OnDead, Place, Standing, Step, plan};
 use crate::route::{KnownLines, Route};
 
 /// Blocked entities that are looked after in one go.
 const LOOKED_AFTER: i64 = 1_000;
 
-/// What a delivery of an entity came to.
-pub(super) struct EntityOutcome<'v> {
-    pub(super) entity: &'v str,
-    pub(super) mark: Mark,
-    pub(super) kind: Option<&'v str>,
-    pub(super) verdict: &'v Verdict,
+/// An open transaction of the way out: its connection, its time, and the route that it is for.
+pub(super) struct Transaction<'t, E: Delivers> {
+    pub(super) session: &'t mut E::Session,
+    pub(super) now: i64,
+    pub(super) route: &'t Route,
 }
 
-impl Subject {
-    /// With what its delivery came to.
-    pub(super) fn outcome<'v>(&'v self, verdict: &'v Verdict) -> EntityOutcome<'v> {
-        EntityOutcome { entity: &self.entity, mark: self.mark, kind: self.kind.as_deref(), verdict }
-    }
-}
-
-/// Due deliveries, sorted out.
-#[derive(Default)]
-pub(super) struct Eligible {
-    /// To be run, in this order.
-    pub(super) run: Vec<Due>,
-    /// What was settled without running.
-    pub(super) passed: Progress,
-}
-
-/// Sorts out what is due: blocks those that are not eligible, settles those that came too late or too early, and returns the
-/// others, at most `room` of them. Their entities stay locked until the transaction ends.
-pub(super) async fn eligible<E: Delivers>(
-    session: &mut E::Session,
-    now: i64,
-    route: &Route,
-    company: Company,
-    room: usize,
-    due: Vec<Due>,
-) -> Result<Eligible, EngineError> {
-    adopt::<E>(session, route, &due).await?;
-    let unlocked = due.iter().filter(|due| !due.entity_locked);
-    let unlocked: BTreeSet<&str> = unlocked.filter_map(|due| due.candidate.entity.as_deref()).collect();
-    lock::<E>(session, &route.name, &unlocked).await?;
-    let candidates: Vec<_> = due.iter().map(|due| due.candidate.clone()).collect();
-    let mut by_entity: BTreeMap<&str, Vec<Place>> = BTreeMap::new();
-    for candidate in &candidates {
-        if let Some(entity) = &candidate.entity {
-            by_entity.entry(entity).or_default().push(candidate.place);
-        }
-    }
-    let queues = queues::<E>(session, now, route, &by_entity).await?;
-    let plan = plan(&route.ordering, company, room, &candidates, &queues);
-    let blocked: BTreeSet<(EventId, u32)> = plan
-        .blocked
-        .iter()
-        .filter_map(|index| candidates.get(*index))
-        .map(|candidate| (candidate.place.event, candidate.place.epoch))
-        .collect();
-    if !blocked.is_empty() {
-        let params = [now.into(), (&route.name).into(), Param::places(blocked), NO_TIME.into()];
-        session.change(E::DELIVER.block, &params).await?;
-    }
-    let (mut run, mut passed) = (Vec::new(), Vec::new());
-    let mut due: Vec<Option<Due>> = due.into_iter().map(Some).collect();
-    for (index, step) in plan.steps {
-        let Some(mut due) = due.get_mut(index).and_then(Option::take) else { continue };
-        match step {
-            Step::Run(state) => {
-                due.state = state;
-                run.push(due);
-            }
-            Step::Settle(verdict) => passed.push((due, verdict)),
-            Step::Defer(reason) => {
-                let parking = &route.ordering.parking;
-                let verdict = parking.after_deferral(&reason, due.parked_at, UnixMicros(now));
-                passed.push((due, verdict));
-            }
-        }
-    }
-    let passed = pass::<E>(session, now, route, &passed).await?;
-    Ok(Eligible { run, passed })
-}
-
-/// Settles deliveries that do not run.
-async fn pass<E: Delivers>(
-    session: &mut E::Session,
-    now: i64,
-    route: &Route,
-    passed: &[(Due, Verdict)],
-) -> Result<Progress, EngineError> {
-    let mut progress = Progress::default();
-    if passed.is_empty() {
-        return Ok(progress);
-    }
-    let mut fences = Vec::with_capacity(passed.len());
-    for (due, verdict) in passed {
-        let fence = Fence { delivery: due.delivery(route), attempt: due.attempt + 1 };
-        progress.count(fence.delivery.event, fence.attempt, due.attempt_limit, verdict, UnixMicros(now));
-        fences.push(fence);
-    }
-    let ended: Vec<Ended<'_>> =
-        fences.iter().zip(passed).map(|(fence, (_, verdict))| Ended { fence, verdict, followups: &[] }).collect();
-    settle::settle_locked::<E>(session, SettleTime { now: Some(now), from: UnixMicros(now) }, &ended).await?;
-    let outcomes: Vec<_> = passed.iter().filter_map(|(due, verdict)| EntityOutcome::of(due, verdict)).collect();
-    after::<E>(session, now, route, &outcomes).await?;
-    Ok(progress)
-}
-
-impl<'v> EntityOutcome<'v> {
-    /// What a locked delivery came to, if its event has an entity.
-    pub(super) fn of(due: &'v Due, verdict: &'v Verdict) -> Option<Self> {
-        let candidate = &due.candidate;
-        let entity = candidate.entity.as_deref()?;
-        Some(Self { entity, mark: candidate.mark, kind: candidate.kind.as_deref(), verdict })
-    }
-
-    fn succeeded(&self) -> bool {
-        matches!(self.verdict, Verdict::Succeeded(_))
-    }
-}
+/// A delivery, and what it came to.
+type Ended<'v> = (&'v Candidate, &'v Verdict);
 
 /// The entities of which something took effect.
-pub(super) fn affected<'v>(outcomes: &[EntityOutcome<'v>]) -> BTreeSet<&'v str> {
-    outcomes.iter().filter(|outcome| outcome.succeeded()).map(|outcome| outcome.entity).collect()
+fn affected<'v>(ended: &[Ended<'v>]) -> BTreeSet<&'v str> {
+    let succeeded = ended.iter().filter(|(_, verdict)| matches!(verdict, Verdict::Succeeded(_)));
+    succeeded.filter_map(|(candidate, _)| candidate.entity.as_deref()).collect()
 }
 
-/// Puts deliveries into the queues of their entities that were made before the route looked at them.
-async fn adopt<E: Delivers>(session: &mut E::Session, route: &Route, due: &[Due]) -> Result<(), EngineError> {
-    let strange = due.iter().filter(|due| !due.queued && due.candidate.entity.is_some());
-    let strange: BTreeSet<(EventId, u32)> =
-        strange.map(|due| (due.candidate.place.event, due.candidate.place.epoch)).collect();
-    if !strange.is_empty() {
-        session.change(E::DELIVER.adopt, &[(&route.name).into(), Param::places(strange)]).await?;
+/// Which delivery of its route it is.
+fn key(candidate: &Candidate) -> (EventId, u32) {
+    (candidate.place.event, candidate.place.epoch)
+}
+
+impl<E: Delivers> Transaction<'_, E> {
+    /// Sorts out what is due: blocks those that are not eligible, settles those that came too late or too early, and returns
+    /// the others, at most `room` of them, in the order in which they run, and what became of those that were settled. The
+    /// entities stay locked until the transaction ends.
+    pub(super) async fn eligible(
+        &mut self,
+        company: Company,
+        room: usize,
+        due: Vec<Due>,
+    ) -> EngineResult<(Vec<Due>, Progress)> {
+        let Self { now, route, .. } = *self;
+        // Those that were made before the route looked at entities.
+        let strange = due.iter().filter(|due| !due.queued && due.candidate.entity.is_some());
+        let strange: BTreeSet<_> = strange.map(|due| key(&due.candidate)).collect();
+        if !strange.is_empty() {
+            self.session.change(E::DELIVER.adopt, &[(&route.name).into(), Param::places(strange)]).await?;
+        }
+        let unlocked = due.iter().filter(|due| !due.entity_locked);
+        let unlocked: BTreeSet<&str> = unlocked.filter_map(|due| due.candidate.entity.as_deref()).collect();
+        lock::<E>(self.session, &route.name, &unlocked).await?;
+        let candidates: Vec<Candidate> = due.iter().map(|due| due.candidate.clone()).collect();
+        let queues = self.queues(&candidates).await?;
+        let plan = plan(&route.ordering, company, room, &candidates, &queues);
+        let blocked: BTreeSet<_> = plan.blocked.iter().filter_map(|index| candidates.get(*index).map(key)).collect();
+        if !blocked.is_empty() {
+            let params = [now.into(), (&route.name).into(), Param::places(blocked), NO_TIME.into()];
+            self.session.change(E::DELIVER.block, &params).await?;
+        }
+        let (mut run, mut passed) = (Vec::new(), Vec::new());
+        let mut due: Vec<Option<Due>> = due.into_iter().map(Some).collect();
+        for (index, step) in plan.steps {
+            let Some(mut due) = due.get_mut(index).and_then(Option::take) else { continue };
+            match step {
+                Step::Run(state) => {
+                    due.state = state;
+                    run.push(due);
+                }
+                Step::Settle(verdict) => passed.push((due, verdict)),
+                Step::Defer(reason) => {
+                    let parking = &route.ordering.parking;
+                    let verdict = parking.after_deferral(&reason, due.parked_at, UnixMicros(now));
+                    passed.push((due, verdict));
+                }
+            }
+        }
+        let passed = self.settle(passed.iter().map(|(due, verdict)| (due, verdict.clone())).collect()).await?;
+        Ok((run, passed))
     }
-    Ok(())
+
+    /// Settles deliveries that the transaction has locked, with what follows for others of their entities. The rows are locked
+    /// since they were read: if they are not as they were, nothing that the transaction read can be trusted.
+    pub(super) async fn settle(&mut self, verdicts: Vec<(&Due, Verdict)>) -> EngineResult<Progress> {
+        let (mut progress, at) = (Progress::default(), UnixMicros(self.now));
+        let (mut candidates, mut settlements) = (Vec::new(), Vec::new());
+        for (due, verdict) in verdicts {
+            let (fence, followups) = (due.fence(self.route), self.route.followups.clone());
+            progress.count(fence.delivery.event, fence.attempt, due.attempt_limit, &verdict, at);
+            candidates.push(&due.candidate);
+            settlements.push(Settlement { fence, verdict, followups });
+        }
+        let done = settle::<E>(self.session, Some(self.now), at, Held::Lock, &settlements).await?;
+        if done.len() != settlements.len() {
+            return Err(EngineError::changed_under_lock());
+        }
+        let verdicts = settlements.iter().map(|settlement| &settlement.verdict);
+        let ended: Vec<Ended<'_>> = candidates.into_iter().zip(verdicts).collect();
+        if self.route.ordering.is_serial() {
+            self.after(&ended).await?;
+        }
+        progress.woken = wake_parked::<E>(self.session, self.now, &affected(&ended)).await?;
+        Ok(progress)
+    }
+
+    /// What is known of the entities of candidates, which are locked: the front of each queue, at least as long as its
+    /// candidates; whether one of it is leased; and what is remembered.
+    async fn queues(&mut self, candidates: &[Candidate]) -> EngineResult<HashMap<String, Line>> {
+        let (name, ordering) = (&self.route.name, &self.route.ordering);
+        let mut wanted: BTreeMap<&str, usize> = BTreeMap::new();
+        for entity in candidates.iter().filter_map(|candidate| candidate.entity.as_deref()) {
+            *wanted.entry(entity).or_default() += 1;
+        }
+        let mut queues: HashMap<String, Line> = HashMap::new();
+        if wanted.is_empty() {
+            return Ok(queues);
+        }
+        let mut wanted: Vec<(&str, usize)> = wanted.into_iter().collect();
+        let entities: BTreeSet<&str> = wanted.iter().map(|(entity, _)| *entity).collect();
+        let dead_blocks = ordering.on_dead == OnDead::Block;
+        match E::DELIVER.queues {
+            QueueSql::AtOnce(sql) => {
+                let counts = Param::counts(&wanted);
+                let params = [name.into(), counts, self.now.into(), dead_blocks.into(), ordering.by_entity.into()];
+                add_fronts(&mut queues, &self.session.rows(sql, &params).await?)?;
+            }
+            QueueSql::InSteps { leased, blocking, passing, found } => {
+                let params = [name.into(), Param::texts(entities.iter().copied())];
+                add_fronts(&mut queues, &self.session.rows(leased, &params).await?)?;
+                // While one is leased no other is eligible, and none has to be looked at.
+                wanted.retain(|(entity, _)| ordering.by_entity && !queues.contains_key(*entity));
+                let fronts = if dead_blocks { blocking } else { passing };
+                let (first, more) = read_fronts::<E>(self.session, fronts, self.now, name, &wanted).await?;
+                add_fronts(&mut queues, &more)?;
+                // A candidate that is the first of its queue need not be read again.
+                let known: HashMap<_, _> =
+                    candidates.iter().map(|candidate| (key(candidate), candidate.place)).collect();
+                let mut others = BTreeSet::new();
+                for row in &first {
+                    match known.get(&(row.event(0)?, row.small(2)?)) {
+                        Some(place) => {
+                            let queue = queues.entry(row.text(4)?).or_default();
+                            (queue.front, queue.due) = (vec![(*place, DeliveryState::Ready)], vec![*place]);
+                        }
+                        None => _ = others.insert((row.event(0)?, row.small(2)?)),
+                    }
+                }
+                if !others.is_empty() {
+                    let params = [name.into(), Param::places(others), self.now.into()];
+                    add_fronts(&mut queues, &self.session.rows(found, &params).await?)?;
+                }
+            }
+        }
+        if ordering.remembers() {
+            for (entity, state) in states::<E>(self.session, &ordering.scope(name.as_str()), &entities).await? {
+                queues.entry(entity).or_default().standing = state;
+            }
+        }
+        Ok(queues)
+    }
+
+    /// What follows for others from what deliveries of the route came to, in their order. The entities are locked.
+    pub(super) async fn after(&mut self, ended: &[Ended<'_>]) -> EngineResult {
+        let (name, ordering) = (&self.route.name, &self.route.ordering);
+        let entities = affected(ended);
+        if ordering.remembers() && !entities.is_empty() {
+            let scope = ordering.scope(name.as_str());
+            let mut known = states::<E>(self.session, &scope, &entities).await?;
+            for (candidate, verdict) in ended {
+                if let (Verdict::Succeeded(_), Some(entity)) = (verdict, &candidate.entity) {
+                    let state = known.entry(entity.clone()).or_default();
+                    ordering.advance(state, candidate.mark, candidate.kind.as_deref());
+                }
+            }
+            let states = || known.values();
+            let table = Param::texts(known.keys().map(String::as_str)).with([
+                Column::ints(states().map(|state| state.version)),
+                Column::Ints(states().map(|state| state.newest.at.map(|at| at.0)).collect()),
+                Column::Texts(states().map(|state| state.state.as_deref()).collect()),
+                Column::Ints(states().map(|state| state.newest.version).collect()),
+            ]);
+            self.session.change(E::DELIVER.keep_entity_states, &[scope.as_str().into(), table]).await?;
+        }
+        // The last of an entity decides.
+        let free: BTreeMap<&str, usize> = ended
+            .iter()
+            .filter_map(|(candidate, verdict)| Some((candidate.entity.as_deref()?, self.route.let_go_on(verdict))))
+            .collect();
+        unblock::<E>(self.session, self.now, name, &free.into_iter().collect::<Vec<_>>()).await
+    }
 }
 
 /// Locks entities of a route until the end of the transaction; waits for others that hold one.
 pub(in crate::journal) async fn lock<E: Delivers>(
     session: &mut E::Session,
     route: &RouteName,
-    entities: &BTreeSet<&str>,
-) -> Result<(), EngineError> {
+    entities: &BTreeSet<impl AsRef<str> + Sync>,
+) -> EngineResult {
     if !entities.is_empty() {
+        let params = [route.into(), Param::texts(entities.iter().map(AsRef::as_ref))];
         for sql in E::DELIVER.lock_entities {
-            session.change(sql, &[route.into(), Param::texts(entities.iter().copied())]).await?;
+            session.change(sql, &params).await?;
         }
     }
     Ok(())
 }
 
-/// What is known of entities that are locked.
-async fn queues<E: Delivers>(
-    session: &mut E::Session,
-    now: i64,
-    route: &Route,
-    candidates: &BTreeMap<&str, Vec<Place>>,
-) -> Result<HashMap<String, Line>, EngineError> {
-    if candidates.is_empty() {
-        return Ok(HashMap::new());
-    }
-    let mut queues = E::entity_queues(session, now, route, candidates).await?;
-    if route.ordering.remembers() {
-        let scope = route.ordering.scope(route.name.as_str());
-        for (entity, state) in states::<E>(session, &scope, candidates.keys().copied()).await? {
-            queues.entry(entity).or_default().standing = state;
+/// Entities, from the first column.
+pub(super) fn entities(rows: &[impl Row]) -> EngineResult<BTreeSet<String>> {
+    rows.iter().map(|row| row.text(0)).collect()
+}
+
+/// Adds what was read of queues: event, route, epoch, attempt, entity, state, version, whether it is due.
+fn add_fronts(queues: &mut HashMap<String, Line>, rows: &[impl Row]) -> EngineResult {
+    for row in rows {
+        let state = DeliveryState::parse(&row.text(5)?).ok_or_else(EngineError::damaged)?;
+        let place = Place { event: row.event(0)?, epoch: row.small(2)?, version: row.maybe_int(6)? };
+        let queue = queues.entry(row.text(4)?).or_default();
+        if state == DeliveryState::Running {
+            queue.running = true;
+            continue;
+        }
+        queue.front.push((place, state));
+        if row.is_true(7)? {
+            queue.due.push(place);
         }
     }
-    Ok(queues)
+    queues.values_mut().for_each(|queue| queue.front.sort_unstable_by_key(|(place, _)| *place));
+    Ok(())
+}
+
+type Rows<E> = Vec<<<E as Engine>::Session as Session>::Row>;
+
+/// Reads the fronts of queues, as long as wanted. Returns the first of each where one is wanted, and all of the others.
+async fn read_fronts<E: Delivers>(
+    session: &mut E::Session,
+    sql: FrontSql,
+    now: i64,
+    route: &RouteName,
+    wanted: &[(&str, usize)],
+) -> EngineResult<(Rows<E>, Rows<E>)> {
+    let (mut firsts, mut more) = (Vec::new(), Vec::new());
+    if wanted.is_empty() {
+        return Ok((firsts, more));
+    }
+    let lengths: HashMap<&str, usize> = wanted.iter().copied().collect();
+    let params = [route.into(), Param::texts(lengths.keys().copied()), now.into(), NO_TIME.into()];
+    for first in session.rows(sql.first, &params).await? {
+        let entity = first.text(4)?;
+        match lengths.get(entity.as_str()) {
+            // Where there is a first there may be more.
+            Some(length @ 2..) => {
+                let params = [route.into(), (&entity).into(), now.into(), NO_TIME.into(), (*length).into()];
+                more.extend(session.rows(sql.more, &params).await?);
+            }
+            _ => firsts.push(first),
+        }
+    }
+    Ok((firsts, more))
 }
 
 /// What is remembered of entities. They are locked, so no other transaction changes it.
-async fn states<'e, E: Delivers>(
+async fn states<E: Delivers>(
     session: &mut E::Session,
     scope: &str,
-    entities: impl Iterator<Item = &'e str>,
-) -> Result<HashMap<String, Standing>, EngineError> {
-    let rows = session.rows(E::DELIVER.entity_states, &[scope.into(), Param::texts(entities)]).await?;
-    let state = |row: &<E::Session as Session>::Row| {
-        let newest = Mark { version: row.maybe_int(1)?, at: row.maybe_time(2)? };
-        Ok((row.text(0)?, Standing { newest, state: row.maybe_text(3)?, version: row.int(4)? }))
-    };
-    rows.iter().map(state).collect()
+    entities: &BTreeSet<&str>,
+) -> EngineResult<BTreeMap<String, Standing>> {
+    let params = [scope.into(), Param::texts(entities.iter().copied())];
+    session.rows(E::DELIVER.entity_states, &params).await?.iter().map(state).collect()
 }
 
-/// What follows for others from what deliveries of a route came to, in their order. The entities are locked.
-pub(super) async fn after<E: Delivers>(
+/// What is remembered of an entity: entity, newest, last_at, state, version.
+pub(in crate::journal) fn state(row: &impl Row) -> EngineResult<(String, Standing)> {
+    let newest = Mark { version: row.maybe_int(1)?, at: row.maybe_time(2)? };
+    Ok((row.text(0)?, Standing { newest, state: row.maybe_text(3)?, version: row.int(4)? }))
+}
+
+/// Puts the first blocked deliveries of each entity back into the queue, at most as many as are given. Those that are not
+/// eligible after all are blocked again when they are looked at.
+pub(in crate::journal) async fn unblock<E: Delivers>(
     session: &mut E::Session,
     now: i64,
-    route: &Route,
-    outcomes: &[EntityOutcome<'_>],
-) -> Result<(), EngineError> {
-    let ordering = &route.ordering;
-    let entities = affected(outcomes);
-    if ordering.remembers() && !entities.is_empty() {
-        let scope = ordering.scope(route.name.as_str());
-        let mut known = states::<E>(session, &scope, entities.into_iter()).await?;
-        for outcome in outcomes.iter().filter(|outcome| outcome.succeeded()) {
-            let state = known.entry(outcome.entity.to_owned()).or_default();
-            ordering.advance(state, outcome.mark, outcome.kind);
+    route: &RouteName,
+    entities: &[(&str, usize)],
+) -> EngineResult {
+    match E::DELIVER.unblock {
+        _ if entities.is_empty() => {}
+        UnblockSql::AtOnce(sql) => {
+            session.change(sql, &[now.into(), route.into(), Param::counts(entities), NO_TIME.into()]).await?;
         }
-        keep_states::<E>(session, &scope, &known).await?;
+        UnblockSql::Found(fronts) => {
+            let (mut found, more) = read_fronts::<E>(session, fronts, now, route, entities).await?;
+            found.extend(more);
+            change_found::<E>(session, E::DELIVER.unblock_all.change, now, &found).await?;
+        }
     }
-    // The last of an entity decides.
-    let free: BTreeMap<&str, usize> =
-        outcomes.iter().map(|outcome| (outcome.entity, route.let_go_on(outcome.verdict))).collect();
-    if free.is_empty() {
-        return Ok(());
-    }
-    E::unblock(session, now, &route.name, &free.into_iter().collect::<Vec<_>>()).await
-}
-
-async fn keep_states<E: Delivers>(
-    session: &mut E::Session,
-    scope: &str,
-    known: &HashMap<String, Standing>,
-) -> Result<(), EngineError> {
-    let known: BTreeMap<&String, &Standing> = known.iter().collect();
-    let states = || known.values();
-    let table = Param::Table(vec![
-        Column::texts(known.keys().map(|entity| entity.as_str())),
-        Column::ints(states().map(|state| state.version)),
-        Column::Ints(states().map(|state| state.newest.at.map(|at| at.0)).collect()),
-        Column::Texts(states().map(|state| state.state.as_deref()).collect()),
-        Column::Ints(states().map(|state| state.newest.version).collect()),
-    ]);
-    session.change(E::DELIVER.keep_entity_states, &[scope.into(), table]).await?;
     Ok(())
 }
 
-/// What leased deliveries are about, where their events have an entity.
-pub(super) async fn subjects<E: Delivers>(
+/// Something of these entities took effect: parked deliveries look again. Returns whether there was any.
+pub(super) async fn wake_parked<E: Delivers>(
     session: &mut E::Session,
-    events: impl Iterator<Item = EventId>,
-) -> Result<HashMap<EventId, Subject>, EngineError> {
-    let rows = session.rows(E::DELIVER.subjects, &[Param::ids(events)]).await?;
-    let subject = |row: &<E::Session as Session>::Row| {
-        let mark = Mark { version: row.maybe_int(2)?, at: row.maybe_time(3)? };
-        Ok((row.event(0)?, Subject { entity: row.text(1)?, mark, kind: row.maybe_text(4)? }))
-    };
-    rows.iter().map(subject).collect()
+    now: i64,
+    entities: &BTreeSet<&str>,
+) -> EngineResult<bool> {
+    let params = [now.into(), Param::texts(entities.iter().copied())];
+    Ok(!entities.is_empty() && move_all::<E>(session, E::DELIVER.wake_parked, now, &params).await?)
 }
 
-/// Settles leased attempts whose subjects are known, with what follows for others of their entities. Returns the fences that
-/// were the latest, and whether a parked delivery is due now.
-pub(super) async fn settle_with_entities<E: Delivers>(
+/// Changes rows, which are found before where the engine needs it. Returns whether there was any.
+async fn move_all<E: Delivers>(
+    session: &mut E::Session,
+    sql: MoveSql,
+    now: i64,
+    params: &[Param<'_>],
+) -> EngineResult<bool> {
+    match sql.find {
+        None => Ok(session.change(sql.change, params).await? > 0),
+        Some(find) => {
+            let found = session.rows(find, params).await?;
+            change_found::<E>(session, sql.change, now, &found).await
+        }
+    }
+}
+
+/// Changes deliveries that were found, in the order of their keys. Returns whether there was any.
+async fn change_found<E: Delivers>(
+    session: &mut E::Session,
+    sql: &str,
+    now: i64,
+    found: &[impl Row],
+) -> EngineResult<bool> {
+    let found: BTreeSet<Fence> = found.iter().map(Row::fence).collect::<EngineResult<_>>()?;
+    let params = [now.into(), Param::fences(&found), NO_TIME.into()];
+    Ok(!found.is_empty() && session.change(sql, &params).await? > 0)
+}
+
+/// What leased deliveries are about, where their events have an entity.
+pub(in crate::journal) async fn subjects<E: Delivers>(
+    session: &mut E::Session,
+    events: impl IntoIterator<Item = EventId>,
+) -> EngineResult<HashMap<EventId, Candidate>> {
+    let rows = session.rows(E::DELIVER.subjects, &[Param::ids(events)]).await?;
+    let subjects = rows.iter().map(|row| candidate(row).map(|subject| (subject.place.event, subject)));
+    subjects.collect()
+}
+
+/// Settles leased attempts, with what follows for others of their entities. Returns the fences that were the latest, and
+/// whether a parked delivery is due now.
+pub(in crate::journal::server) async fn settle_with_entities<E: Delivers>(
     session: &mut E::Session,
     now: i64,
     from: UnixMicros,
-    ended: &[Ended<'_>],
+    settlements: &[Settlement],
     known: &KnownLines,
-) -> Result<(HashSet<Fence>, bool), EngineError> {
-    let subjects = subjects::<E>(session, ended.iter().map(|ended| ended.fence.delivery.event)).await?;
+) -> EngineResult<(HashSet<Fence>, bool)> {
+    let subjects = subjects::<E>(session, settlements.iter().map(|ended| ended.fence.delivery.event)).await?;
     let mut routes: BTreeMap<&RouteName, (Arc<Route>, BTreeSet<&str>)> = BTreeMap::new();
-    for Ended { fence, .. } in ended {
-        let name = &fence.delivery.route;
-        if let (Some(subject), Some(route)) = (subjects.get(&fence.delivery.event), known.get(name)) {
-            routes.entry(name).or_insert_with(|| (route, BTreeSet::new())).1.insert(&subject.entity);
+    for Settlement { fence, .. } in settlements {
+        let (subject, name) = (subjects.get(&fence.delivery.event), &fence.delivery.route);
+        if let (Some(entity), Some(route)) = (subject.and_then(|subject| subject.entity.as_deref()), known.get(name)) {
+            routes.entry(name).or_insert_with(|| (route, BTreeSet::new())).1.insert(entity);
         }
     }
     for (name, (_, entities)) in &routes {
         lock::<E>(session, name, entities).await?;
     }
-    let time = SettleTime { now: Some(now), from };
-    let done = settle::settle::<E>(session, time, Held::Lease, ended).await?;
-    let outcomes = |wanted: Option<&RouteName>| -> Vec<EntityOutcome<'_>> {
-        let settled = ended.iter().filter(|ended| done.contains(ended.fence));
-        let of = settled.filter(|ended| wanted.is_none_or(|route| ended.fence.delivery.route == *route));
-        of.filter_map(|ended| Some(subjects.get(&ended.fence.delivery.event)?.outcome(ended.verdict))).collect()
+    let done = settle::<E>(session, Some(now), from, Held::Lease, settlements).await?;
+    let ended = |wanted: Option<&RouteName>| -> Vec<Ended<'_>> {
+        let done = settlements.iter().filter(|ended| done.contains(&ended.fence));
+        let of = done.filter(|ended| wanted.is_none_or(|route| ended.fence.delivery.route == *route));
+        of.filter_map(|ended| Some((subjects.get(&ended.fence.delivery.event)?, &ended.verdict))).collect()
     };
     for (name, (route, _)) in &routes {
-        after::<E>(session, now, route, &outcomes(Some(name))).await?;
+        Transaction::<E> { session: &mut *session, now, route }.after(&ended(Some(name))).await?;
     }
-    let entities = affected(&outcomes(None));
-    let woken = !entities.is_empty() && E::wake_parked(session, now, &entities).await?;
+    let woken = wake_parked::<E>(session, now, &affected(&ended(None))).await?;
     Ok((done, woken))
 }
 
 /// Looks after deliveries that wait for others: parked ones whose time has come, and the first of an entity's queue when
 /// nothing is before it any more. Returns whether something is due now. Its own transactions.
-pub(super) async fn look_again<E: Delivers>(
+pub(in crate::journal::server) async fn look_again<E: Delivers>(
     session: &mut E::Session,
     given: Option<i64>,
     route: &Route,
-) -> Result<bool, EngineError> {
-    let now = session.begin(given).await?;
-    let mut woken = E::wake_due_parked(session, now, &route.name).await?;
-    if !route.ordering.is_serial() {
-        woken |= E::unblock_all(session, now, &route.name).await?;
+) -> EngineResult<bool> {
+    let (now, name, ordering) = (session.begin(given).await?, &route.name, &route.ordering);
+    let params = [now.into(), name.into(), NO_TIME.into()];
+    let mut woken = move_all::<E>(session, E::DELIVER.wake_due_parked, now, &params[..2]).await?;
+    if !ordering.is_serial() {
+        woken |= move_all::<E>(session, E::DELIVER.unblock_all, now, &params).await?;
         session.commit().await?;
         return Ok(woken);
     }
-    let params = [(&route.name).into(), NO_TIME.into(), LOOKED_AFTER.into()];
-    let rows = session.rows(E::DELIVER.blocked_entities, &params).await?;
+    let params = [name.into(), NO_TIME.into(), LOOKED_AFTER.into()];
+    let blocked = entities(&session.rows(E::DELIVER.blocked_entities, &params).await?)?;
     // The locks below wait for others, and must not hold what was woken meanwhile.
     session.commit().await?;
-    let blocked: Vec<String> = rows.iter().map(|row| row.text(0)).collect::<Result<_, _>>()?;
-    let blocked: BTreeSet<&str> = blocked.iter().map(String::as_str).collect();
     if blocked.is_empty() {
         return Ok(woken);
     }
     let now = session.begin(given).await?;
-    lock::<E>(session, &route.name, &blocked).await?;
-    let stranded = E::stranded(session, route, &blocked).await?;
+    lock::<E>(session, name, &blocked).await?;
+    let dead_blocks = ordering.by_entity && ordering.on_dead == OnDead::Block;
+    let params = [name.into(), Param::texts(blocked.iter().map(String::as_str)), dead_blocks.into(), NO_TIME.into()];
+    let stranded = entities(&session.rows(E::DELIVER.stranded, &params).await?)?;
     let first: Vec<(&str, usize)> = stranded.iter().map(|entity| (entity.as_str(), 1)).collect();
-    if !first.is_empty() {
-        E::unblock(session, now, &route.name, &first).await?;
-    }
+    unblock::<E>(session, now, name, &first).await?;
     session.commit().await?;
     Ok(woken || !stranded.is_empty())
 }

@@ -1,145 +1,96 @@
-//! Leases: taken, prolonged, given back, and taken away when they have run out.
-
-use std::collections::{BTreeSet, HashMap};
+//! Leases: taken, and taken away when they have run out.
 
 use oncehook_verify::UnixMicros;
 
-use super::entity::{self, Eligible};
-use super::settle;
-use super::steps::{Delivers, Ended, Held, Locked, SettleTime, Wanted};
-use crate::delivery::{Claim, DeliveryId, FailedAttempt, Fence, RouteName, Verdict};
-use crate::event::EventId;
+use super::entity::{self, Transaction};
+use super::row::{claim, with_events};
+use super::settle::settle;
+use super::steps::{Delivers, Locked, Wanted};
+use crate::delivery::{Claim, DeliveryId, FailedAttempt, Fence, Settlement};
+use crate::journal::Progress;
+use crate::journal::decide::outcome::Held;
 use crate::journal::server::engine::Session;
-use crate::journal::server::error::EngineError;
-use crate::journal::server::value::{Param, Row};
-use crate::ordering::{Company, NO_TIME, PEEK};
+use crate::journal::server::error::EngineResult;
+use crate::journal::server::value::{Column, Param, Row};
+use crate::ordering::{Company, PEEK};
 use crate::route::Route;
 
-/// Leases eligible deliveries of a route that looks at entities.
-pub(super) async fn lease_eligible<E: Delivers>(
+/// Leases due deliveries; of a route that looks at entities, those that are eligible.
+pub(in crate::journal::server) async fn lease<E: Delivers>(
     engine: &E,
     session: &mut E::Session,
     given: Option<i64>,
     route: &Route,
     limit: usize,
     lease: i64,
-) -> Result<Vec<Claim>, EngineError> {
+) -> EngineResult<Vec<Claim>> {
+    let serial = route.ordering.is_serial();
+    if !serial && let Some(leased) = engine.lease_at_once(session, given, route, limit, lease).await? {
+        return leased.into_iter().map(|due| claim(due, route)).collect();
+    }
     loop {
         let now = session.begin(given).await?;
-        let wanted = Wanted::Lease { limit: limit.max(PEEK) };
+        let wanted = Wanted::Lease { limit: if serial { limit.max(PEEK) } else { limit } };
         let Locked { due, unseen, .. } = engine.lock_due(session, now, route, wanted).await?;
-        let Eligible { run, passed } = entity::eligible::<E>(session, now, route, Company::Lease, limit, due).await?;
-        let states: HashMap<(EventId, u32), Option<String>> =
-            run.iter().map(|due| ((due.candidate.place.event, due.candidate.place.epoch), due.state.clone())).collect();
-        let mut claims = match run.is_empty() {
-            true => Vec::new(),
-            false => E::lease_locked(session, now, route, lease, run).await?,
+        let (mut run, passed) = if serial {
+            let mut transaction = Transaction::<E> { session: &mut *session, now, route };
+            transaction.eligible(Company::Lease, limit, due).await?
+        } else {
+            (due, Progress::default())
         };
-        for claim in &mut claims {
-            let DeliveryId { event, epoch, .. } = claim.fence.delivery;
-            claim.event.state = states.get(&(event, epoch)).cloned().flatten();
+        if !run.is_empty() {
+            let attempts = Column::ints(run.iter().map(|due| i64::from(due.attempt) + 1));
+            let places = run.iter().map(|due| (due.candidate.place.event, due.candidate.place.epoch));
+            let leased = Param::places(places).with([attempts]);
+            let (before, most) = (route.after.as_ref(), route.retry.max_attempts);
+            let params = [now.into(), (&route.name).into(), before.into(), lease.into(), most.into(), leased];
+            let mut events = Vec::new();
+            for sql in E::DELIVER.lease {
+                events = session.rows(sql, &params).await?;
+            }
+            with_events(events, route, &mut run)?;
         }
         session.commit().await?;
         route.report(&passed.failed);
-        if !(claims.is_empty() && unseen) {
-            return Ok(claims);
+        if !(run.is_empty() && unseen) {
+            return run.into_iter().map(|due| claim(due, route)).collect();
         }
     }
 }
 
-/// Prolongs leases that are still held.
-pub(super) async fn renew<E: Delivers>(
-    session: &mut E::Session,
-    given: Option<i64>,
-    fences: &[Fence],
-    lease: i64,
-) -> Result<(), EngineError> {
-    let now = session.begin_single(given).await?;
-    session.change(E::DELIVER.renew, &[now.into(), Param::fences(fences), lease.into()]).await?;
-    session.commit_single().await
-}
-
-/// Gives leases back.
-pub(super) async fn give_back<E: Delivers>(
-    session: &mut E::Session,
-    given: Option<i64>,
-    fences: &[Fence],
-) -> Result<(), EngineError> {
-    let now = session.begin_single(given).await?;
-    session.change(E::DELIVER.give_back, &[now.into(), Param::fences(fences)]).await?;
-    session.commit_single().await
-}
-
 /// Takes leases away that have run out. Each is an attempt that failed.
-pub(super) async fn reclaim<E: Delivers>(
+pub(in crate::journal::server) async fn reclaim<E: Delivers>(
     session: &mut E::Session,
     given: Option<i64>,
     route: &Route,
     mut draw: impl FnMut() -> f64 + Send,
-) -> Result<Vec<FailedAttempt>, EngineError> {
+) -> EngineResult<Vec<FailedAttempt>> {
     let now = session.begin(given).await?;
-    let serial = route.ordering.is_serial();
+    let (serial, at) = (route.ordering.is_serial(), UnixMicros(now));
     let params = [now.into(), (&route.name).into()];
     if serial {
         // The entities first, as for every settlement.
-        let rows = session.rows(E::DELIVER.expired_entities, &params).await?;
-        let entities: Vec<String> = rows.iter().map(|row| row.text(0)).collect::<Result<_, _>>()?;
-        let entities: BTreeSet<&str> = entities.iter().map(String::as_str).collect();
+        let entities = entity::entities(&session.rows(E::DELIVER.expired_entities, &params).await?)?;
         entity::lock::<E>(session, &route.name, &entities).await?;
     }
-    let rows = session.rows(E::DELIVER.lock_expired, &params).await?;
-    let mut failed = Vec::with_capacity(rows.len());
-    let mut expired: Vec<(Fence, Verdict)> = Vec::with_capacity(rows.len());
-    for row in &rows {
+    let (mut failed, mut expired) = (Vec::new(), Vec::new());
+    for row in session.rows(E::DELIVER.lock_expired, &params).await? {
         let delivery = DeliveryId { event: row.event(0)?, route: route.name.clone(), epoch: row.small(1)? };
         let fence = Fence { delivery, attempt: row.small(2)? };
         let limit = row.maybe_small(3)?.unwrap_or(route.retry.max_attempts);
-        let verdict = route.after_lost_lease(fence.attempt, limit, UnixMicros(now), draw());
-        failed.extend(FailedAttempt::of(fence.delivery.event, fence.attempt, limit, &verdict, UnixMicros(now)));
-        expired.push((fence, verdict));
+        let verdict = route.after_lost_lease(fence.attempt, limit, at, draw());
+        failed.extend(FailedAttempt::of(fence.delivery.event, fence.attempt, limit, &verdict, at));
+        expired.push(Settlement { fence, verdict, followups: Vec::new() });
     }
-    let ended: Vec<Ended<'_>> =
-        expired.iter().map(|(fence, verdict)| Ended { fence, verdict, followups: &[] }).collect();
-    let time = SettleTime { now: Some(now), from: UnixMicros(now) };
-    settle::settle::<E>(session, time, Held::LostLease, &ended).await?;
+    settle::<E>(session, Some(now), at, Held::LostLease, &expired).await?;
     if serial && !expired.is_empty() {
-        let events = expired.iter().map(|(fence, _)| fence.delivery.event);
+        let events = expired.iter().map(|ended| ended.fence.delivery.event);
         let subjects = entity::subjects::<E>(session, events).await?;
-        let outcomes: Vec<_> = expired
-            .iter()
-            .filter_map(|(fence, verdict)| Some(subjects.get(&fence.delivery.event)?.outcome(verdict)))
-            .collect();
-        entity::after::<E>(session, now, route, &outcomes).await?;
+        let ended =
+            expired.iter().filter_map(|ended| Some((subjects.get(&ended.fence.delivery.event)?, &ended.verdict)));
+        let ended: Vec<_> = ended.collect();
+        Transaction::<E> { session: &mut *session, now, route }.after(&ended).await?;
     }
     session.commit().await?;
     Ok(failed)
-}
-
-/// How long until the next delivery of a route is due, in microseconds; negative if one is due already.
-pub(super) async fn next_due<E: Delivers>(
-    session: &mut E::Session,
-    given: Option<i64>,
-    route: &RouteName,
-) -> Result<Option<i64>, EngineError> {
-    let now = session.begin_single(given).await?;
-    let row = session.row(E::DELIVER.next_due, &[now.into(), route.into(), NO_TIME.into()]).await?;
-    session.commit_single().await?;
-    row.map_or(Ok(None), |row| row.maybe_int(0))
-}
-
-/// When the journal was made.
-pub(super) async fn created_at<E: Delivers>(session: &mut E::Session) -> Result<i64, EngineError> {
-    let row = session.row(E::DELIVER.created_at, &[]).await?;
-    session.commit_single().await?;
-    row.ok_or_else(|| EngineError::other("the journal does not know when it was made"))?.int(0)
-}
-
-/// Those of these deliveries that are pending or dead.
-pub(super) async fn unsettled<E: Delivers>(
-    session: &mut E::Session,
-    deliveries: &[DeliveryId],
-) -> Result<Vec<DeliveryId>, EngineError> {
-    let rows = session.rows(E::DELIVER.unsettled, &[Param::deliveries(deliveries)]).await?;
-    session.commit_single().await?;
-    rows.iter().map(|row| row.delivery(0)).collect()
 }

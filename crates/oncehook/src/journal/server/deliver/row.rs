@@ -1,12 +1,15 @@
 //! Deliveries and their events, read from rows.
 
+use std::collections::HashMap;
+
 use oncehook_verify::EventKey;
 
-use super::steps::Due;
-use crate::delivery::{Claim, DeliveryId, Fence, HandedEvent};
-use crate::event::SourceName;
-use crate::journal::server::error::EngineError;
-use crate::journal::server::value::Row;
+use super::steps::{Delivers, Due};
+use crate::delivery::{Claim, HandedEvent};
+use crate::event::{EventId, SourceName};
+use crate::journal::server::engine::Session;
+use crate::journal::server::error::{EngineError, EngineResult};
+use crate::journal::server::value::{Param, Row};
 use crate::ordering::{Candidate, Mark, Place};
 use crate::route::Route;
 
@@ -14,7 +17,7 @@ use crate::route::Route;
 pub(in crate::journal) const EVENT_COLUMNS: usize = 11;
 
 /// An event from the first [`EVENT_COLUMNS`] columns.
-pub(in crate::journal) fn handed(row: &mut impl Row, route: &Route) -> Result<HandedEvent, EngineError> {
+fn handed(row: &mut impl Row, route: &Route) -> EngineResult<HandedEvent> {
     let source = row.text(1)?;
     Ok(HandedEvent {
         id: row.event(0)?,
@@ -38,59 +41,79 @@ pub(in crate::journal) fn handed(row: &mut impl Row, route: &Route) -> Result<Ha
     })
 }
 
-/// A due delivery with its event: the event's columns, then epoch, attempt, attempt_limit, parked_at, whether it is in the
-/// queue of its entity, whether the entity is locked.
-pub(in crate::journal) fn due(row: &mut impl Row, route: &Route) -> Result<Due, EngineError> {
-    let event = handed(row, route)?;
-    let at = |column: usize| EVENT_COLUMNS + column;
-    let place = Place { version: event.version, event: event.id, epoch: row.small(at(0))? };
-    Ok(Due {
-        candidate: Candidate {
-            entity: event.entity.clone(),
-            place,
-            mark: Mark { version: event.version, at: event.occurred_at },
-            kind: event.kind.clone(),
-        },
-        attempt: row.small(at(1))?,
-        attempt_limit: row.maybe_small(at(2))?.unwrap_or(route.retry.max_attempts),
-        parked_at: row.maybe_time(at(3))?,
-        queued: row.is_true(at(4))?,
-        entity_locked: row.is_true(at(5))?,
-        state: None,
-        event: Some(event),
+/// What the rules of ordering need of an event: id, entity, version, occurred_at, type.
+pub(in crate::journal) fn candidate(row: &impl Row) -> EngineResult<Candidate> {
+    let version = row.maybe_int(2)?;
+    Ok(Candidate {
+        entity: row.maybe_text(1)?,
+        place: Place { version, event: row.event(0)?, epoch: 0 },
+        mark: Mark { version, at: row.maybe_time(3)? },
+        kind: row.maybe_text(4)?,
     })
 }
 
-/// A due delivery without its event: event, epoch, attempt, attempt_limit, parked_at, whether it is in the queue of its
-/// entity, whether the entity is locked; then the event's entity, version, occurred_at, type.
-pub(in crate::journal) fn due_without_event(row: &impl Row, route: &Route) -> Result<Due, EngineError> {
-    let version = row.maybe_int(8)?;
+/// A due delivery without its event: the columns of a [`candidate`], then epoch, attempt, attempt_limit, parked_at, whether
+/// it is in the queue of its entity, whether the entity is locked.
+pub(in crate::journal) fn due(row: &impl Row, route: &Route) -> EngineResult<Due> {
+    due_of(row, route, candidate(row)?, 5)
+}
+
+/// A due delivery with its event: the event's columns, then the same.
+pub(in crate::journal) fn due_with_event(row: &mut impl Row, route: &Route) -> EngineResult<Due> {
+    let event = handed(row, route)?;
+    let candidate = Candidate {
+        entity: event.entity.clone(),
+        place: Place { version: event.version, event: event.id, epoch: 0 },
+        mark: Mark { version: event.version, at: event.occurred_at },
+        kind: event.kind.clone(),
+    };
+    Ok(Due { event: Some(event), ..due_of(row, route, candidate, EVENT_COLUMNS)? })
+}
+
+fn due_of(row: &impl Row, route: &Route, mut candidate: Candidate, first: usize) -> EngineResult<Due> {
+    candidate.place.epoch = row.small(first)?;
     Ok(Due {
-        candidate: Candidate {
-            entity: row.maybe_text(7)?,
-            place: Place { version, event: row.event(0)?, epoch: row.small(1)? },
-            mark: Mark { version, at: row.maybe_time(9)? },
-            kind: row.maybe_text(10)?,
-        },
-        attempt: row.small(2)?,
-        attempt_limit: row.maybe_small(3)?.unwrap_or(route.retry.max_attempts),
-        parked_at: row.maybe_time(4)?,
-        queued: row.is_true(5)?,
-        entity_locked: row.is_true(6)?,
+        candidate,
+        attempt: row.small(first + 1)?,
+        attempt_limit: row.maybe_small(first + 2)?.unwrap_or(route.retry.max_attempts),
+        parked_at: row.maybe_time(first + 3)?,
+        queued: row.is_true(first + 4)?,
+        entity_locked: row.is_true(first + 5)?,
         state: None,
         event: None,
     })
 }
 
-/// A leased delivery: the event's columns, then epoch, attempt, attempt_limit, parked_at.
-pub(in crate::journal) fn claim(row: &mut impl Row, route: &Route) -> Result<Claim, EngineError> {
-    let event = handed(row, route)?;
-    let at = |column: usize| EVENT_COLUMNS + column;
-    let delivery = DeliveryId { event: event.id, route: route.name.clone(), epoch: row.small(at(0))? };
-    Ok(Claim {
-        fence: Fence { delivery, attempt: row.small(at(1))? },
-        attempt_limit: row.small(at(2))?,
-        parked_at: row.maybe_time(at(3))?,
-        event,
-    })
+/// Reads the events of locked deliveries, where the statement that locked them did not.
+pub(in crate::journal) async fn load_events<E: Delivers>(
+    session: &mut E::Session,
+    route: &Route,
+    due: &mut [Due],
+) -> EngineResult {
+    let Some(sql) = E::DELIVER.load_events.filter(|_| !due.is_empty()) else { return Ok(()) };
+    let places = due.iter().map(|due| (due.candidate.place.event, due.candidate.place.epoch));
+    let params = [route.after.as_ref().into(), Param::places(places)];
+    with_events(session.rows(sql, &params).await?, route, due)
+}
+
+/// Gives each delivery its event: the event's columns, then the epoch. An event that is not there is an error.
+pub(super) fn with_events(rows: Vec<impl Row>, route: &Route, due: &mut [Due]) -> EngineResult {
+    let mut events: HashMap<(EventId, u32), HandedEvent> = HashMap::with_capacity(rows.len());
+    for mut row in rows {
+        let epoch = row.small(EVENT_COLUMNS)?;
+        let event = handed(&mut row, route)?;
+        events.insert((event.id, epoch), event);
+    }
+    for due in due {
+        let Place { event, epoch, .. } = due.candidate.place;
+        due.event = Some(events.remove(&(event, epoch)).ok_or_else(EngineError::damaged)?);
+    }
+    Ok(())
+}
+
+/// The claim to a delivery that is leased.
+pub(super) fn claim(due: Due, route: &Route) -> EngineResult<Claim> {
+    let fence = due.fence(route);
+    let event = HandedEvent { state: due.state, ..due.event.ok_or_else(EngineError::damaged)? };
+    Ok(Claim { fence, attempt_limit: due.attempt_limit, parked_at: due.parked_at, event })
 }

@@ -7,10 +7,10 @@
 use std::time::{Duration, Instant};
 
 use super::super::engine::Session;
-use super::super::error::EngineError;
-use super::super::user_sql::{Surroundings, Trouble};
+use super::super::error::{EngineError, EngineResult};
+use super::super::user_sql::{self, Surroundings, Trouble};
 use super::guard::{self, Guard};
-use super::{ExternalDatabase, Guards, entity_state};
+use super::{ExternalDatabase, Guards};
 use crate::delivery::{Claim, DeliveryId, Failure, Fence, HandedEvent};
 use crate::handler::elsewhere::{Applied, Task};
 use crate::handler::entities::{self, Turn};
@@ -25,18 +25,12 @@ pub(super) async fn apply<E: Guards>(
     task: Task<'_>,
     claims: &[Claim],
     outcomes: &mut [Option<Applied>],
-) -> Result<(), EngineError> {
+) -> EngineResult {
     let mut session = database.ready().await?;
     // Outside of a transaction: an error here must not end one. The guards are asked even if the statements cannot be
     // prepared.
-    let prepared = match E::prepare(&mut session, task.statements, Surroundings::External).await {
-        Ok(prepared) => Ok(prepared),
-        Err(Trouble::Failed(failure) | Trouble::Deferred(failure)) => Err(failure),
-        Err(Trouble::Collision | Trouble::Ended(_)) => {
-            return Err(EngineError::other("a statement could not be prepared now"));
-        }
-        Err(Trouble::Engine(error)) => return Err(error),
-    };
+    let prepared = E::prepare(&mut session, task.statements, Surroundings::External).await;
+    let prepared = user_sql::prepared(prepared)?;
     session.commit_single().await?;
     let mut batch = Batch::<E> { session: &mut session, task, prepared };
     let attempts = claims.iter().zip(outcomes.iter_mut());
@@ -71,7 +65,7 @@ struct Batch<'b, E: Guards> {
 
 impl<E: Guards> Batch<'_, E> {
     /// All in one transaction. `false`: it is undone, and nothing is known of any of them.
-    async fn together(&mut self, attempts: &mut [(&Claim, &mut Option<Applied>)]) -> Result<bool, EngineError> {
+    async fn together(&mut self, attempts: &mut [(&Claim, &mut Option<Applied>)]) -> EngineResult<bool> {
         if attempts.len() < 2 || self.prepared.is_err() {
             return Ok(false);
         }
@@ -93,7 +87,7 @@ impl<E: Guards> Batch<'_, E> {
 
     /// One in a transaction of its own, again after a collision, and once more if its tables have changed since the
     /// statements were prepared.
-    async fn alone(&mut self, claim: &Claim) -> Result<Applied, EngineError> {
+    async fn alone(&mut self, claim: &Claim) -> EngineResult<Applied> {
         let started = Instant::now();
         let mut is_renewed = false;
         loop {
@@ -137,7 +131,7 @@ impl<E: Guards> Batch<'_, E> {
             Some(comparison) => {
                 let taken = claims.iter().zip(&outcomes).filter(|(_, outcome)| outcome.is_none());
                 let names = entities::names(taken.map(|(claim, _)| &claim.event));
-                let states = entity_state::lock::<E>(self.session, journal, comparison, &names).await;
+                let states = guard::lock_entities::<E>(self.session, journal, comparison, &names).await;
                 Some((comparison, states.map_err(guard_trouble)?))
             }
             None => None,
@@ -176,7 +170,7 @@ impl<E: Guards> Batch<'_, E> {
         crate::crash::point("after_effect");
         guard::keep_results::<E>(self.session, &results).await.map_err(guard_trouble)?;
         if let Some((comparison, states)) = &states {
-            let kept = entity_state::keep::<E>(self.session, journal, comparison, states).await;
+            let kept = guard::keep_entities::<E>(self.session, journal, comparison, states).await;
             kept.map_err(guard_trouble)?;
         }
         // A commit that was not answered is not known to have failed.
@@ -210,7 +204,7 @@ impl<E: Guards> Batch<'_, E> {
         }
     }
 
-    async fn give_up(&mut self, deliveries: Vec<&DeliveryId>) -> Result<(), EngineError> {
+    async fn give_up(&mut self, deliveries: Vec<&DeliveryId>) -> EngineResult {
         guard::change_all::<E>(self.session, E::GUARD.give_up, deliveries).await
     }
 }

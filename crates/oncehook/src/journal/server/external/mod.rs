@@ -1,7 +1,7 @@
 //! A database of the user's that is not the journal's, and in which effects happen once: see [`Guarded`].
 //!
 //! The guards stand there in tables of their own, made at the first use. `batch` runs the statements of claims in the
-//! transaction of their guards, `guard` writes and reads guards, `entity_state` holds what is known of entities.
+//! transaction of their guards, `guard` writes and reads guards and what is known of entities.
 //!
 //! Promises: a guard and the effect it stands for commit together; the guard is asked before the statements run, so
 //! it does not matter what those would make of a second run (a unique key, a missing table). What goes wrong with the
@@ -12,7 +12,6 @@
 //! settled at that moment would run again.
 
 mod batch;
-mod entity_state;
 mod guard;
 
 use std::future::Future;
@@ -22,7 +21,7 @@ use std::time::Duration;
 
 use super::OpenError;
 use super::engine::{Purpose, Session};
-use super::error::EngineError;
+use super::error::{EngineError, EngineResult};
 use super::pool::{Lent, Pool};
 use super::rehearse;
 use super::user_sql::{Trouble, UserSql};
@@ -42,7 +41,7 @@ pub(in crate::journal) trait Guards: UserSql {
     const GUARD: GuardSql;
 
     /// Creates those of our tables that do not exist. Several gateways may do so at once. Its own transactions.
-    fn make_tables(session: &mut Self::Session) -> impl Future<Output = Result<(), EngineError>> + Send;
+    fn make_tables(session: &mut Self::Session) -> impl Future<Output = EngineResult> + Send;
 
     /// Whose fault it is that a COMMIT was refused. Where constraints are not deferred, the user's statements cannot
     /// cause it.
@@ -126,7 +125,7 @@ impl<E: Guards> ExternalDatabase<E> {
     }
 
     /// A connection to a database whose guards are there and as they should be.
-    async fn ready(&self) -> Result<Lent<'_, E>, EngineError> {
+    async fn ready(&self) -> EngineResult<Lent<'_, E>> {
         let mut session = self.pool.take().await?;
         if !self.sound.load(Ordering::Acquire) {
             self.prepare(&mut session).await?;
@@ -134,7 +133,7 @@ impl<E: Guards> ExternalDatabase<E> {
         Ok(session)
     }
 
-    async fn prepare(&self, session: &mut E::Session) -> Result<(), EngineError> {
+    async fn prepare(&self, session: &mut E::Session) -> EngineResult {
         let mut found = shapes::<E>(session).await?;
         if let Some((table, _)) = found.iter().find(|(_, lines)| lines.is_empty()) {
             if self.seen.load(Ordering::Acquire) {
@@ -162,25 +161,25 @@ impl<E: Guards> ExternalDatabase<E> {
 
     fn answer<'a, T: 'a>(
         &'a self,
-        work: impl Future<Output = Result<T, EngineError>> + Send + 'a,
+        work: impl Future<Output = EngineResult<T>> + Send + 'a,
     ) -> Answer<'a, Result<T, String>> {
         Box::pin(async move { work.await.map_err(|error| self.doubt(&error)) })
     }
 }
 
 /// Our tables, each with what the catalogue says about it.
-async fn shapes<E: Guards>(session: &mut E::Session) -> Result<Vec<(Shape, Vec<String>)>, EngineError> {
+async fn shapes<E: Guards>(session: &mut E::Session) -> EngineResult<Vec<(Shape, Vec<String>)>> {
     let mut shapes = Vec::new();
     for table in [E::GUARD.guards, E::GUARD.entities] {
         let rows = session.rows(E::GUARD.shape, &[table.name.into()]).await?;
-        let lines: Result<Vec<String>, EngineError> = rows.iter().map(|row| row.text(0)).collect();
+        let lines: EngineResult<Vec<String>> = rows.iter().map(|row| row.text(0)).collect();
         shapes.push((table, lines?));
     }
     session.commit_single().await?;
     Ok(shapes)
 }
 
-fn check_shape(table: &Shape, found: &[String]) -> Result<(), EngineError> {
+fn check_shape(table: &Shape, found: &[String]) -> EngineResult {
     let ours: Vec<&str> = table.lines.split("; ").collect();
     let missing = ours.iter().find(|line| !found.iter().any(|found| found == *line));
     let foreign = found.iter().find(|found| !ours.contains(&found.as_str()));
