@@ -31,27 +31,16 @@ const STORY: [usize; 4] = [0, 1, 0, 1];
 /// What happens next.
 #[derive(Debug, Clone, Copy)]
 enum Turn {
-    Send {
-        node: usize,
-        key: &'static str,
-        digest: u8,
-    },
+    /// A node is sent an event of this key and digest.
+    Send(usize, &'static str, u8),
     Step(usize),
     Connect(usize),
-    Time {
-        millis: u64,
-    },
+    Millis(u64),
     BackUp,
-    /// The node ends and starts again. What was on its way may still arrive.
-    Crash {
-        node: usize,
-        arrives: bool,
-    },
-    /// What was on the way to and from Redis is not answered.
-    CutFromRedis {
-        node: usize,
-        arrives: bool,
-    },
+    /// The node ends and starts again. The flag: what was on its way still arrives.
+    Crash(usize, bool),
+    /// What was on the way of a node to and from Redis is not answered. The flag: it still arrives.
+    Cut(usize, bool),
     Flush,
     FailOver,
     Restore,
@@ -83,20 +72,18 @@ impl<'s> Play<'s> {
     async fn take(&mut self, turn: Turn) -> Result<(), String> {
         self.taken.push(turn);
         match turn {
-            Turn::Send { node, key, digest } => self.nodes[node].send(event(key, digest)),
+            Turn::Send(node, key, digest) => self.nodes[node].send(event(key, digest)),
             Turn::Step(at) => drop(self.scene.go_on(at)),
             Turn::Connect(node) => self.nodes[node].connect(),
-            Turn::Time { millis } => tokio::time::advance(Duration::from_millis(millis)).await,
+            Turn::Millis(millis) => tokio::time::advance(Duration::from_millis(millis)).await,
             Turn::BackUp => self.scene.lock().back_up(),
-            Turn::Crash { node, arrives } => {
+            Turn::Crash(node, late) => {
                 self.see("crash");
                 self.nodes[node].crash();
-                self.scene.cut(|step| step.node == node, arrives);
+                self.scene.cut(|step| step.node == node, late);
                 self.nodes[node] = Node::start(node, &self.scene, self.planted);
             }
-            Turn::CutFromRedis { node, arrives } => {
-                self.scene.cut(|step| step.node == node && !step.to_journal, arrives)
-            }
+            Turn::Cut(node, late) => self.scene.cut(|step| step.node == node && !step.to_journal, late),
             Turn::Flush => self.scene.lock().store.clear(),
             Turn::FailOver => self.scene.lock().fail_over(),
             Turn::Restore => {
@@ -130,7 +117,7 @@ impl<'s> Play<'s> {
             None => "it is not in the journal",
             Some((first, _)) if first != id => "this is another event",
             Some((_, digest)) if (digest == event.digest) == (verdict == Verdict::Conflict) => {
-                "the bodies say otherwise"
+                "its body says otherwise"
             }
             Some(_) => {
                 self.see(layer.as_str());
@@ -169,23 +156,23 @@ async fn play_seed(seed: u64, planted: bool, seen: &mut Seen) -> Result<(), Stri
         let turn = match what {
             0..=24 => {
                 let key = dice.pick(&["evt_1", "evt_2", "evt_3", "evt_4"]);
-                Turn::Send { node, key, digest: if dice.below(8) == 0 { 2 } else { 1 } }
+                Turn::Send(node, key, if dice.below(8) == 0 { 2 } else { 1 })
             }
             25..=84 => match play.scene.lock().steps.len() as u64 {
-                0 => Turn::Time { millis: 0 },
+                0 => Turn::Millis(0),
                 // Half of the time the one that waits longest, or hardly anything would ever be finished.
                 waiting => Turn::Step(if dice.below(2) == 0 { 0 } else { dice.below(waiting) as usize }),
             },
             85..=87 => Turn::Flush,
             88..=89 => Turn::FailOver,
             90..=91 => Turn::BackUp,
-            92..=93 => Turn::Crash { node, arrives: dice.below(2) == 0 },
+            92..=93 => Turn::Crash(node, dice.below(2) == 0),
             94..=95 => Turn::Restore,
-            96..=97 => Turn::CutFromRedis { node, arrives: dice.below(2) == 0 },
-            _ => Turn::Time { millis: *dice.pick(&[2, 4, 150, 2_500]) },
+            96..=97 => Turn::Cut(node, dice.below(2) == 0),
+            _ => Turn::Millis(*dice.pick(&[2, 4, 150, 2_500])),
         };
         play.take(turn).await?;
-        if matches!(turn, Turn::Crash { .. }) {
+        if matches!(turn, Turn::Crash(..)) {
             find_redis(&play.scene).await;
         }
         // A node that lost the database finds it again at some time.
@@ -198,8 +185,8 @@ async fn play_seed(seed: u64, planted: bool, seen: &mut Seen) -> Result<(), Stri
 
 /// What can go wrong in the short story, once.
 fn faults() -> impl Iterator<Item = Turn> {
-    let nodes = (0..NODES).flat_map(|node| [false, true].map(|arrives| (node, arrives)));
-    nodes.flat_map(|(node, arrives)| [Turn::Crash { node, arrives }, Turn::CutFromRedis { node, arrives }]).chain([
+    let nodes = (0..NODES).flat_map(|node| [false, true].map(|late| (node, late)));
+    nodes.flat_map(|(node, late)| [Turn::Crash(node, late), Turn::Cut(node, late)]).chain([
         Turn::Flush,
         Turn::FailOver,
         Turn::Restore,
@@ -248,7 +235,7 @@ async fn play_path(path: &mut Path, deviations: usize, planted: bool, seen: &mut
         // The usual turn stands first.
         let mut turns: Vec<Turn> = (0..play.scene.lock().steps.len()).map(Turn::Step).collect();
         turns.extend(play.nodes.iter().position(|node| !node.is_connected()).map(Turn::Connect));
-        turns.extend(STORY.get(sent).map(|node| Turn::Send { node: *node, key: "evt_1", digest: 1 }));
+        turns.extend(STORY.get(sent).map(|node| Turn::Send(*node, "evt_1", 1)));
         if left == 0 {
             turns.truncate(1);
         }
@@ -261,11 +248,11 @@ async fn play_path(path: &mut Path, deviations: usize, planted: bool, seen: &mut
         let turn = turns[choice];
         left -= usize::from((1..usual).contains(&choice));
         fault_left &= choice < usual;
-        sent += usize::from(matches!(turn, Turn::Send { .. }));
+        sent += usize::from(matches!(turn, Turn::Send(..)));
         play.take(turn).await?;
-        if matches!(turn, Turn::CutFromRedis { .. }) {
+        if matches!(turn, Turn::Cut(..)) {
             // It looks for Redis again after a rest.
-            play.take(Turn::Time { millis: 150 }).await?;
+            play.take(Turn::Millis(150)).await?;
         }
     }
 }

@@ -66,9 +66,13 @@ pub struct FastPath {
     written_too_early: bool,
 }
 
+type Outcome = Result<Settled, AppendError>;
+
 /// What is needed to write an event's fact down once its receipt has come, taken before the event is handed over.
 #[derive(Clone)]
 struct Draft {
+    /// A leader gets it back from its flight.
+    name: Option<Name>,
     digest: [u8; 32],
     received_at: UnixMicros,
     /// The journal's life before the append: the receipt is believed in this one only.
@@ -111,9 +115,9 @@ impl FastPath {
         let Ok(Ok(recent)) = timeout(WARM_WAIT, reader.recent_keys(WARM_KEYS)).await else { return };
         // The oldest first: what came last is forgotten last.
         for recent in recent.into_iter().rev() {
-            let Ok(source) = SourceName::new(&recent.source) else { continue };
-            let fact = Fact::of(&recent);
-            self.known.learn(Name { source, key: recent.key }, fact, era);
+            if let Ok(source) = SourceName::new(&recent.source) {
+                self.known.learn(Name { source, key: recent.key.clone() }, Fact::of(&recent), era);
+            }
         }
     }
 
@@ -125,10 +129,8 @@ impl FastPath {
         events: NewEvents,
     ) -> Result<Settled, NotStored> {
         let began = Instant::now();
-        let settled = match timeout(patience, self.append(journal, events)).await {
-            Ok(settled) => settled.map_err(NotStored::from),
-            Err(_) => Err(NotStored::Slow),
-        };
+        let settled = timeout(patience, self.append(journal, events)).await;
+        let settled = settled.map_or(Err(NotStored::Slow), |settled| settled.map_err(NotStored::from));
         match &settled {
             // An answer from a cache says nothing about the journal.
             Ok(settled) if settled.layer != Layer::Journal => {}
@@ -152,19 +154,19 @@ impl FastPath {
     /// Stores the events of a request, or finds that they are known. All branching of the fast path is here.
     ///
     /// If the future is dropped half-way, an append that was submitted goes on in the journal; followers of it ask there.
-    pub async fn append(&self, journal: &dyn Journal, events: NewEvents) -> Result<Settled, AppendError> {
+    pub async fn append(&self, journal: &dyn Journal, events: NewEvents) -> Outcome {
         if planted::has(Bug::SelectThenInsert) || planted::has(Bug::ShortMemory) {
-            return self.ask(journal, events).await;
+            return self.ask(journal, events, None).await;
         }
         if let Some(receipt) = self.recall(journal, &events) {
             return Ok(Settled { receipt, layer: Layer::Memory });
         }
         let [event] = events.as_slice() else {
-            return self.ask(journal, events).await;
+            return self.ask(journal, events, None).await;
         };
         loop {
             match self.flights.board(event) {
-                Boarding::Apart => return self.ask(journal, events).await,
+                Boarding::Apart => return self.ask(journal, events, None).await,
                 Boarding::Leads(leader) => {
                     if let Some((era, fact)) = self.find(journal, event).await
                         && let Some(settled) = duplicates(journal, &events, &[fact], Layer::Redis)
@@ -174,16 +176,15 @@ impl FastPath {
                         }
                         return Ok(settled);
                     }
-                    let draft = self.draft(journal, event);
-                    return self.lead(journal, events, draft, leader).await;
+                    return self.ask(journal, events, Some(leader)).await;
                 }
                 Boarding::Follows(landing) => match landing.await {
                     Ok(Landing::Known(fact)) => match duplicates(journal, &events, &[fact], Layer::Memory) {
                         Some(settled) => return Ok(settled),
-                        None => return self.ask(journal, events).await,
+                        None => return self.ask(journal, events, None).await,
                     },
                     // The journal has to count the copy as a conflict.
-                    Ok(Landing::Conflict) => return self.ask(journal, events).await,
+                    Ok(Landing::Conflict) => return self.ask(journal, events, None).await,
                     Ok(Landing::Failed(error)) => return Err(error),
                     // The leader's sender hung up, or waited too long for a slow journal. One of those who followed leads now,
                     // and the others follow it: a slow journal is not asked by all of them at once.
@@ -210,88 +211,67 @@ impl FastPath {
         (journal.incarnation().era() == Some(era)).then_some((era, fact))
     }
 
-    /// Appends a single event for all who wait for it.
-    async fn lead(
-        &self,
-        journal: &dyn Journal,
-        events: NewEvents,
-        draft: Draft,
-        leader: Leader<'_>,
-    ) -> Result<Settled, AppendError> {
+    /// Asks the journal, for this request alone or for all who follow its single event, and writes down what it says.
+    async fn ask(&self, journal: &dyn Journal, events: NewEvents, leader: Option<Leader<'_>>) -> Outcome {
+        let drafts = events.iter().map(|event| self.draft(journal, event, leader.is_none()));
+        let mut drafts: SmallVec<[Draft; 1]> = drafts.collect();
         let too_early = planted::has(Bug::CacheFirst);
         #[cfg(test)]
         let too_early = too_early || self.written_too_early;
-        if too_early {
-            let expires_at = UnixMicros(draft.received_at.0 + 60_000_000);
-            self.share(draft.clone(), &Fact { event: EventId::from_bytes([7; 16]), digest: draft.digest, expires_at });
+        for draft in drafts.iter().filter(|_| too_early) {
+            let (event, expires_at) = (EventId::from_bytes([7; 16]), UnixMicros(draft.received_at.0 + 60_000_000));
+            self.learn(Draft { name: None, ..draft.clone() }, Fact { event, digest: draft.digest, expires_at });
         }
         if planted::has(Bug::CacheFirst) {
             // Redis is written beside us. The mistake is that it knows first, so it gets the time.
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
-        let outcome = submit(journal, events).await;
-        let landing = match &outcome {
-            Ok(receipt) => {
-                let fact = receipt.first().and_then(|appended| fact(appended, draft.digest));
-                fact.map_or(Landing::Conflict, Landing::Known)
-            }
-            Err(error) => Landing::Failed(error.clone()),
+        let outcome = match journal.submit(events) {
+            Ok(ticket) => ticket.await.unwrap_or(Err(AppendError::Gone)),
+            Err(error) => Err(error),
         };
-        let name = leader.land(&landing);
-        if let (Landing::Known(fact), Some(name)) = (landing, name) {
-            self.learn(name, draft, fact);
+        if let (Some(leader), [draft]) = (leader, drafts.as_mut_slice()) {
+            draft.name = leader.land(&match &outcome {
+                Ok(receipt) => {
+                    let fact = receipt.first().and_then(|appended| fact(appended, draft.digest));
+                    fact.map_or(Landing::Conflict, Landing::Known)
+                }
+                Err(error) => Landing::Failed(error.clone()),
+            });
         }
-        outcome.map(|receipt| Settled { receipt, layer: Layer::Journal })
-    }
-
-    /// Asks the journal for this request alone.
-    async fn ask(&self, journal: &dyn Journal, events: NewEvents) -> Result<Settled, AppendError> {
-        let drafts = events.iter().map(|event| (NameOf(event).to_owned(), self.draft(journal, event)));
-        let drafts: Vec<_> = drafts.collect();
-        let receipt = submit(journal, events).await?;
-        for ((name, draft), appended) in drafts.into_iter().zip(&receipt) {
+        let receipt = outcome?;
+        for (draft, appended) in drafts.into_iter().zip(&receipt) {
             if let Some(fact) = fact(appended, draft.digest) {
-                self.learn(name, draft, fact);
+                self.learn(draft, fact);
             }
         }
         Ok(Settled { receipt, layer: Layer::Journal })
     }
 
-    fn draft(&self, journal: &dyn Journal, event: &NewEvent) -> Draft {
+    fn draft(&self, journal: &dyn Journal, event: &NewEvent, named: bool) -> Draft {
         let (era, shared_key) = match self.shared.as_ref().and_then(|_| journal.incarnation().name()) {
             Some((era, life)) => (Some(era), Some(key_of(&life, event.source.as_str(), &event.key))),
             None => (journal.incarnation().era(), None),
         };
-        Draft { digest: event.digest, received_at: event.received_at, era, shared_key }
+        let name = named.then(|| NameOf(event).to_owned());
+        Draft { name, digest: event.digest, received_at: event.received_at, era, shared_key }
     }
 
-    /// Writes down what a receipt has said, here and for other nodes.
-    fn learn(&self, name: Name, draft: Draft, fact: Fact) {
-        if let Some(era) = draft.era {
+    /// Writes a fact down, here and for other nodes. Only ever called with what a receipt has said.
+    fn learn(&self, draft: Draft, fact: Fact) {
+        if let (Some(era), Some(name)) = (draft.era, draft.name) {
             self.known.learn(name, fact, era);
         }
-        self.share(draft, &fact);
-    }
-
-    /// Offers a fact to other nodes. Only ever called with what a receipt has said.
-    fn share(&self, draft: Draft, fact: &Fact) {
         if let (Some(shared), Some(key)) = (&self.shared, draft.shared_key) {
-            shared.offer(key, draft.received_at, fact);
+            shared.offer(key, draft.received_at, &fact);
         }
     }
-}
-
-async fn submit(journal: &dyn Journal, events: NewEvents) -> Result<Receipt, AppendError> {
-    journal.submit(events)?.await.unwrap_or(Err(AppendError::Gone))
 }
 
 /// What a receipt says of a key. After a conflict nothing: it does not hold the first body's digest.
 fn fact(appended: &Appended, digest: [u8; 32]) -> Option<Fact> {
-    (appended.verdict != Verdict::Conflict).then_some(Fact {
-        event: appended.id,
-        digest,
-        expires_at: appended.expires_at,
-    })
+    let Appended { id: event, verdict, expires_at } = *appended;
+    (verdict != Verdict::Conflict).then_some(Fact { event, digest, expires_at })
 }
 
 /// Counts copies of known events, and answers for them. Nothing if the journal has no room to count them now.

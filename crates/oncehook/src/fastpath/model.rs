@@ -250,21 +250,25 @@ pub(super) struct Node {
 }
 
 impl Node {
-    /// One without a store.
+    /// One that is not started: without a store, and cold.
     pub(super) fn alone(scene: &Scene) -> Self {
-        let incarnation = Incarnation::named(&scene.lock().life_name());
-        let reach = Arc::new(Reach { node: 0, scene: scene.clone(), incarnation });
-        Self { path: Arc::default(), reach, running: None, requests: Vec::new() }
+        Self::new(0, scene, |_| FastPath::default())
     }
 
     pub(super) fn start(node: usize, scene: &Scene, written_too_early: bool) -> Self {
+        let mut node = Self::new(node, scene, |reach| {
+            let store = Box::new(Arc::clone(reach));
+            FastPath { written_too_early, ..FastPath::with_store(store) }
+        });
+        let (path, reach) = (Arc::clone(&node.path), Arc::clone(&node.reach));
+        node.running = Some(tokio::spawn(async move { path.run(&*reach, &*reach, &Clock::manual(NOW)).await }));
+        node
+    }
+
+    fn new(node: usize, scene: &Scene, path: impl FnOnce(&Arc<Reach>) -> FastPath) -> Self {
         let incarnation = Incarnation::named(&scene.lock().life_name());
         let reach = Arc::new(Reach { node, scene: scene.clone(), incarnation });
-        let store = FastPath::with_store(Box::new(Arc::clone(&reach)));
-        let path = Arc::new(FastPath { written_too_early, ..store });
-        let (run, home) = (Arc::clone(&path), Arc::clone(&reach));
-        let running = tokio::spawn(async move { run.run(&*home, &*home, &Clock::manual(NOW)).await });
-        Self { path, reach, running: Some(running), requests: Vec::new() }
+        Self { path: Arc::new(path(&reach)), reach, running: None, requests: Vec::new() }
     }
 
     pub(super) fn append(&self, events: NewEvents) -> Appending {

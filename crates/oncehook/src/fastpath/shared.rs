@@ -118,8 +118,8 @@ pub(super) struct SharedKeys {
     tripped: Notify,
     state: Mutex<SharedState>,
     queue: mpsc::Sender<Entry>,
-    /// [`run`](Self::run) takes it.
-    waiting: Mutex<Option<mpsc::Receiver<Entry>>>,
+    /// Locked by [`run`](Self::run) for as long as it is polled.
+    waiting: tokio::sync::Mutex<mpsc::Receiver<Entry>>,
 }
 
 impl SharedKeys {
@@ -133,7 +133,7 @@ impl SharedKeys {
             tripped: Notify::new(),
             state: Mutex::new(SharedState { problem, ..SharedState::default() }),
             queue,
-            waiting: Mutex::new(Some(waiting)),
+            waiting: tokio::sync::Mutex::new(waiting),
         }
     }
 
@@ -172,7 +172,7 @@ impl SharedKeys {
 
     /// Whether [`run`](Self::run) looks after it.
     pub(super) fn is_running(&self) -> bool {
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner).is_none()
+        self.waiting.try_lock().is_err()
     }
 
     pub(super) fn state(&self) -> SharedState {
@@ -181,9 +181,7 @@ impl SharedKeys {
 
     /// Probes, writes and warms for as long as it is polled. All waiting is here; requests only ask and offer.
     pub(super) async fn run(&self, journal: &dyn Journal, reader: &dyn JournalReader, clock: &Clock) {
-        let Some(mut waiting) = self.waiting.lock().unwrap_or_else(PoisonError::into_inner).take() else {
-            return;
-        };
+        let mut waiting = self.waiting.lock().await;
         let mut rest = FIRST_REST;
         loop {
             match in_time(PROBE_WAIT, self.store.probe()).await {
