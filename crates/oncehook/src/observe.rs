@@ -1,7 +1,7 @@
 //! Every metric that oncehook exports, named in this one place. All names start with `oncehook_`.
 //!
-//! Promises: label values are bounded (sources come from the configuration and reasons from enums, never from the wire);
-//! counters are resolved once per source, so that counting on the hot path is one atomic addition.
+//! Promises: label values are bounded (sources come from the configuration and reasons from enums, never from the
+//! wire); counters are resolved once per source, so that counting on the hot path is one atomic addition.
 //! Does not: decide anything. No figure is read back by the program, except to show it to people.
 
 use std::collections::{BTreeMap, BTreeSet};

@@ -1,8 +1,8 @@
 //! Mistakes that can be made on purpose, to show that the proof notices them.
 //!
-//! Only in builds with the feature `planted`, which tests and `make prove` switch on and releases do not: elsewhere [`has`] is
-//! `false` at compile time and no mistake is left. Which mistake is made is chosen at run time; without a choice the
-//! build behaves like any other.
+//! Only in builds with the feature `planted`, which tests and `make prove` switch on and releases do not: elsewhere
+//! [`has`] is `false` at compile time and no mistake is left. Which mistake is made is chosen at run time; without
+//! a choice the build behaves like any other.
 
 use std::sync::atomic::{AtomicU8, Ordering};
 

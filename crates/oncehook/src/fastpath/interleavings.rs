@@ -1,15 +1,16 @@
-//! Two nodes, one journal, one Redis, and whatever can happen between them: in every order that chance comes up with, and in
-//! every order there is for a short story.
+//! Two nodes, one journal, one Redis, and whatever can happen between them: in every order that chance comes up
+//! with, and in every order there is for a short story.
 //!
-//! A crash, a flush, a failover to a stale replica, a restore of the database from an earlier time, or mere time may come between
-//! any two steps of journal and store (`model`). After each turn, every answer that was given must name an event that is in the
-//! journal at that moment.
+//! A crash, a flush, a failover to a stale replica, a restore of the database from an earlier time, or mere time
+//! may come between any two steps of journal and store (`model`). After each turn, every answer that was given must
+//! name an event that is in the journal at that moment.
 //!
-//! A schedule of chance is made of a seed. The short story: one event is sent four times to two nodes, and one fault comes at any
-//! point, or none. Left to itself the world goes on with the step that waits longest, and sends the next copy when nothing
-//! waits. A turn in which something else happens (another step, the next copy already) is a deviation; all schedules with a given
-//! number of deviations and at most one fault are played, one after the other, none left out. What goes wrong in a protocol of this
-//! kind needs few deviations, and this finds it without luck.
+//! A schedule of chance is made of a seed. The short story: one event is sent four times to two nodes, and one
+//! fault comes at any point, or none. Left to itself the world goes on with the step that waits longest, and sends
+//! the next copy when nothing waits. A turn in which something else happens (another step, the next copy already)
+//! is a deviation; all schedules with a given number of deviations and at most one fault are played, one after the
+//! other, none left out. What goes wrong in a protocol of this kind needs few deviations, and this finds it without
+//! luck.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

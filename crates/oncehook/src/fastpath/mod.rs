@@ -1,10 +1,10 @@
 //! The fast path: copies of an event that is known to be durable do not reach the journal.
 //!
-//! Three means: a cache of keys that receipts have named, in this process (`memory`); one append for copies that arrive
-//! together (`flights`); and the same kind of cache for all nodes together (`shared`, in `redis`). They make things
-//! faster, never truer: all rest on a receipt of the journal, of its present life, and whatever they do not know, or must not
-//! decide, goes there. That is every new key, every other body under a known key, every key whose time is over, and a
-//! request of several events unless all of them are known here.
+//! Three means: a cache of keys that receipts have named, in this process (`memory`); one append for copies that
+//! arrive together (`flights`); and the same kind of cache for all nodes together (`shared`, in `redis`). They make
+//! things faster, never truer: all rest on a receipt of the journal, of its present life, and whatever they do not
+//! know, or must not decide, goes there. That is every new key, every other body under a known key, every key whose
+//! time is over, and a request of several events unless all of them are known here.
 //!
 //! Does not: decide anything while it is in doubt which life of the journal this is.
 

@@ -1,5 +1,6 @@
-//! A journal, a store and processes for the tests of the fast path. The fast path is the real one; every step of journal and
-//! store waits until the test lets it happen: it goes there and is done (an append commits), then its answer comes back.
+//! A journal, a store and processes for the tests of the fast path. The fast path is the real one; every step of
+//! journal and store waits until the test lets it happen: it goes there and is done (an append commits), then its
+//! answer comes back.
 //!
 //! Does not: check what a journal or Redis does. It only says the truth about what is committed.
 

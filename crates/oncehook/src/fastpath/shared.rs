@@ -1,11 +1,12 @@
 //! Keys that are known to be durable, shared by all nodes: facts of the journal in a store beside it.
 //!
-//! Promises: a hit is what a receipt of the present life of the journal has said, to this node or another one, and whose
-//! time is not over. Only what is committed is written, and only afterwards. A slow or broken store costs a few milliseconds
-//! once: then the breaker is open, nobody asks, and a probe in the background finds out when it is well again. What waits
-//! to be written is bounded; what does not fit is dropped, because a missing fact is only a question to the journal.
-//! Does not: know every durable key, or ever say that a key is new. A flushed, evicting, restarted or failed-over store
-//! only forgets. It must not be writable for strangers: whoever forges a fact can make an event a duplicate.
+//! Promises: a hit is what a receipt of the present life of the journal has said, to this node or another one, and
+//! whose time is not over. Only what is committed is written, and only afterwards. A slow or broken store costs a
+//! few milliseconds once: then the breaker is open, requests do not ask, and a probe in the background finds out
+//! when it is well again. What waits to be written is bounded; what does not fit is dropped, because a missing fact
+//! is only a question to the journal.
+//! Does not: know every durable key, or ever say that a key is new. A flushed, evicting, restarted or failed-over
+//! store only forgets. It must not be writable for strangers: a forged fact makes an event a duplicate.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -23,7 +24,7 @@ use crate::journal::{BoxFuture, Journal, JournalReader};
 /// The longest that a request waits for the store.
 const READ_WAIT: Duration = Duration::from_millis(3);
 
-/// So many answers in a row that came too late open the breaker. An error opens it at once.
+/// This many answers in a row that came too late open the breaker. An error opens it at once.
 const LATE_LIMIT: u32 = 3;
 
 /// The longest that writing a batch may take.
