@@ -284,7 +284,7 @@ async fn watch_journal(admin: Arc<Admin>, mut end: watch::Receiver<bool>) {
         tokio::select! {
             _ = health.tick() => {
                 follow_journal(&admin, &mut ready);
-                if admin.gate.fast_path().trouble().is_some_and(|trouble| trouble.quiet() >= PROBE_AFTER) {
+                if admin.gate.fast_path().trouble().is_some_and(|trouble| trouble.last.elapsed() >= PROBE_AFTER) {
                     test_at = test_at.min(tested_at + SELF_TEST_AGAIN);
                 }
             }

@@ -36,10 +36,7 @@ impl Clock {
     /// The time now.
     #[must_use]
     pub fn now(&self) -> UnixMicros {
-        match &self.0 {
-            Source::System { .. } => system_now(),
-            Source::Manual(micros) => UnixMicros(micros.load(Ordering::Relaxed)),
-        }
+        self.given().unwrap_or_else(system_now)
     }
 
     /// The time since this clock was made, added to the wall clock's time back then: comparable with stored times, and
@@ -51,12 +48,11 @@ impl Clock {
                 let elapsed = i64::try_from(started.elapsed().as_micros()).unwrap_or(i64::MAX);
                 UnixMicros(wall.0.saturating_add(elapsed))
             }
-            Source::Manual(micros) => UnixMicros(micros.load(Ordering::Relaxed)),
+            Source::Manual(_) => self.now(),
         }
     }
 
     /// The time of a manual clock; nothing if this is the machine's.
-    #[cfg(any(feature = "postgres", feature = "mysql"))]
     pub(crate) fn given(&self) -> Option<UnixMicros> {
         match &self.0 {
             Source::System { .. } => None,

@@ -170,7 +170,7 @@ impl EventIds {
         Self { last: u64::try_from(last).unwrap_or(0), tail }
     }
 
-    /// Stays above this id too, which somebody else has made.
+    /// Stays above this id too, which another process has made.
     pub fn stay_above(&mut self, sequence: i64) {
         self.last = self.last.max(u64::try_from(sequence).unwrap_or(0));
     }

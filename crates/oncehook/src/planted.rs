@@ -1,8 +1,10 @@
 //! Mistakes that can be made on purpose, to show that the proof notices them.
 //!
-//! Only in builds with the feature `planted`, which tests and `make prove` switch on and releases do not: elsewhere [`has`] is
-//! `false` at compile time and nothing of this is left. Which mistake is made is chosen at run time; without a choice the
-//! build behaves like any other.
+//! Only in builds with the feature `planted`, which tests and `make prove` switch on and releases do not: elsewhere
+//! [`has`] is `false` at compile time and no mistake is left. Which mistake is made is chosen at run time; without
+//! a choice the build behaves like any other.
+
+use std::sync::atomic::{AtomicU8, Ordering};
 
 /// A mistake that the literature, or we ourselves, could have made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -22,7 +24,7 @@ pub enum Bug {
     TiedToClient,
     /// The answer goes out before the commit.
     EarlyAnswer,
-    /// Redis is told of a key before the journal has it.
+    /// A key is written to Redis before the journal has it.
     CacheFirst,
 }
 
@@ -61,44 +63,18 @@ impl Bug {
     }
 }
 
-#[cfg(not(feature = "planted"))]
-mod chosen {
-    use super::Bug;
+static CHOSEN: AtomicU8 = AtomicU8::new(0);
 
-    /// Never.
-    #[inline(always)]
-    #[must_use]
-    pub const fn has(_bug: Bug) -> bool {
-        false
-    }
-
-    /// This build has no mistakes to choose from: `false`.
-    #[must_use]
-    pub fn plant(_bug: Option<Bug>) -> bool {
-        false
-    }
+/// Whether this mistake is made.
+#[inline(always)]
+#[must_use]
+pub fn has(bug: Bug) -> bool {
+    cfg!(feature = "planted") && CHOSEN.load(Ordering::Relaxed) == bug as u8
 }
 
-#[cfg(feature = "planted")]
-mod chosen {
-    use std::sync::atomic::{AtomicU8, Ordering};
-
-    use super::Bug;
-
-    static CHOSEN: AtomicU8 = AtomicU8::new(0);
-
-    /// Whether this mistake is made.
-    #[must_use]
-    pub fn has(bug: Bug) -> bool {
-        CHOSEN.load(Ordering::Relaxed) == bug as u8
-    }
-
-    /// Makes this mistake from now on, in the whole process, or none. `true`: this build can.
-    #[must_use]
-    pub fn plant(bug: Option<Bug>) -> bool {
-        CHOSEN.store(bug.map_or(0, |bug| bug as u8), Ordering::Relaxed);
-        true
-    }
+/// Makes this mistake from now on, in the whole process, or none. `false`: this build has no mistakes to choose from.
+#[must_use]
+pub fn plant(bug: Option<Bug>) -> bool {
+    CHOSEN.store(bug.map_or(0, |bug| bug as u8), Ordering::Relaxed);
+    cfg!(feature = "planted")
 }
-
-pub use chosen::{has, plant};

@@ -63,8 +63,8 @@ impl Admin {
     /// Why the journal cannot store, by what it says itself or by what senders have met for a while.
     pub(crate) fn failing(&self) -> Option<String> {
         self.journal.state().failing.or_else(|| {
-            let trouble = self.gate.fast_path().trouble().filter(|trouble| trouble.lasts() >= SHOWN_AFTER)?;
-            let (seconds, reason) = (trouble.lasts().as_secs(), trouble.reason());
+            let trouble = self.gate.fast_path().trouble().filter(|trouble| trouble.first.elapsed() >= SHOWN_AFTER)?;
+            let (seconds, reason) = (trouble.first.elapsed().as_secs(), trouble.reason);
             Some(format!("every event was refused for {seconds} s: {reason}"))
         })
     }

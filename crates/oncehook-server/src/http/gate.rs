@@ -231,17 +231,17 @@ impl Gate {
     /// Requests of a source that were refused for their signature since the start.
     #[must_use]
     pub fn rejected(&self, source: &str) -> u64 {
-        self.sources.get(source).map_or(0, |source| source.metrics.rejected_total())
+        self.sources.get(source).map_or(0, |source| source.metrics.rejected.get())
     }
 
     /// Counts a refusal, and has it logged. Every request that the front door refuses comes through here, once.
     pub(super) fn refuse(&self, source: Option<&Source>, sender: IpAddr, refusal: Refusal) {
-        let (reason, unavailable) = (refusal.reason, refusal.is_unavailable());
-        match source {
-            Some(source) => source.metrics.count_refused(reason, unavailable),
-            None => self.metrics.count_refused(NO_SOURCE, reason, unavailable),
+        let (name, unavailable) = (source.map_or(NO_SOURCE, |source| source.name.as_str()), refusal.is_unavailable());
+        self.metrics.count_refused(name, refusal.reason, unavailable);
+        if let Some(source) = source.filter(|_| !unavailable) {
+            source.metrics.rejected.inc();
         }
-        self.rejections.count(source.map_or(NO_SOURCE, |source| source.name.as_str()), sender, refusal);
+        self.rejections.count(name, sender, refusal);
     }
 
     /// Writes the log lines about refused requests, and about duplicates and odd events. Called about once a second.

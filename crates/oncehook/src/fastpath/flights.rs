@@ -2,7 +2,8 @@
 //!
 //! Promises: a follower hears what became of the first append, good or bad, or that its leader has gone away without
 //! hearing it; then it boards again, and one of the followers leads.
-//! Does not: decide anything. A copy that finds no append under way simply leads the next; the journal tells it the truth.
+//! Does not: decide anything. A copy that finds no append under way simply leads the next; the journal tells it the
+//! truth.
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -94,7 +95,7 @@ impl Flights {
     }
 }
 
-/// The right to tell the others. Dropped without a word, the followers learn that nobody will tell them.
+/// The duty to answer the followers. If it is dropped before it lands, their channels close, and they board again.
 pub(super) struct Leader<'f> {
     flights: &'f Flights,
     hash: u64,

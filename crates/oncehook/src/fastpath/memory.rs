@@ -11,7 +11,7 @@ use quick_cache::sync::{Cache, DefaultLifecycle};
 use quick_cache::{Equivalent, Weighter};
 
 use crate::event::{EventId, NewEvent, SourceName};
-use crate::journal::Era;
+use crate::journal::{Era, RecentKey};
 
 /// All keys together weigh at most this, as [`Weight`] counts.
 const BYTES: u64 = 16 << 20;
@@ -20,7 +20,7 @@ const BYTES: u64 = 16 << 20;
 const BYTES_PER_KEY: u64 = 176;
 
 /// A source and a key of it.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) struct Name {
     pub(super) source: SourceName,
     pub(super) key: EventKey,
@@ -36,12 +36,7 @@ impl NameOf<'_> {
     }
 }
 
-impl Hash for Name {
-    fn hash<H: Hasher>(&self, state: &mut H) {
-        (&self.source, &self.key).hash(state);
-    }
-}
-
+/// As [`Name`] hashes.
 impl Hash for NameOf<'_> {
     fn hash<H: Hasher>(&self, state: &mut H) {
         (&self.0.source, &self.0.key).hash(state);
@@ -63,6 +58,12 @@ pub(super) struct Fact {
     pub(super) digest: [u8; 32],
     /// When the journal may forget the key.
     pub(super) expires_at: UnixMicros,
+}
+
+impl Fact {
+    pub(super) fn of(recent: &RecentKey) -> Self {
+        Self { event: recent.event, digest: recent.digest, expires_at: recent.expires_at }
+    }
 }
 
 #[derive(Clone)]
@@ -106,49 +107,40 @@ impl KnownKeys {
 mod tests {
     use super::super::tests::{NOW, event};
     use super::*;
-    use crate::event::EventIds;
     use crate::journal::Incarnation;
 
-    fn era() -> Era {
-        Incarnation::nameless().era().unwrap()
+    fn fact(expires_at: UnixMicros) -> Fact {
+        Fact { event: EventId::from_bytes([7; 16]), digest: [1; 32], expires_at }
     }
 
     #[test]
-    fn a_key_is_forgotten_when_its_time_is_over() {
-        let known = KnownKeys::default();
-        let first = event("evt_1", 1);
-        assert_eq!(known.get(&first, era()), None);
-        let fact =
-            Fact { event: EventIds::above(0, 0).next(NOW), digest: first.digest, expires_at: UnixMicros(NOW.0 + 10) };
-        known.learn(NameOf(&first).to_owned(), fact, era());
-        assert_eq!(known.get(&first, era()), Some(fact));
-        let at = |micros: i64| NewEvent { received_at: UnixMicros(NOW.0 + micros), ..event("evt_1", 1) };
-        assert_eq!(known.get(&at(9), era()), Some(fact));
-        assert_eq!(known.get(&at(10), era()), None);
-        let elsewhere = NewEvent { source: SourceName::new("bank").unwrap(), ..event("evt_1", 1) };
-        assert_eq!(known.get(&elsewhere, era()), None);
-    }
-
-    #[test]
-    fn r17_a_key_is_forgotten_when_the_journal_begins_another_life() {
+    fn r17_a_key_is_known_to_its_source_until_its_time_is_over_or_the_journal_begins_another_life() {
         let (known, life) = (KnownKeys::default(), Incarnation::named("one"));
-        let first = event("evt_1", 1);
-        let fact = Fact { event: EventIds::above(0, 0).next(NOW), digest: first.digest, expires_at: first.expires_at };
+        let (first, fact) = (event("evt_1", 1), fact(UnixMicros(NOW.0 + 10)));
         let before = life.era().unwrap();
+        assert_eq!(known.get(&first, before), None);
         known.learn(NameOf(&first).to_owned(), fact, before);
+        let at = |micros: i64| NewEvent { received_at: UnixMicros(NOW.0 + micros), ..event("evt_1", 1) };
+        let of_bank = NewEvent { source: SourceName::new("bank").unwrap(), ..event("evt_1", 1) };
         life.confirm("two");
-        assert_eq!(known.get(&first, life.era().unwrap()), None);
-        assert_eq!(known.get(&first, before), Some(fact));
+        let after = life.era().unwrap();
+        for (copy, era, expected) in [
+            (at(0), before, Some(fact)),
+            (at(9), before, Some(fact)),
+            (at(10), before, None),
+            (at(0), after, None),
+            (of_bank, before, None),
+        ] {
+            assert_eq!(known.get(&copy, era), expected, "{copy:?}");
+        }
     }
 
     #[test]
     fn r5_the_cache_is_bounded_in_bytes() {
-        let known = KnownKeys::default();
-        let mut ids = EventIds::above(0, 0);
+        let (known, era) = (KnownKeys::default(), Incarnation::nameless().era().unwrap());
         for number in 0..200_000 {
-            let event = event(&format!("{number:0>250}"), 1);
-            let fact = Fact { event: ids.next(NOW), digest: event.digest, expires_at: event.expires_at };
-            known.learn(NameOf(&event).to_owned(), fact, era());
+            let name = NameOf(&event(&format!("{number:0>250}"), 1)).to_owned();
+            known.learn(name, fact(NOW), era);
         }
         assert!(known.cache.weight() <= BYTES && known.cache.len() < 70_000, "{}", known.cache.len());
         assert!(known.cache.len() > 20_000, "{}", known.cache.len());

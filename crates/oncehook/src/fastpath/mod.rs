@@ -1,10 +1,10 @@
 //! The fast path: copies of an event that is known to be durable do not reach the journal.
 //!
-//! Three means: a cache of keys that receipts have named, in this process (`memory`); one append for copies that arrive
-//! together (`flights`); and the same kind of cache for all nodes together (`shared`, in `redis`). They make things
-//! faster, never truer: all rest on a receipt of the journal, of its present life, and whatever they do not know, or must not
-//! decide, goes there. That is every new key, every other body under a known key, every key whose time is over, and a
-//! request of several events unless all of them are known here.
+//! Three means: a cache of keys that receipts have named, in this process (`memory`); one append for copies that
+//! arrive together (`flights`); and the same kind of cache for all nodes together (`shared`, in `redis`). They make
+//! things faster, never truer: all rest on a receipt of the journal, of its present life, and whatever they do not
+//! know, or must not decide, goes there. That is every new key, every other body under a known key, every key whose
+//! time is over, and a request of several events unless all of them are known here.
 //!
 //! Does not: decide anything while it is in doubt which life of the journal this is.
 
@@ -15,14 +15,14 @@ mod redis;
 mod shared;
 mod trouble;
 
-use std::sync::Arc;
 use std::time::Duration;
 
+use oncehook_verify::UnixMicros;
 use smallvec::SmallVec;
 use tokio::time::{Instant, timeout};
 
 use crate::clock::Clock;
-use crate::event::{NewEvent, NewEvents, SourceName};
+use crate::event::{EventId, NewEvent, NewEvents, SourceName};
 use crate::journal::{AppendError, Appended, Era, Journal, JournalReader, KnownCopy, Layer, Receipt, Verdict};
 use crate::planted::{self, Bug};
 use flights::{Boarding, Flights, Landing, Leader};
@@ -30,7 +30,7 @@ use memory::{Fact, KnownKeys, Name, NameOf};
 #[cfg(feature = "redis")]
 pub use redis::RedisAddress;
 pub use shared::SharedState;
-use shared::{Heading, SharedKeys, WARM_KEYS, WARM_WAIT};
+use shared::{SharedKeys, WARM_KEYS, WARM_WAIT, key_of};
 use trouble::Refusals;
 pub use trouble::Trouble;
 
@@ -66,18 +66,19 @@ pub struct FastPath {
     written_too_early: bool,
 }
 
-/// The journal's life before an append: what the receipt says is written down under this one.
-struct Life {
-    era: Option<Era>,
-    /// The name under which other nodes know it, if there is somebody to tell.
-    name: Option<Arc<str>>,
-}
+type Outcome = Result<Settled, AppendError>;
 
-impl Life {
-    /// Under what an event's fact will be written down for others.
-    fn heading(&self, event: &NewEvent) -> Option<Heading> {
-        self.name.as_ref().map(|name| Heading::of(name, event))
-    }
+/// What is needed to write an event's fact down once its receipt has come, taken before the event is handed over.
+#[derive(Clone)]
+struct Draft {
+    /// A leader gets it back from its flight.
+    name: Option<Name>,
+    digest: [u8; 32],
+    received_at: UnixMicros,
+    /// The journal's life before the append: the receipt is believed in this one only.
+    era: Option<Era>,
+    /// The key in the store that other nodes read, if there is one.
+    shared_key: Option<Vec<u8>>,
 }
 
 impl FastPath {
@@ -114,9 +115,9 @@ impl FastPath {
         let Ok(Ok(recent)) = timeout(WARM_WAIT, reader.recent_keys(WARM_KEYS)).await else { return };
         // The oldest first: what came last is forgotten last.
         for recent in recent.into_iter().rev() {
-            let Ok(source) = SourceName::new(&recent.source) else { continue };
-            let fact = Fact { event: recent.event, digest: recent.digest, expires_at: recent.expires_at };
-            self.known.learn(Name { source, key: recent.key }, fact, era);
+            if let Ok(source) = SourceName::new(&recent.source) {
+                self.known.learn(Name { source, key: recent.key.clone() }, Fact::of(&recent), era);
+            }
         }
     }
 
@@ -128,14 +129,12 @@ impl FastPath {
         events: NewEvents,
     ) -> Result<Settled, NotStored> {
         let began = Instant::now();
-        let settled = match timeout(patience, self.append(journal, events)).await {
-            Ok(settled) => settled.map_err(NotStored::from),
-            Err(_) => Err(NotStored::Slow),
-        };
+        let settled = timeout(patience, self.append(journal, events)).await;
+        let settled = settled.map_or(Err(NotStored::Slow), |settled| settled.map_err(NotStored::from));
         match &settled {
-            // Whoever is answered from memory learns nothing about the journal.
+            // An answer from a cache says nothing about the journal.
             Ok(settled) if settled.layer != Layer::Journal => {}
-            Ok(_) => self.refusals.stored(),
+            Ok(_) => self.refusals.stored(Instant::now()),
             Err(error) => self.refusals.refused(began, error.to_string()),
         }
         settled
@@ -147,50 +146,50 @@ impl FastPath {
         self.refusals.trouble()
     }
 
-    /// The journal has stored a probe that was begun then.
+    /// The journal has stored a probe that was begun then. Appends that were refused since know better.
     pub fn probed(&self, began: Instant) {
-        self.refusals.probed(began);
+        self.refusals.stored(began);
     }
 
     /// Stores the events of a request, or finds that they are known. All branching of the fast path is here.
     ///
     /// If the future is dropped half-way, an append that was submitted goes on in the journal; followers of it ask there.
-    pub async fn append(&self, journal: &dyn Journal, events: NewEvents) -> Result<Settled, AppendError> {
+    pub async fn append(&self, journal: &dyn Journal, events: NewEvents) -> Outcome {
         if planted::has(Bug::SelectThenInsert) || planted::has(Bug::ShortMemory) {
-            return self.ask(journal, events).await;
+            return self.ask(journal, events, None).await;
         }
         if let Some(receipt) = self.recall(journal, &events) {
             return Ok(Settled { receipt, layer: Layer::Memory });
         }
         let [event] = events.as_slice() else {
-            return self.ask(journal, events).await;
+            return self.ask(journal, events, None).await;
         };
         loop {
-            let landing = match self.flights.board(event) {
-                Boarding::Apart => return self.ask(journal, events).await,
-                Boarding::Leads(leader) => match self.find(journal, event).await {
-                    Some((era, fact)) if note(journal, event, &fact, Layer::Redis) => {
+            match self.flights.board(event) {
+                Boarding::Apart => return self.ask(journal, events, None).await,
+                Boarding::Leads(leader) => {
+                    if let Some((era, fact)) = self.find(journal, event).await
+                        && let Some(settled) = duplicates(journal, &events, &[fact], Layer::Redis)
+                    {
                         if let Some(name) = leader.land(&Landing::Known(fact)) {
                             self.known.learn(name, fact, era);
                         }
-                        let receipt = Receipt::from_elem(duplicate(&fact), 1);
-                        return Ok(Settled { receipt, layer: Layer::Redis });
+                        return Ok(settled);
                     }
-                    _ => return self.lead(journal, events, leader).await,
-                },
-                Boarding::Follows(landing) => landing,
-            };
-            match landing.await {
-                Ok(Landing::Known(fact)) if note(journal, event, &fact, Layer::Memory) => {
-                    let receipt = Receipt::from_elem(duplicate(&fact), 1);
-                    return Ok(Settled { receipt, layer: Layer::Memory });
+                    return self.ask(journal, events, Some(leader)).await;
                 }
-                Ok(Landing::Failed(error)) => return Err(error),
-                // The copy counts as a conflict, or there is no room to count it here.
-                Ok(Landing::Known(_) | Landing::Conflict) => return self.ask(journal, events).await,
-                // The leader's sender hung up, or waited too long for a slow journal. One of those who followed leads now, and
-                // the others follow it: a slow journal is not asked by all of them at once.
-                Err(_) => {}
+                Boarding::Follows(landing) => match landing.await {
+                    Ok(Landing::Known(fact)) => match duplicates(journal, &events, &[fact], Layer::Memory) {
+                        Some(settled) => return Ok(settled),
+                        None => return self.ask(journal, events, None).await,
+                    },
+                    // The journal has to count the copy as a conflict.
+                    Ok(Landing::Conflict) => return self.ask(journal, events, None).await,
+                    Ok(Landing::Failed(error)) => return Err(error),
+                    // The leader's sender hung up, or waited too long for a slow journal. One of those who followed leads now,
+                    // and the others follow it: a slow journal is not asked by all of them at once.
+                    Err(_) => {}
+                },
             }
         }
     }
@@ -200,9 +199,7 @@ impl FastPath {
         let era = journal.incarnation().era()?;
         let known = |event: &NewEvent| self.known.get(event, era).filter(|fact| fact.digest == event.digest);
         let facts: SmallVec<[Fact; 1]> = events.iter().map(known).collect::<Option<_>>()?;
-        let copies = events.iter().zip(&facts).map(|(event, fact)| copy(event, fact, Layer::Memory));
-        let copies: SmallVec<[KnownCopy<'_>; 1]> = copies.collect();
-        journal.note_duplicates(&copies).then(|| facts.iter().map(duplicate).collect())
+        duplicates(journal, events, &facts, Layer::Memory).map(|settled| settled.receipt)
     }
 
     /// What other nodes know of an event, if it is the same event and the journal lives on.
@@ -214,98 +211,83 @@ impl FastPath {
         (journal.incarnation().era() == Some(era)).then_some((era, fact))
     }
 
-    /// Appends a single event for all who wait for it.
-    async fn lead(&self, journal: &dyn Journal, events: NewEvents, leader: Leader<'_>) -> Result<Settled, AppendError> {
-        let life = self.life(journal);
-        let digest = events.first().map(|event| event.digest).unwrap_or_default();
-        let heading = events.first().and_then(|event| life.heading(event));
-        if let Some(event) = events.first().filter(|_| planted::has(Bug::CacheFirst)) {
-            let guessed = crate::event::EventId::from_bytes([7; 16]);
-            self.tell(heading.clone(), &Fact { event: guessed, digest, expires_at: event.expires_at });
-            // Redis is told beside us. The mistake is that it knows first, so it gets the time.
-            tokio::time::sleep(std::time::Duration::from_millis(50)).await;
-        }
+    /// Asks the journal, for this request alone or for all who follow its single event, and writes down what it says.
+    async fn ask(&self, journal: &dyn Journal, events: NewEvents, leader: Option<Leader<'_>>) -> Outcome {
+        let drafts = events.iter().map(|event| self.draft(journal, event, leader.is_none()));
+        let mut drafts: SmallVec<[Draft; 1]> = drafts.collect();
+        let too_early = planted::has(Bug::CacheFirst);
         #[cfg(test)]
-        if let Some(event) = events.first().filter(|_| self.written_too_early) {
-            let fact = Fact { event: tests::guessed_id(), digest, expires_at: event.expires_at };
-            self.tell(heading.clone(), &fact);
+        let too_early = too_early || self.written_too_early;
+        for draft in drafts.iter().filter(|_| too_early) {
+            let (event, expires_at) = (EventId::from_bytes([7; 16]), UnixMicros(draft.received_at.0 + 60_000_000));
+            self.learn(Draft { name: None, ..draft.clone() }, Fact { event, digest: draft.digest, expires_at });
         }
-        let outcome = submit(journal, events).await;
-        let landing = match &outcome {
-            Ok(receipt) => receipt.first().map_or(Landing::Conflict, |appended| match fact(appended, digest) {
-                Some(fact) => Landing::Known(fact),
-                None => Landing::Conflict,
-            }),
-            Err(error) => Landing::Failed(error.clone()),
+        if planted::has(Bug::CacheFirst) {
+            // Redis is written beside us. The mistake is that it knows first, so it gets the time.
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        let outcome = match journal.submit(events) {
+            Ok(ticket) => ticket.await.unwrap_or(Err(AppendError::Gone)),
+            Err(error) => Err(error),
         };
-        let name = leader.land(&landing);
-        if let Landing::Known(fact) = landing {
-            self.tell(heading, &fact);
-            if let (Some(name), Some(era)) = (name, life.era) {
-                self.known.learn(name, fact, era);
-            }
+        if let (Some(leader), [draft]) = (leader, drafts.as_mut_slice()) {
+            draft.name = leader.land(&match &outcome {
+                Ok(receipt) => {
+                    let fact = receipt.first().and_then(|appended| fact(appended, draft.digest));
+                    fact.map_or(Landing::Conflict, Landing::Known)
+                }
+                Err(error) => Landing::Failed(error.clone()),
+            });
         }
-        outcome.map(|receipt| Settled { receipt, layer: Layer::Journal })
-    }
-
-    /// Asks the journal for this request alone.
-    async fn ask(&self, journal: &dyn Journal, events: NewEvents) -> Result<Settled, AppendError> {
-        let life = self.life(journal);
-        let asked = events.iter().map(|event| (NameOf(event).to_owned(), event.digest, life.heading(event)));
-        let asked: Vec<_> = asked.collect();
-        let receipt = submit(journal, events).await?;
-        for ((name, digest, heading), appended) in asked.into_iter().zip(&receipt) {
-            let Some(fact) = fact(appended, digest) else { continue };
-            self.tell(heading, &fact);
-            if let Some(era) = life.era {
-                self.known.learn(name, fact, era);
+        let receipt = outcome?;
+        for (draft, appended) in drafts.into_iter().zip(&receipt) {
+            if let Some(fact) = fact(appended, draft.digest) {
+                self.learn(draft, fact);
             }
         }
         Ok(Settled { receipt, layer: Layer::Journal })
     }
 
-    fn life(&self, journal: &dyn Journal) -> Life {
-        match self.shared.as_ref().and_then(|_| journal.incarnation().name()) {
-            Some((era, name)) => Life { era: Some(era), name: Some(name) },
-            None => Life { era: journal.incarnation().era(), name: None },
-        }
+    fn draft(&self, journal: &dyn Journal, event: &NewEvent, named: bool) -> Draft {
+        let (era, shared_key) = match self.shared.as_ref().and_then(|_| journal.incarnation().name()) {
+            Some((era, life)) => (Some(era), Some(key_of(&life, event.source.as_str(), &event.key))),
+            None => (journal.incarnation().era(), None),
+        };
+        let name = named.then(|| NameOf(event).to_owned());
+        Draft { name, digest: event.digest, received_at: event.received_at, era, shared_key }
     }
 
-    /// Tells other nodes. Only ever called with what a receipt has said.
-    fn tell(&self, heading: Option<Heading>, fact: &Fact) {
-        if let (Some(shared), Some(heading)) = (&self.shared, heading) {
-            shared.offer(heading, fact);
+    /// Writes a fact down, here and for other nodes. Only ever called with what a receipt has said.
+    fn learn(&self, draft: Draft, fact: Fact) {
+        if let (Some(era), Some(name)) = (draft.era, draft.name) {
+            self.known.learn(name, fact, era);
+        }
+        if let (Some(shared), Some(key)) = (&self.shared, draft.shared_key) {
+            shared.offer(key, draft.received_at, &fact);
         }
     }
 }
 
-async fn submit(journal: &dyn Journal, events: NewEvents) -> Result<Receipt, AppendError> {
-    journal.submit(events)?.await.unwrap_or(Err(AppendError::Gone))
-}
-
-/// What a receipt says of a key. After a conflict nothing: it does not tell the first body's digest.
+/// What a receipt says of a key. After a conflict nothing: it does not hold the first body's digest.
 fn fact(appended: &Appended, digest: [u8; 32]) -> Option<Fact> {
-    match appended.verdict {
-        Verdict::New | Verdict::Quarantined | Verdict::Duplicate => {
-            Some(Fact { event: appended.id, digest, expires_at: appended.expires_at })
-        }
-        Verdict::Conflict => None,
-    }
+    let Appended { id: event, verdict, expires_at } = *appended;
+    (verdict != Verdict::Conflict).then_some(Fact { event, digest, expires_at })
 }
 
-fn duplicate(fact: &Fact) -> Appended {
-    Appended { id: fact.event, verdict: Verdict::Duplicate, expires_at: fact.expires_at }
-}
-
-fn copy<'e>(event: &'e NewEvent, fact: &Fact, layer: Layer) -> KnownCopy<'e> {
-    KnownCopy { event: fact.event, source: &event.source, at: event.received_at, peer: event.peer, layer }
-}
-
-fn note(journal: &dyn Journal, event: &NewEvent, fact: &Fact, layer: Layer) -> bool {
-    journal.note_duplicates(&[copy(event, fact, layer)])
+/// Counts copies of known events, and answers for them. Nothing if the journal has no room to count them now.
+fn duplicates(journal: &dyn Journal, events: &[NewEvent], facts: &[Fact], layer: Layer) -> Option<Settled> {
+    let copies = events.iter().zip(facts).map(|(event, fact)| {
+        let NewEvent { source, received_at: at, peer, .. } = event;
+        KnownCopy { event: fact.event, source, at: *at, peer: *peer, layer }
+    });
+    let copies: SmallVec<[KnownCopy<'_>; 1]> = copies.collect();
+    let duplicate = |fact: &Fact| Appended { id: fact.event, verdict: Verdict::Duplicate, expires_at: fact.expires_at };
+    journal.note_duplicates(&copies).then(|| Settled { receipt: facts.iter().map(duplicate).collect(), layer })
 }
 
 #[cfg(test)]
 mod interleavings;
+#[cfg(test)]
+mod model;
 #[cfg(test)]
 pub(crate) mod tests;

@@ -15,11 +15,11 @@ use redis::{
     AsyncConnectionConfig, Client, Cmd, ConnectionInfo, ErrorKind, IntoConnectionInfo, RedisError, ServerErrorKind,
     Value,
 };
+use tokio::task::JoinSet;
 
-use super::shared::{Entry, Store, StoreError};
-use crate::journal::BoxFuture;
+use super::shared::{Answer, Entry, Store, StoreError};
 
-/// The longest that the client itself waits. Whoever asks waits less.
+/// The longest that the client itself waits. The deadlines in `shared` are shorter.
 const CLIENT_WAIT: Duration = Duration::from_secs(1);
 
 /// Where Redis is. Checked, not connected.
@@ -42,36 +42,32 @@ impl RedisAddress {
     /// `rediss+cluster://` for a cluster. `valkey` may be written for `redis`. The error does not repeat the URL, which may hold a password.
     pub fn parse(url: &str) -> Result<Self, String> {
         let wanted = "write redis://HOST:PORT, rediss:// with TLS, or redis+cluster://HOST,HOST";
-        let (scheme, rest) =
-            url.split_once("://").ok_or_else(|| format!("this is not an address of Redis; {wanted}"))?;
-        let (kind, cluster) = match scheme.strip_suffix("+cluster") {
-            Some(kind) => (kind, true),
-            None => (scheme, false),
-        };
+        let unknown = || format!("this is not an address of Redis; {wanted}");
+        let (scheme, rest) = url.split_once("://").ok_or_else(unknown)?;
+        let single = scheme.strip_suffix("+cluster");
+        let (kind, cluster) = (single.unwrap_or(scheme), single.is_some());
         let kind = match kind {
             "redis" | "valkey" => "redis",
             "rediss" | "valkeys" => "rediss",
-            _ => return Err(format!("this is not an address of Redis; {wanted}")),
+            _ => return Err(unknown()),
         };
         if rest.contains('#') {
             return Err("an address of Redis has no fragment: certificates are always checked".to_owned());
         }
         // A password may hold any character but these as they are.
-        let (place, path) = rest.split_once('/').map_or((rest, ""), |(place, path)| (place, path));
-        let (login, places) = place.rsplit_once('@').map_or(("", place), |(login, places)| (login, places));
+        let (place, path) = rest.split_once('/').unwrap_or((rest, ""));
+        let (login, places) = place.rsplit_once('@').unwrap_or(("", place));
         let at = if login.is_empty() { String::new() } else { format!("{login}@") };
-        let mut hosts = Vec::new();
-        for host in places.split(',') {
+        let connection_info = |host: &str| {
             if host.is_empty() {
                 return Err(format!("a host is missing; {wanted}"));
             }
-            let one = format!("{kind}://{at}{host}/{path}");
-            let info = one.into_connection_info().map_err(|error| {
-                // Its detail may quote the URL.
-                format!("this address of Redis cannot be used ({}); {wanted}", error.category())
-            })?;
-            hosts.push(info);
-        }
+            let url = format!("{kind}://{at}{host}/{path}");
+            // The error's detail may quote the URL.
+            url.into_connection_info()
+                .map_err(|error| format!("this address of Redis cannot be used ({}); {wanted}", error.category()))
+        };
+        let hosts = places.split(',').map(connection_info).collect::<Result<_, _>>()?;
         if cluster && !path.is_empty() && path != "0" {
             return Err("a cluster has no numbered databases".to_owned());
         }
@@ -98,7 +94,7 @@ impl Link {
             Self::One(link) => link.req_packed_command(command).await,
             Self::Cluster(link) => link.req_packed_command(command).await,
         };
-        answer.and_then(Value::extract_error).map_err(|error| judged(&error))
+        Ok(answer?.extract_error()?)
     }
 }
 
@@ -128,9 +124,8 @@ impl RedisStore {
                 .connection_timeout(CLIENT_WAIT)
                 .response_timeout(CLIENT_WAIT)
                 .retries(1)
-                .build()
-                .map_err(|error| judged(&error))?;
-            let mut link = Link::Cluster(cluster.get_async_connection().await.map_err(|error| judged(&error))?);
+                .build()?;
+            let mut link = Link::Cluster(cluster.get_async_connection().await?);
             // Any key will do: some node answers for it.
             link.ask(redis::cmd("GET").arg("oncehook")).await?;
             return Ok(link);
@@ -149,9 +144,8 @@ impl RedisStore {
 async fn connect_primary(host: &ConnectionInfo) -> Result<Link, StoreError> {
     let config =
         AsyncConnectionConfig::new().set_connection_timeout(Some(CLIENT_WAIT)).set_response_timeout(Some(CLIENT_WAIT));
-    let client = Client::open(host.clone()).map_err(|error| judged(&error))?;
-    let connected = client.get_multiplexed_async_connection_with_config(&config).await;
-    let mut link = Link::One(connected.map_err(|error| judged(&error))?);
+    let client = Client::open(host.clone())?;
+    let mut link = Link::One(client.get_multiplexed_async_connection_with_config(&config).await?);
     match link.ask(&redis::cmd("ROLE")).await {
         Ok(Value::Array(role)) => match role.first() {
             Some(Value::BulkString(name)) if name == b"master" => Ok(link),
@@ -165,91 +159,84 @@ async fn connect_primary(host: &ConnectionInfo) -> Result<Link, StoreError> {
 }
 
 impl Store for RedisStore {
-    fn probe(&self) -> BoxFuture<'_, Result<(), StoreError>> {
+    fn probe(&self) -> Answer<'_, ()> {
         Box::pin(async move {
             self.set_link(None);
-            let link = self.connect().await?;
-            self.set_link(Some(link));
+            self.set_link(Some(self.connect().await?));
             Ok(())
         })
     }
 
-    fn get(&self, key: Vec<u8>) -> BoxFuture<'_, Result<Option<Vec<u8>>, StoreError>> {
+    fn get(&self, key: Vec<u8>) -> Answer<'_, Option<Vec<u8>>> {
         Box::pin(async move {
             match self.link()?.ask(redis::cmd("GET").arg(key)).await? {
                 Value::BulkString(value) => Ok(Some(value)),
-                Value::Nil => Ok(None),
-                // Somebody else's value under our key.
+                // Nothing, or a stranger's value under our key.
                 _ => Ok(None),
             }
         })
     }
 
-    fn put(&self, entries: Vec<Entry>) -> BoxFuture<'_, Result<(), StoreError>> {
+    fn put(&self, entries: Vec<Entry>) -> Answer<'_, usize> {
         Box::pin(async move {
             let link = self.link()?;
-            if let Link::One(mut link) = link {
+            let answers = if let Link::One(mut link) = link {
                 let mut pipeline = redis::Pipeline::with_capacity(entries.len());
                 for entry in &entries {
-                    pipeline.add_command(set(&entry.key, &entry.value, entry.life));
+                    pipeline.add_command(set(entry));
                 }
-                let answers = link.req_packed_commands(&pipeline, 0, entries.len()).await;
-                for answer in answers.map_err(|error| judged(&error))? {
-                    answer.extract_error().map_err(|error| judged(&error))?;
-                }
-                return Ok(());
-            }
-            // Each is a command of its own, so that the cluster's client can send it to its slot.
-            let writes: Vec<_> = entries
-                .into_iter()
-                .map(|entry| {
+                let answers = link.req_packed_commands(&pipeline, 0, entries.len()).await?;
+                answers.into_iter().map(|answer| Ok(answer.extract_error()?)).collect()
+            } else {
+                // Each is a command of its own, so that the cluster's client can send it to its slot.
+                let write = |entry| {
                     let mut link = link.clone();
-                    tokio::spawn(async move { link.ask(&set(&entry.key, &entry.value, entry.life)).await })
-                })
-                .collect();
-            let mut outcome = Ok(());
-            for write in writes {
-                let written = write.await.unwrap_or_else(|_| Err(StoreError::Away("a write broke off".to_owned())));
-                outcome = outcome.and(written.map(|_| ()));
-            }
-            outcome
+                    async move { link.ask(&set(&entry)).await }
+                };
+                let mut writes: JoinSet<_> = entries.into_iter().map(write).collect();
+                let mut answers = Vec::new();
+                while let Some(answer) = writes.join_next().await {
+                    answers.push(answer.unwrap_or_else(|_| Err(StoreError::Away("a write broke off".to_owned()))));
+                }
+                answers
+            };
+            let written = |answer: Result<Value, StoreError>| Ok(usize::from(answer? != Value::Nil));
+            answers.into_iter().map(written).sum()
         })
-    }
-
-    fn mark(&self, key: Vec<u8>, life: Duration) -> BoxFuture<'_, Result<bool, StoreError>> {
-        Box::pin(async move { Ok(self.link()?.ask(&set(&key, b"warm", life)).await? != Value::Nil) })
     }
 }
 
 /// Never replaces: the first fact about a key is the one that stays true.
-fn set(key: &[u8], value: &[u8], life: Duration) -> Cmd {
+fn set(entry: &Entry) -> Cmd {
     let mut set = redis::cmd("SET");
-    let millis = u64::try_from(life.as_millis()).unwrap_or(u64::MAX).max(1);
-    set.arg(key).arg(value).arg("NX").arg("PX").arg(millis);
+    let millis = u64::try_from(entry.life.as_millis()).unwrap_or(u64::MAX).max(1);
+    set.arg(&entry.key).arg(&entry.value).arg("NX").arg("PX").arg(millis);
     set
 }
 
 /// Whether the connection is worth keeping. All knowledge about the server's errors is here.
-fn judged(error: &RedisError) -> StoreError {
-    // The detail of an error may quote what was asked for.
-    let told = error.code().map_or_else(|| error.category().to_owned(), str::to_owned);
-    let refused = match error.kind() {
-        // A failed-over server, one that loads its file, a cluster in trouble: find the right one anew.
-        ErrorKind::Server(
-            ServerErrorKind::ReadOnly
-            | ServerErrorKind::BusyLoading
-            | ServerErrorKind::Moved
-            | ServerErrorKind::Ask
-            | ServerErrorKind::TryAgain
-            | ServerErrorKind::ClusterDown
-            | ServerErrorKind::MasterDown,
-        ) => false,
-        ErrorKind::Server(_) | ErrorKind::UnexpectedReturnType => true,
-        // OOM and MISCONF: it is full, or cannot save. What is there can be read.
-        ErrorKind::Extension => !matches!(error.code(), Some("NOAUTH" | "NOREPLICAS")),
-        _ => false,
-    };
-    if refused { StoreError::Refused(told) } else { StoreError::Away(told) }
+impl From<RedisError> for StoreError {
+    fn from(error: RedisError) -> Self {
+        // The detail of an error may quote what was asked for.
+        let reason = error.code().map_or_else(|| error.category().to_owned(), str::to_owned);
+        let refused = match error.kind() {
+            // A failed-over server, one that loads its file, a cluster in trouble: find the right one anew.
+            ErrorKind::Server(
+                ServerErrorKind::ReadOnly
+                | ServerErrorKind::BusyLoading
+                | ServerErrorKind::Moved
+                | ServerErrorKind::Ask
+                | ServerErrorKind::TryAgain
+                | ServerErrorKind::ClusterDown
+                | ServerErrorKind::MasterDown,
+            ) => false,
+            ErrorKind::Server(_) | ErrorKind::UnexpectedReturnType => true,
+            // OOM and MISCONF: it is full, or cannot save. What is there can be read.
+            ErrorKind::Extension => !matches!(error.code(), Some("NOAUTH" | "NOREPLICAS")),
+            _ => false,
+        };
+        if refused { StoreError::Refused(reason) } else { StoreError::Away(reason) }
+    }
 }
 
 #[cfg(test)]

@@ -1,16 +1,10 @@
 //! The fast path in front of a journal whose answers the test holds back.
 
-use std::net::IpAddr;
-use std::sync::{Arc, Mutex};
-
 use bytes::Bytes;
 use oncehook_verify::{EventKey, Integrity, UnixMicros};
-use tokio::sync::oneshot;
 
+use super::model::{Appending, Node, Scene};
 use super::*;
-use crate::event::{EventId, SourceName};
-use crate::journal::memory::MemoryJournal;
-use crate::journal::{BoxFuture, JournalReader, JournalState, SelfTestError, Ticket};
 
 pub(super) const NOW: UnixMicros = UnixMicros(1_790_000_000_000_000);
 
@@ -42,92 +36,6 @@ pub(crate) fn guessed_id() -> EventId {
     crate::event::EventIds::above(0, 0).next(NOW)
 }
 
-type Waiting = (NewEvents, oneshot::Sender<Result<Receipt, AppendError>>);
-
-/// The reference journal, but an append waits until the test lets it happen, or fail.
-#[derive(Default)]
-struct SlowJournal {
-    inner: MemoryJournal,
-    waiting: Mutex<Vec<Waiting>>,
-    /// So many duplicates can be counted, if the test says so.
-    room: Mutex<Option<usize>>,
-}
-
-impl SlowJournal {
-    fn waiting(&self) -> usize {
-        self.waiting.lock().unwrap().len()
-    }
-
-    /// Ends the oldest append. Returns whether anybody was still waiting for it.
-    async fn end(&self, outcome: Result<(), AppendError>) -> bool {
-        let (events, answer) = self.waiting.lock().unwrap().remove(0);
-        let outcome = match outcome {
-            Ok(()) => self.inner.submit(events).unwrap().await.unwrap(),
-            Err(error) => Err(error),
-        };
-        answer.send(outcome).is_ok()
-    }
-}
-
-impl Journal for SlowJournal {
-    fn submit(&self, events: NewEvents) -> Result<Ticket, AppendError> {
-        let (answer, ticket) = oneshot::channel();
-        self.waiting.lock().unwrap().push((events, answer));
-        Ok(ticket)
-    }
-
-    fn note_duplicate(&self, event: EventId, source: &SourceName, at: UnixMicros, peer: IpAddr, layer: Layer) -> bool {
-        self.note_duplicates(&[KnownCopy { event, source, at, peer, layer }])
-    }
-
-    fn note_duplicates(&self, copies: &[KnownCopy<'_>]) -> bool {
-        let mut room = self.room.lock().unwrap();
-        let enough = room.is_none_or(|room| room >= copies.len());
-        *room = room.map(|room| room.saturating_sub(copies.len()));
-        enough && self.inner.note_duplicates(copies)
-    }
-
-    fn state(&self) -> JournalState {
-        self.inner.state()
-    }
-
-    fn self_test(&self) -> BoxFuture<'_, Result<(), SelfTestError>> {
-        self.inner.self_test()
-    }
-
-    fn close(&self) -> BoxFuture<'_, ()> {
-        self.inner.close()
-    }
-}
-
-type Answer = tokio::task::JoinHandle<Result<Settled, AppendError>>;
-
-struct Rig {
-    path: Arc<FastPath>,
-    journal: Arc<SlowJournal>,
-}
-
-impl Rig {
-    fn new() -> Self {
-        Self { path: Arc::default(), journal: Arc::default() }
-    }
-
-    /// Sends a request and lets it go as far as it can.
-    async fn send(&self, events: &[NewEvent]) -> Answer {
-        let (path, journal) = (Arc::clone(&self.path), Arc::clone(&self.journal));
-        let events = events.iter().cloned().collect();
-        let answer = tokio::spawn(async move { path.append(&*journal, events).await });
-        settle().await;
-        answer
-    }
-
-    async fn counts(&self) -> (u64, u64, u64) {
-        let stats = self.journal.inner.stats().await.unwrap();
-        let counts = stats.sources.first().cloned().unwrap_or_default();
-        (counts.events, counts.duplicates, counts.conflicts)
-    }
-}
-
 /// Lets every task run until it waits. (One thread, so this is exact.)
 pub(super) async fn settle() {
     for _ in 0..20 {
@@ -135,7 +43,51 @@ pub(super) async fn settle() {
     }
 }
 
-async fn settled(answer: Answer) -> (Verdict, Layer, EventId) {
+struct Rig {
+    scene: Scene,
+    node: Node,
+}
+
+impl Rig {
+    fn new() -> Self {
+        let scene = Scene::default();
+        Self { node: Node::alone(&scene), scene }
+    }
+
+    /// Sends a request and lets it go as far as it can.
+    async fn send<const N: usize>(&self, events: [NewEvent; N]) -> Appending {
+        let answer = self.node.append(events.into_iter().collect());
+        settle().await;
+        answer
+    }
+
+    /// Sends copies of one event.
+    async fn send_copies(&self, count: usize) -> Vec<Appending> {
+        let answers = (0..count).map(|_| self.node.append(NewEvents::from_elem(event("evt_1", 1), 1))).collect();
+        settle().await;
+        answers
+    }
+
+    fn waiting(&self) -> usize {
+        self.scene.lock().steps.len()
+    }
+
+    /// Ends the oldest append, and lets everything go on as far as it can. Returns whether it was still waited for.
+    async fn end(&self) -> bool {
+        self.scene.go_on(0);
+        let heard = self.scene.go_on(self.waiting() - 1);
+        settle().await;
+        heard
+    }
+
+    /// What the journal has counted: events, duplicates, conflicts.
+    fn counts(&self) -> (usize, usize, usize) {
+        let [new, _, duplicates, conflicts] = self.scene.lock().counts;
+        (new, duplicates, conflicts)
+    }
+}
+
+async fn settled(answer: Appending) -> (Verdict, Layer, EventId) {
     let settled = answer.await.unwrap().unwrap();
     (settled.receipt[0].verdict, settled.layer, settled.receipt[0].id)
 }
@@ -143,150 +95,126 @@ async fn settled(answer: Answer) -> (Verdict, Layer, EventId) {
 #[tokio::test]
 async fn r16_copies_that_arrive_together_share_one_append() {
     let rig = Rig::new();
-    let mut answers = Vec::new();
-    for _ in 0..100 {
-        answers.push(rig.send(&[event("evt_1", 1)]).await);
-    }
-    assert_eq!(rig.journal.waiting(), 1);
-    assert!(rig.journal.end(Ok(())).await);
+    let mut answers = rig.send_copies(100).await;
+    assert_eq!(rig.waiting(), 1);
+    assert!(rig.end().await);
     let (verdict, layer, first) = settled(answers.remove(0)).await;
     assert_eq!((verdict, layer), (Verdict::New, Layer::Journal));
+    // Later ones are known without asking.
+    answers.extend(rig.send_copies(1).await);
     for answer in answers {
         assert_eq!(settled(answer).await, (Verdict::Duplicate, Layer::Memory, first));
     }
-    // Later ones are known without asking.
-    assert_eq!(settled(rig.send(&[event("evt_1", 1)]).await).await, (Verdict::Duplicate, Layer::Memory, first));
-    assert_eq!(rig.journal.waiting(), 0);
-    assert_eq!(rig.counts().await, (1, 100, 0), "every copy is counted");
+    assert_eq!((rig.waiting(), rig.counts()), (0, (1, 100, 0)), "every copy is counted");
 }
 
 #[tokio::test]
 async fn r16_a_failed_append_fails_its_copies_and_is_not_remembered() {
     let rig = Rig::new();
-    let answers = [rig.send(&[event("evt_1", 1)]).await, rig.send(&[event("evt_1", 1)]).await];
+    let answers = rig.send_copies(2).await;
     let error = AppendError::Unavailable("disk".to_owned());
-    rig.journal.end(Err(error.clone())).await;
+    rig.scene.lock().refuses = Some(error.clone());
+    rig.end().await;
     for answer in answers {
         assert_eq!(answer.await.unwrap(), Err(error.clone()));
     }
-    let retry = rig.send(&[event("evt_1", 1)]).await;
-    assert_eq!(rig.journal.waiting(), 1, "the retry is a new append");
-    rig.journal.end(Ok(())).await;
+    let retry = rig.send([event("evt_1", 1)]).await;
+    assert_eq!(rig.waiting(), 1, "the retry is a new append");
+    rig.end().await;
     assert_eq!(settled(retry).await.0, Verdict::New);
 }
 
 #[tokio::test]
 async fn fault_13_a_leader_that_hangs_up_takes_nobody_along_and_one_of_the_others_leads() {
     let rig = Rig::new();
-    let leader = rig.send(&[event("evt_1", 1)]).await;
-    let mut followers = Vec::new();
-    for _ in 0..50 {
-        followers.push(rig.send(&[event("evt_1", 1)]).await);
-    }
-    leader.abort();
+    let mut followers = rig.send_copies(51).await;
+    followers.remove(0).abort();
     settle().await;
-    assert_eq!(rig.journal.waiting(), 2, "one of the followers asks, and not all of them");
-    assert!(!rig.journal.end(Ok(())).await, "nobody listens, and it is stored all the same");
-    assert!(rig.journal.end(Ok(())).await);
+    assert_eq!(rig.waiting(), 2, "one of the followers asks, and not all of them");
+    assert!(!rig.end().await, "its sender is gone, and it is stored all the same");
+    assert!(rig.end().await);
     let mut asked = 0;
     for follower in followers {
         let (verdict, layer, _) = settled(follower).await;
         assert_eq!(verdict, Verdict::Duplicate);
         asked += usize::from(layer == Layer::Journal);
     }
-    assert_eq!((asked, rig.counts().await), (1, (1, 50, 0)));
+    assert_eq!((asked, rig.counts()), (1, (1, 50, 0)));
 }
 
 #[tokio::test]
 async fn another_body_always_goes_to_the_journal() {
     let rig = Rig::new();
-    let first = rig.send(&[event("evt_1", 1)]).await;
-    let other = rig.send(&[event("evt_1", 2)]).await;
-    assert_eq!(rig.journal.waiting(), 2, "while the first is under way");
-    rig.journal.end(Ok(())).await;
-    rig.journal.end(Ok(())).await;
+    let first = rig.send([event("evt_1", 1)]).await;
+    let other = rig.send([event("evt_1", 2)]).await;
+    assert_eq!(rig.waiting(), 2, "while the first is under way");
+    rig.end().await;
+    rig.end().await;
     let first = settled(first).await.2;
-    assert_eq!(settled(other).await, (Verdict::Conflict, Layer::Journal, first));
 
-    let others = [rig.send(&[event("evt_1", 2)]).await, rig.send(&[event("evt_1", 2)]).await];
-    assert_eq!(rig.journal.waiting(), 1, "known, and one leads");
-    rig.journal.end(Ok(())).await;
-    settle().await;
-    assert_eq!(rig.journal.waiting(), 1, "the copy of a conflict is counted by the journal");
-    rig.journal.end(Ok(())).await;
-    for other in others {
+    let others = [rig.send([event("evt_1", 2)]).await, rig.send([event("evt_1", 2)]).await];
+    assert_eq!(rig.waiting(), 1, "known, and one leads");
+    rig.end().await;
+    assert_eq!(rig.waiting(), 1, "the copy of a conflict is counted by the journal");
+    rig.end().await;
+    for other in others.into_iter().chain([other]) {
         assert_eq!(settled(other).await, (Verdict::Conflict, Layer::Journal, first));
     }
-    assert_eq!(rig.counts().await, (1, 0, 3));
-    let again = settled(rig.send(&[event("evt_1", 1)]).await).await;
+    assert_eq!(rig.counts(), (1, 0, 3));
+    let again = settled(rig.send([event("evt_1", 1)]).await).await;
     assert_eq!(again, (Verdict::Duplicate, Layer::Memory, first), "the conflict has not replaced the first");
 }
 
 #[tokio::test]
 async fn a_request_of_several_events_is_answered_only_if_all_are_known() {
     let rig = Rig::new();
-    let both = [event("evt_1", 1), event("evt_2", 1)];
-    let answer = rig.send(&both).await;
-    rig.journal.end(Ok(())).await;
-    let first = answer.await.unwrap().unwrap().receipt;
-    let again = rig.send(&both).await.await.unwrap().unwrap();
-    assert_eq!(again.layer, Layer::Memory);
-    assert!(
-        again
-            .receipt
-            .iter()
-            .zip(&first)
-            .all(|(again, first)| { *again == Appended { verdict: Verdict::Duplicate, ..*first } })
-    );
-    let mixed = rig.send(&[event("evt_1", 1), event("evt_3", 1)]).await;
-    assert_eq!(rig.journal.waiting(), 1);
-    rig.journal.end(Ok(())).await;
+    let both = || [event("evt_1", 1), event("evt_2", 1)];
+    let answer = rig.send(both()).await;
+    rig.end().await;
+    let mut first = answer.await.unwrap().unwrap().receipt;
+    let again = rig.send(both()).await.await.unwrap().unwrap();
+    first.iter_mut().for_each(|appended| appended.verdict = Verdict::Duplicate);
+    assert_eq!(again, Settled { receipt: first, layer: Layer::Memory });
+    let mixed = rig.send([event("evt_1", 1), event("evt_3", 1)]).await;
+    assert_eq!(rig.waiting(), 1);
+    rig.end().await;
     let mixed = mixed.await.unwrap().unwrap();
-    assert_eq!(mixed.layer, Layer::Journal);
-    assert_eq!([mixed.receipt[0].verdict, mixed.receipt[1].verdict], [Verdict::Duplicate, Verdict::New]);
-    assert_eq!(rig.counts().await, (3, 3, 0));
+    let verdicts = [mixed.receipt[0].verdict, mixed.receipt[1].verdict];
+    assert_eq!((mixed.layer, verdicts), (Layer::Journal, [Verdict::Duplicate, Verdict::New]));
+    // Without room for all of them, the journal counts both.
+    rig.scene.lock().room = Some(1);
+    let again = rig.send(both()).await;
+    assert_eq!(rig.waiting(), 1);
+    rig.end().await;
+    assert_eq!(settled(again).await.1, Layer::Journal);
+    assert_eq!(rig.counts(), (3, 5, 0));
 }
 
 #[tokio::test]
 async fn r32_a_key_whose_time_is_over_is_asked_for_again() {
     let rig = Rig::new();
-    let answer = rig.send(&[event("evt_1", 1)]).await;
-    rig.journal.end(Ok(())).await;
-    settled(answer).await;
+    let first = rig.send([event("evt_1", 1)]).await;
+    rig.end().await;
+    settled(first).await;
     let late = NewEvent { received_at: UnixMicros(NOW.0 + 1_000), ..event("evt_1", 1) };
-    let late = rig.send(&[late]).await;
-    assert_eq!(rig.journal.waiting(), 1);
-    rig.journal.end(Ok(())).await;
-    settled(late).await;
+    let late = rig.send([late]).await;
+    assert_eq!(rig.waiting(), 1);
+    rig.end().await;
+    assert_eq!(settled(late).await.1, Layer::Journal);
 }
 
 #[tokio::test]
 async fn a_duplicate_that_cannot_be_counted_here_goes_to_the_journal() {
     let rig = Rig::new();
-    let answers = [rig.send(&[event("evt_1", 1)]).await, rig.send(&[event("evt_1", 1)]).await];
-    *rig.journal.room.lock().unwrap() = Some(0);
-    rig.journal.end(Ok(())).await;
-    let third = rig.send(&[event("evt_1", 1)]).await;
-    assert_eq!(rig.journal.waiting(), 2);
-    rig.journal.end(Ok(())).await;
-    rig.journal.end(Ok(())).await;
-    for answer in answers.into_iter().chain([third]) {
+    let mut answers = rig.send_copies(2).await;
+    rig.scene.lock().room = Some(0);
+    rig.end().await;
+    answers.extend(rig.send_copies(1).await);
+    assert_eq!(rig.waiting(), 2);
+    rig.end().await;
+    rig.end().await;
+    for answer in answers {
         assert_eq!(settled(answer).await.1, Layer::Journal);
     }
-    assert_eq!(rig.counts().await, (1, 2, 0));
-}
-
-#[tokio::test]
-async fn duplicates_of_a_request_without_room_for_all_of_them_are_counted_once() {
-    let rig = Rig::new();
-    let both = [event("evt_1", 1), event("evt_2", 1)];
-    let answer = rig.send(&both).await;
-    rig.journal.end(Ok(())).await;
-    answer.await.unwrap().unwrap();
-    *rig.journal.room.lock().unwrap() = Some(1);
-    let again = rig.send(&both).await;
-    assert_eq!(rig.journal.waiting(), 1, "the journal counts both");
-    rig.journal.end(Ok(())).await;
-    again.await.unwrap().unwrap();
-    assert_eq!(rig.counts().await, (2, 2, 0));
+    assert_eq!(rig.counts(), (1, 2, 0));
 }

@@ -213,7 +213,7 @@ pub struct JournalState {
 /// An id that an intake before the journal has answered, and the event that it stands for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Alias {
-    /// What the sender was told.
+    /// The id that the sender was answered.
     pub alias: EventId,
     /// What the event is called in the journal.
     pub event: EventId,

@@ -8,7 +8,6 @@ use std::collections::{HashMap, VecDeque};
 use std::net::IpAddr;
 
 use oncehook_verify::UnixMicros;
-use serde::{Deserialize, Serialize};
 
 use super::{DUPLICATES_REMEMBERED, DuplicateSeen, KnownCopy, Layer};
 use crate::event::{EventId, SourceName};
@@ -67,8 +66,8 @@ impl Tally {
     /// Adds the duplicates of one request, or none of them while there is no room. A request is counted whole: its last copies
     /// may exceed the bound by a few.
     pub(crate) fn add_all(&mut self, copies: &[KnownCopy<'_>]) -> bool {
-        // Counts that nobody takes away must not pile up without end.
-        let room = !self.is_overfull();
+        // Counts that are not flushed must not pile up without end.
+        let room = self.events.len() < 2 * EVENTS_HELD;
         if room {
             copies.iter().for_each(|copy| self.add(copy.event, copy.source, copy.at, copy.peer, copy.layer));
         }
@@ -89,11 +88,6 @@ impl Tally {
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = (&EventId, &Pending)> {
         self.events.iter()
-    }
-
-    /// No further event may be counted until there was a flush.
-    fn is_overfull(&self) -> bool {
-        self.events.len() >= 2 * EVENTS_HELD
     }
 
     /// Takes everything out, to be stored.
@@ -117,19 +111,18 @@ impl Tally {
 }
 
 /// One remembered duplicate as it stands in `duplicates.latest`: `[time, "peer"]`.
-#[derive(Serialize, Deserialize)]
-struct LatestRow(i64, IpAddr);
+type LatestRow = (i64, IpAddr);
 
 /// The text of remembered duplicates, oldest first.
 pub(crate) fn latest_text(latest: &VecDeque<DuplicateSeen>) -> String {
-    let rows: Vec<LatestRow> = latest.iter().map(|seen| LatestRow(seen.at.0, seen.peer)).collect();
+    let rows: Vec<LatestRow> = latest.iter().map(|seen| (seen.at.0, seen.peer)).collect();
     serde_json::to_string(&rows).unwrap_or_else(|_| "[]".to_owned())
 }
 
 /// The remembered duplicates of an event, oldest first. Text that is not ours gives none.
 pub(crate) fn parse_latest(text: &str) -> VecDeque<DuplicateSeen> {
     let rows: Vec<LatestRow> = serde_json::from_str(text).unwrap_or_default();
-    rows.into_iter().map(|LatestRow(at, peer)| DuplicateSeen { at: UnixMicros(at), peer }).collect()
+    rows.into_iter().map(|(at, peer)| DuplicateSeen { at: UnixMicros(at), peer }).collect()
 }
 
 /// Appends to a list of the latest few.
