@@ -2,11 +2,13 @@
 //!
 //! These are plain data. How they look as JSON is the server's matter.
 
+use std::collections::VecDeque;
 use std::net::IpAddr;
 
 use bytes::Bytes;
 use oncehook_verify::{EventKey, Quarantine, UnixMicros};
 
+use super::tally::{Pending, Tally, remember};
 use crate::delivery::DeliveryState;
 use crate::event::EventId;
 
@@ -40,6 +42,14 @@ pub struct EventPage {
     pub events: Vec<EventSummary>,
     /// Where the next page starts, if there may be more.
     pub next: Option<EventId>,
+}
+
+impl EventPage {
+    /// With the duplicates that are counted in memory.
+    pub(super) fn with_pending(mut self, tally: &Tally) -> Self {
+        self.events.iter_mut().for_each(|event| event.duplicates += tally.get(event.id).map_or(0, Pending::count));
+        self
+    }
 }
 
 /// An event without its bytes.
@@ -107,6 +117,22 @@ pub struct EventDetail {
     pub audit: Vec<AuditEntry>,
     /// How often operators did something with it.
     pub audit_total: u64,
+}
+
+impl EventDetail {
+    /// An event's story, with the duplicates that are counted in memory.
+    pub(super) fn with_pending(found: Option<Self>, tally: &Tally) -> Option<Self> {
+        let mut detail = found?;
+        if let Some(pending) = tally.get(detail.event.id) {
+            detail.event.duplicates += pending.count();
+            let (first, last) = detail.duplicates_seen.unwrap_or((pending.first_at, pending.last_at));
+            detail.duplicates_seen = Some((first, last.max(pending.last_at)));
+            let mut latest = VecDeque::from(detail.duplicates_latest);
+            pending.latest.iter().for_each(|duplicate| remember(&mut latest, *duplicate));
+            detail.duplicates_latest = latest.into();
+        }
+        Some(detail)
+    }
 }
 
 /// One delivery, as far as it exists.
@@ -380,6 +406,18 @@ impl From<DeliveryState> for EventStatus {
 pub struct Stats {
     /// One entry per source that ever stored an event, by name.
     pub sources: Vec<SourceCounts>,
+}
+
+impl Stats {
+    /// With the duplicates that are counted in memory.
+    pub(super) fn with_pending(mut self, tally: &Tally) -> Self {
+        for (_, pending) in tally.iter() {
+            if let Some(counts) = self.sources.iter_mut().find(|counts| counts.source == pending.source.as_str()) {
+                counts.duplicates += pending.count();
+            }
+        }
+        self
+    }
 }
 
 /// Counts of one source.

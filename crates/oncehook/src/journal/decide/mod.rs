@@ -3,5 +3,6 @@
 //! Promises: pure functions. A journal loads what they ask for, inside its transaction, and carries out what they
 //! answer. No SQL, no clock, no randomness and no IO is in here: times and chances are arguments.
 
-#[cfg(any(feature = "postgres", feature = "mysql"))]
+pub(crate) mod forget;
+#[cfg(any(feature = "sqlite", feature = "postgres", feature = "mysql"))]
 pub(crate) mod order;

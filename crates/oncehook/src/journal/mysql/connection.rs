@@ -154,7 +154,6 @@ pub(super) fn read_url(url: &str, handler_time: Duration) -> Result<Mysql, OpenE
         handler_time,
         tls,
         witness: Mutex::default(),
-        round: Mutex::default(),
     })
 }
 
@@ -460,7 +459,9 @@ impl engine::Session for Session {
     async fn commit_single(&mut self) -> Result<(), EngineError> {
         Session::run(self, "COMMIT").await
     }
+}
 
+impl engine::Connected for Session {
     async fn database_time(&mut self) -> Result<i64, EngineError> {
         let now = self.now(None).await?;
         Session::run(self, "ROLLBACK").await?;

@@ -366,7 +366,9 @@ impl engine::Session for Session {
     async fn commit_single(&mut self) -> Result<(), EngineError> {
         Ok(())
     }
+}
 
+impl engine::Connected for Session {
     async fn database_time(&mut self) -> Result<i64, EngineError> {
         let row = Session::row(self, "SELECT oncehook.micros()", &[]).await?;
         row.map(|row| row.get(0)).ok_or_else(EngineError::damaged)

@@ -17,7 +17,6 @@
 //! user's statements (`user_sql`) in the transaction that settles them, `orders` does what operators ask, `forget` removes
 //! what is old. `rehearse` tells at the start which of the user's statements would fail.
 
-mod aliases;
 mod answered;
 mod apply;
 mod bloom;
@@ -32,7 +31,6 @@ mod groups;
 mod intake;
 mod ledger;
 mod lines;
-mod orders;
 pub(crate) mod place;
 mod priority;
 mod queries;
@@ -42,6 +40,7 @@ mod rehearse;
 mod schema;
 mod search;
 mod self_test;
+mod statements;
 mod syncer;
 mod turn;
 mod user_sql;
@@ -57,6 +56,7 @@ use crossbeam_channel::{Sender, TrySendError};
 use oncehook_verify::UnixMicros;
 use tokio::sync::{Semaphore, oneshot, watch};
 
+use super::sql::aliases;
 use super::tally::Tally;
 use super::{
     Alias, AppendError, BoxFuture, Durability, EventDetail, EventPage, EventQuery, Incarnation, Journal, JournalReader,
@@ -410,7 +410,7 @@ impl Journal for SqliteJournal {
     }
 
     fn keep_aliases(&self, kept: Vec<Alias>) -> BoxFuture<'_, Result<(), WorkError>> {
-        self.work(move |connection, _| aliases::keep(connection, &kept))
+        self.share(async move |session| aliases::keep(session, &kept).await)
     }
 
     fn state(&self) -> JournalState {

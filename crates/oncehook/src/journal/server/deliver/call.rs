@@ -16,7 +16,7 @@ use super::{entity, settle};
 use crate::delivery::{Claim, FailedAttempt, Settled, Verdict};
 use crate::handler::sql::ended_transaction;
 use crate::handler::{Function, SqlHandler};
-use crate::journal::server::engine::Session;
+use crate::journal::server::engine::{Connected, Session};
 use crate::journal::server::error::{EngineError, Tries};
 use crate::journal::server::pool::Pool;
 use crate::journal::server::user_sql::{Surroundings, Trouble};

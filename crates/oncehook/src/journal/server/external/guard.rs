@@ -5,7 +5,7 @@
 
 use std::collections::{HashMap, HashSet};
 
-use super::super::engine::Session;
+use super::super::engine::{Connected, Session};
 use super::super::error::{EngineError, Meaning};
 use super::super::value::{Column, Param, Row};
 use super::{Guards, Write};

@@ -6,7 +6,7 @@
 //!
 //! - the clock is right again, or
 //! - the clock has gone on evenly for [`LASTING`] while somebody looked: a gateway that was switched off for a month, or
-//! - an operator says that the clock is right ([`Deliveries::trust_clock`](super::Deliveries::trust_clock)).
+//! - an operator says that the clock is right ([`Deliveries::trust_clock`](crate::journal::Deliveries::trust_clock)).
 //!
 //! To forget late costs a little disk; to forget too early costs effects that happen twice. The same holds for a clock that
 //! was set back: keys that are stored meanwhile would expire too early ([`NewEvent::remembered_until`]).
@@ -92,8 +92,9 @@ impl ClockMemory {
     }
 }
 
-fn micros(duration: Duration) -> i64 {
-    i64::try_from(duration.as_micros()).unwrap_or(i64::MAX)
+/// A time span. One that is longer than there has been time is as long as that.
+pub(crate) fn micros(span: Duration) -> i64 {
+    i64::try_from(span.as_micros()).unwrap_or(i64::MAX).min(i64::MAX / 2)
 }
 
 /// Looks at the clock. Returns what to remember, and the doubt in which nothing may be forgotten.
