@@ -136,7 +136,7 @@ impl EventDetail {
 }
 
 /// One delivery, as far as it exists.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Delivery {
     /// The route it is for.
     pub route: String,
@@ -388,16 +388,8 @@ impl EventStatus {
 
 impl From<DeliveryState> for EventStatus {
     fn from(state: DeliveryState) -> Self {
-        match state {
-            DeliveryState::Dead => Self::Dead,
-            DeliveryState::Parked => Self::Parked,
-            DeliveryState::Retrying => Self::Retrying,
-            DeliveryState::Running => Self::Running,
-            DeliveryState::Ready => Self::Ready,
-            DeliveryState::Superseded => Self::Superseded,
-            DeliveryState::Skipped => Self::Skipped,
-            DeliveryState::Succeeded => Self::Succeeded,
-        }
+        // Each state of a delivery is a status of the same name.
+        Self::parse(state.as_str()).unwrap_or(Self::Unrouted)
     }
 }
 
@@ -451,20 +443,19 @@ mod tests {
     use super::*;
 
     #[test]
+    fn every_state_of_a_delivery_is_a_status_of_that_name() {
+        for state in DeliveryState::WORST_FIRST {
+            assert_eq!(EventStatus::from(state).as_str(), state.as_str());
+        }
+    }
+
+    #[test]
     fn a_success_without_a_lease_is_told_once() {
         let mut delivery = Delivery {
-            route: "orders".to_owned(),
-            epoch: 0,
             state: "succeeded".to_owned(),
             attempt: 2,
-            run_at: UnixMicros(5),
-            blocked_at: None,
-            parked_at: None,
-            result: None,
-            error: None,
-            cause: None,
             settled_at: Some(UnixMicros(9)),
-            attempts: Vec::new(),
+            ..Default::default()
         };
         let told = delivery.unleased_success(None).unwrap();
         assert_eq!((told.number, told.started_at, told.finished_at), (2, UnixMicros(9), Some(UnixMicros(9))));

@@ -440,10 +440,6 @@ impl engine::Session for Session {
         self.now(given).await
     }
 
-    async fn begin_read(&mut self) -> Result<(), EngineError> {
-        Session::run(self, "START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY").await
-    }
-
     async fn commit(&mut self) -> Result<(), EngineError> {
         Session::run(self, "COMMIT").await
     }
@@ -462,6 +458,10 @@ impl engine::Session for Session {
 }
 
 impl engine::Connected for Session {
+    async fn begin_read(&mut self) -> Result<(), EngineError> {
+        Session::run(self, "START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY").await
+    }
+
     async fn database_time(&mut self) -> Result<i64, EngineError> {
         let now = self.now(None).await?;
         Session::run(self, "ROLLBACK").await?;

@@ -347,10 +347,6 @@ impl engine::Session for Session {
         self.begin_with("", given).await
     }
 
-    async fn begin_read(&mut self) -> Result<(), EngineError> {
-        Session::run(self, "BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY").await
-    }
-
     async fn commit(&mut self) -> Result<(), EngineError> {
         Session::run(self, "COMMIT").await
     }
@@ -369,6 +365,10 @@ impl engine::Session for Session {
 }
 
 impl engine::Connected for Session {
+    async fn begin_read(&mut self) -> Result<(), EngineError> {
+        Session::run(self, "BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY").await
+    }
+
     async fn database_time(&mut self) -> Result<i64, EngineError> {
         let row = Session::row(self, "SELECT oncehook.micros()", &[]).await?;
         row.map(|row| row.get(0)).ok_or_else(EngineError::damaged)

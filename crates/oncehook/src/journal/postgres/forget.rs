@@ -11,29 +11,22 @@ use tokio_postgres::error::SqlState;
 
 use super::connection::{EngineError, Session};
 use super::days::{self, DAY_MICROS, Day, Dropped, When};
-use super::queries::{event_id, uuid};
+use super::queries::event_id;
 use super::{read, sweep};
 use crate::event::EventId;
 use crate::journal::decide::forget::micros;
-use crate::journal::sql::buckets::behind;
-use crate::journal::sql::forget::{Batch, Forgets, Plan, Round, kept};
+use crate::journal::sql::buckets::{behind, bucket_of};
+use crate::journal::sql::forget::{Batch, Forgets, Round, kept};
 
 /// Where a round is that is not among events or keys.
 #[derive(Debug, Clone)]
 pub(in crate::journal) enum Place {
-    /// At a day of events that is to be dropped.
-    Day(Day, Walked),
+    /// At a day of events that is to be dropped, and whether they were gone over one by one.
+    Day { day: Day, walked: bool },
     /// At the days of attempts.
     Attempts,
     /// Behind days that were dropped.
     Sweep(sweep::Place),
-}
-
-/// Whether the events of a day were gone over one by one.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::journal) enum Walked {
-    Yes,
-    No,
 }
 
 /// A day of at most this many events goes row by row.
@@ -50,34 +43,27 @@ impl Forgets for Session {
     }
 
     /// How each day goes is decided here and nowhere else.
-    async fn plan(&mut self, batch: &Batch<'_>, from: EventId) -> Result<Plan<Place>, EngineError> {
-        let beyond = batch.beyond_usual();
+    async fn plan(&mut self, batch: &Batch<'_>, from: EventId) -> Result<(EventId, Round<Place>), EngineError> {
+        let usual = (batch.beyond_usual(), Round::ahead());
         let days = days::of_events(self).await?;
-        let Some(day) = days.into_iter().find(|day| event_id(day.beyond()) > from) else {
-            return Ok(Plan::Walk { from, beyond, then: Round::ahead() });
-        };
-        let (first, behind) = (event_id(day.first()), event_id(day.beyond()));
+        let Some(day) = days.into_iter().find(|day| event_id(day.beyond()) > from) else { return Ok(usual) };
+        let (first, beyond) = (event_id(day.first()), event_id(day.beyond()));
         if from < first {
-            return Ok(match first < beyond {
-                true => Plan::Walk { from, beyond: first, then: Round::Events(first) },
-                false => Plan::Walk { from, beyond, then: Round::ahead() },
-            });
+            return Ok(if first < usual.0 { (first, Round::Events(first)) } else { usual });
         }
         let whole = day.ends() <= batch.received();
         if from == first {
             if day.begins() > batch.received() {
-                return Ok(Plan::At(Round::ahead()));
+                return Ok((from, Round::ahead()));
             }
             let short = !whole && micros(batch.retention.payload) < SHORT;
             if !short && !has_few(self, &day).await? {
-                return Ok(Plan::At(if whole { Round::Own(Place::Day(day, Walked::No)) } else { Round::ahead() }));
+                let then = if whole { Round::Own(Place::Day { day, walked: false }) } else { Round::ahead() };
+                return Ok((from, then));
             }
         }
-        Ok(match whole {
-            // All that is left of it then is kept.
-            true => Plan::Walk { from, beyond: behind, then: Round::Own(Place::Day(day, Walked::Yes)) },
-            false => Plan::Walk { from, beyond, then: Round::ahead() },
-        })
+        // All that is left of a whole day then is kept.
+        Ok(if whole { (beyond, Round::Own(Place::Day { day, walked: true })) } else { usual })
     }
 
     fn behind_events() -> Round<Place> {
@@ -86,7 +72,7 @@ impl Forgets for Session {
 
     async fn step(&mut self, batch: &mut Batch<'_>, place: &Place) -> Result<Round<Place>, EngineError> {
         match place {
-            Place::Day(day, walked) => drop_day(self, batch, day, *walked).await,
+            Place::Day { day, walked } => drop_day(self, batch, day, *walked).await,
             Place::Attempts => drop_attempts(self, batch).await,
             Place::Sweep(place) => {
                 let limit = i64::try_from(batch.retention.batch).unwrap_or(i64::MAX);
@@ -103,7 +89,10 @@ impl Forgets for Session {
 
     async fn forget_buckets(&mut self, gone: &[EventId]) -> Result<(), EngineError> {
         match (gone.first(), gone.last()) {
-            (Some(first), Some(last)) => read::forget_buckets(self, uuid(*first), uuid(*last)).await,
+            // The others need not be asked for: the transaction that removes the last event of a bucket has looked at it.
+            (Some(first), Some(last)) => {
+                read::remove_buckets(self, bucket_of(*first), bucket_of(*last) + 1, i64::MAX).await.map(|_| ())
+            }
             _ => Ok(()),
         }
     }
@@ -113,7 +102,7 @@ async fn drop_day(
     session: &Session,
     batch: &mut Batch<'_>,
     day: &Day,
-    walked: Walked,
+    walked: bool,
 ) -> Result<Round<Place>, EngineError> {
     if !days::of_events(session).await?.contains(day) {
         // Another node was faster.
@@ -125,7 +114,7 @@ async fn drop_day(
             batch.forgotten.events = events;
             Round::Events(event_id(day.beyond()))
         }
-        Some(Dropped::Crowded) if walked == Walked::No => Round::Events(behind(event_id(day.first()))),
+        Some(Dropped::Crowded) if !walked => Round::Events(behind(event_id(day.first()))),
         // Another transaction is in the way, or much of the day has to stay: the next round looks again.
         Some(Dropped::Crowded) | None => Round::Events(event_id(day.beyond())),
     })

@@ -72,17 +72,9 @@ pub(super) fn next_id(id: Uuid) -> Uuid {
     uuid(behind(event_id(id)))
 }
 
-/// Removes from the index the buckets in which no event is left, among those of events that were just looked at. The others
-/// need not be asked for: the transaction that removes the last event of a bucket has looked at it.
-pub(super) async fn forget_buckets(session: &Session, first: Uuid, last: Uuid) -> Result<(), EngineError> {
-    let (first, last) = (bucket_of(event_id(first)), bucket_of(event_id(last)));
-    remove_buckets(session, first, last + 1, i64::MAX).await?;
-    Ok(())
-}
-
 /// Removes rows of buckets in which no event is left, from one bucket to another (excluded), at most `limit` rows. Returns how
 /// many. A late event adds rows of its own, which this statement does not see before they are committed with the event.
-async fn remove_buckets(session: &Session, from: i64, to: i64, limit: i64) -> Result<u64, EngineError> {
+pub(super) async fn remove_buckets(session: &Session, from: i64, to: i64, limit: i64) -> Result<u64, EngineError> {
     let sql = "DELETE FROM oncehook.buckets WHERE ctid = ANY (ARRAY (
                  SELECT b.ctid FROM oncehook.buckets b
                   WHERE b.bucket >= $1 AND b.bucket < $2

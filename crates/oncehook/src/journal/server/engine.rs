@@ -125,6 +125,8 @@ pub(in crate::journal) enum Refusal {
 
 /// A connection to a server.
 pub(in crate::journal) trait Connected: Session + Send + Sync + 'static {
+    /// Begins a transaction that only reads, in one snapshot.
+    fn begin_read(&mut self) -> impl Future<Output = Result<()>> + Send;
     /// The database's time. Its own transaction.
     fn database_time(&mut self) -> impl Future<Output = Result<i64>> + Send;
     /// An error if what was read or committed on this connection may be lost with the primary although it was answered.

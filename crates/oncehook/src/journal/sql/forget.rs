@@ -120,9 +120,14 @@ pub(crate) trait Forgets: Operates {
         ready(Ok(()))
     }
 
-    /// How a round goes on among the events with old ids, from this one on.
-    fn plan(&mut self, batch: &Batch<'_>, from: EventId) -> impl Future<Output = Result<Plan<Self::Place>>> + Send {
-        ready(Ok(Plan::Walk { from, beyond: batch.beyond_usual(), then: Round::ahead() }))
+    /// Up to which event (excluded) a round looks at events with old ids one by one, from this one on; and where it goes on
+    /// then.
+    fn plan(
+        &mut self,
+        batch: &Batch<'_>,
+        _from: EventId,
+    ) -> impl Future<Output = Result<(EventId, Round<Self::Place>)>> + Send {
+        ready(Ok((batch.beyond_usual(), Round::ahead())))
     }
 
     /// Where a round goes on behind the events.
@@ -176,14 +181,6 @@ impl<P> Default for Round<P> {
     fn default() -> Self {
         Self::Events(Part::all().from)
     }
-}
-
-/// How a round goes on among the events.
-pub(crate) enum Plan<P> {
-    /// It looks at events one by one, up to `beyond` (excluded), and goes on with `then`.
-    Walk { from: EventId, beyond: EventId, then: Round<P> },
-    /// Somewhere else.
-    At(Round<P>),
 }
 
 /// What a batch goes by, and what it has forgotten.
@@ -284,12 +281,10 @@ impl Batch<'_> {
     /// Forgets as the only node that does, and commits. Returns where the round is then.
     async fn forget<S: Forgets>(&mut self, session: &mut S, round: &Round<S::Place>) -> Result<Round<S::Place>> {
         let next = match round {
-            Round::Events(from) => match session.plan(self, *from).await? {
-                Plan::At(round) => Some(round),
-                Plan::Walk { from, beyond, then } => {
-                    Some(self.walk(session, from, beyond).await?.map_or(then, Round::Events))
-                }
-            },
+            Round::Events(from) => {
+                let (beyond, then) = session.plan(self, *from).await?;
+                Some(self.walk(session, *from, beyond).await?.map_or(then, Round::Events))
+            }
             Round::Ahead(from) => Some(self.ahead(session, *from).await?),
             Round::Own(place) => Some(session.step(self, place).await?),
             Round::Keys(source, key) => self.keys(session, source, key).await?,

@@ -41,8 +41,6 @@ pub(crate) trait Session: Sized {
 
     /// Begins a transaction and returns its time: `given`, or else the database's. One round trip.
     fn begin(&mut self, given: Option<i64>) -> impl Future<Output = Result<i64>> + Send;
-    /// Begins one that only reads, in one snapshot.
-    fn begin_read(&mut self) -> impl Future<Output = Result<()>> + Send;
     fn commit(&mut self) -> impl Future<Output = Result<()>> + Send;
     /// Undoes what was begun. Nothing, if nothing was.
     fn rollback(&mut self) -> impl Future<Output = Result<()>> + Send;

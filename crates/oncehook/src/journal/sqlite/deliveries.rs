@@ -15,7 +15,7 @@ use super::writer::{Command, Desk};
 use super::{SqliteJournal, apply, forget, turn};
 use crate::delivery::{Claim, DeliveryId, Fence, RouteName, Settled, Settlement, Verdict};
 use crate::handler::Handler;
-use crate::journal::sql::{self, operate};
+use crate::journal::sql::{self, operate, story};
 use crate::journal::{
     Backlog, BoxFuture, Deliveries, Forgotten, Order, OrderError, Ordered, Pausable, Pause, Paused, Progress,
     Retention, Who, WorkError,
@@ -234,7 +234,7 @@ impl Deliveries for SqliteJournal {
 
     fn backlog(&self) -> BoxFuture<'_, Result<Vec<Backlog>, WorkError>> {
         Box::pin(async {
-            let backlog = self.read(super::Readers::backlog).await;
+            let backlog = self.read(|readers| readers.ask(async |session| story::backlog(session).await)).await;
             backlog.map_err(|error| WorkError::Unavailable(error.to_string()))
         })
     }

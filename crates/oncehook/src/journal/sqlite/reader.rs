@@ -15,28 +15,21 @@ use super::ledger::{self, Filter, KeyHasher, Place};
 use super::search::find;
 use super::statements::{self, Statements};
 use super::syncer::LogFile;
-use super::{Shared, connection};
+use super::{Shared, SqliteJournal, connection};
 use crate::delivery::DeliveryId;
 use crate::event::EventId;
 use crate::journal::sql::aliases;
 use crate::journal::sql::error::EngineError;
 use crate::journal::sql::story::{self, Tells, delivery_columns};
-use crate::journal::{Backlog, EventDetail, EventPage, EventQuery, ReadError, RecentKey, Standing, Stats, StoredBody};
+use crate::journal::{
+    BoxFuture, EventDetail, EventPage, EventQuery, JournalReader, ReadError, RecentKey, Standing, Stats, StoredBody,
+};
 
 impl Tells for Statements<'_> {
-    const SUMMARY: &'static str = "
-        SELECT e.id, e.source, e.key, e.type, e.entity, s.status, e.integrity, e.occurred_at, e.received_at,
-              length(e.body), coalesce(d.journal + d.memory + d.redis, 0),
-              (SELECT group_concat(f.flag || coalesce(':' || f.reason, '')) FROM oncehook_flags f
-                WHERE f.event = e.seq), e.digest
-         FROM oncehook_events e
-         JOIN oncehook_event_status s ON s.event = e.seq
-         LEFT JOIN oncehook_duplicates d ON d.event = e.seq";
     const DELIVERIES: &'static str = concat!(
         "SELECT (SELECT id FROM oncehook_events WHERE seq = d.event)",
         delivery_columns!(),
-        "FROM oncehook_deliveries d WHERE d.event IN (SELECT value FROM json_each($1))
-             ORDER BY d.event, d.route, d.epoch"
+        "FROM oncehook_deliveries d WHERE d.event IN (SELECT value FROM json_each($1)) ORDER BY d.event, d.route, d.epoch"
     );
     const STANDINGS: &'static str = "SELECT t.key + 1, d.state, d.result, d.error, d.cause
         FROM json_each($1) t CROSS JOIN oncehook_deliveries d
@@ -77,11 +70,14 @@ impl Readers {
     }
 
     /// Asks by the statements that all journals share.
-    fn ask<T>(&self, query: impl AsyncFn(&mut Statements<'_>) -> Result<T, EngineError>) -> Result<T, ReadError> {
+    pub(super) fn ask<T>(
+        &self,
+        query: impl AsyncFn(&mut Statements<'_>) -> Result<T, EngineError>,
+    ) -> Result<T, ReadError> {
         self.read(|connection| statements::run(connection, UnixMicros(0), &query))
     }
 
-    pub(super) fn list(&self, query: &EventQuery) -> Result<EventPage, ReadError> {
+    fn list(&self, query: &EventQuery) -> Result<EventPage, ReadError> {
         // Before the tables: keys move from memory to there.
         let recent = query.key.as_ref().map(|key| self.shared.recent().events_of(key)).unwrap_or_default();
         self.ask(async |session| {
@@ -92,33 +88,9 @@ impl Readers {
         })
     }
 
-    pub(super) fn show(&self, id: EventId) -> Result<Option<EventDetail>, ReadError> {
-        self.ask(async |session| {
-            let detail = story::show(session, id).await?;
-            Ok(EventDetail::with_pending(detail, &self.shared.settled_tally()))
-        })
-    }
-
-    pub(super) fn body(&self, id: EventId) -> Result<Option<StoredBody>, ReadError> {
-        self.ask(async |session| story::body(session, id).await)
-    }
-
-    pub(super) fn resolve(&self, alias: EventId) -> Result<Option<EventId>, ReadError> {
-        self.ask(async |session| aliases::resolve(session, alias).await)
-    }
-
-    pub(super) fn stats(&self) -> Result<Stats, ReadError> {
-        self.ask(async |session| Ok(story::stats(session).await?.with_pending(&self.shared.settled_tally())))
-    }
-
-    pub(super) fn standings(&self, deliveries: &[DeliveryId]) -> Result<Vec<Option<Standing>>, ReadError> {
-        self.ask(async |session| story::standings(session, deliveries).await)
-    }
-
-    /// Keys of the latest events. The caller will tell senders that these are stored, so what was read is on the disk
-    /// first.
-    pub(super) fn recent_keys(&self, limit: usize) -> Result<Vec<RecentKey>, ReadError> {
+    fn recent_keys(&self, limit: usize) -> Result<Vec<RecentKey>, ReadError> {
         let keys = self.ask(async |session| story::recent_keys(session, limit).await)?;
+        // The caller will tell senders that these are stored, so what was read is on the disk first.
         let synced = LogFile::open(&self.path).and_then(|log| log.sync());
         synced.map_err(|error| ReadError::Engine(error.to_string()))?;
         // A new handle does not hear of a sync that failed before it was opened.
@@ -126,11 +98,6 @@ impl Readers {
             Some(reason) => Err(ReadError::Engine(reason.clone())),
             None => Ok(keys),
         }
-    }
-
-    /// What waits, per route.
-    pub(super) fn backlog(&self) -> Result<Vec<Backlog>, ReadError> {
-        self.ask(async |session| story::backlog(session).await)
     }
 
     /// Makes a filter of the whole table of keys. Nothing if that fails, or if the journal is closed meanwhile.
@@ -204,6 +171,43 @@ impl Readers {
         if idle.len() < IDLE_KEPT {
             idle.push(connection);
         }
+    }
+}
+
+impl JournalReader for SqliteJournal {
+    fn list(&self, query: EventQuery) -> BoxFuture<'_, Result<EventPage, ReadError>> {
+        self.read(move |readers| readers.list(&query))
+    }
+
+    fn show(&self, id: EventId) -> BoxFuture<'_, Result<Option<EventDetail>, ReadError>> {
+        self.read(move |readers| {
+            readers.ask(async |session| {
+                let detail = story::show(session, id).await?;
+                Ok(EventDetail::with_pending(detail, &readers.shared.settled_tally()))
+            })
+        })
+    }
+
+    fn body(&self, id: EventId) -> BoxFuture<'_, Result<Option<StoredBody>, ReadError>> {
+        self.read(move |readers| readers.ask(async |session| story::body(session, id).await))
+    }
+
+    fn resolve(&self, alias: EventId) -> BoxFuture<'_, Result<Option<EventId>, ReadError>> {
+        self.read(move |readers| readers.ask(async |session| aliases::resolve(session, alias).await))
+    }
+
+    fn stats(&self) -> BoxFuture<'_, Result<Stats, ReadError>> {
+        self.read(move |readers| {
+            readers.ask(async |session| Ok(story::stats(session).await?.with_pending(&readers.shared.settled_tally())))
+        })
+    }
+
+    fn standings(&self, deliveries: Vec<DeliveryId>) -> BoxFuture<'_, Result<Vec<Option<Standing>>, ReadError>> {
+        self.read(move |readers| readers.ask(async |session| story::standings(session, &deliveries).await))
+    }
+
+    fn recent_keys(&self, limit: usize) -> BoxFuture<'_, Result<Vec<RecentKey>, ReadError>> {
+        self.read(move |readers| readers.recent_keys(limit))
     }
 }
 

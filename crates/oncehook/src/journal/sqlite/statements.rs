@@ -144,10 +144,6 @@ impl Session for Statements<'_> {
         ready(self.noting(begun).map(|()| given.unwrap_or(self.now.0)))
     }
 
-    fn begin_read(&mut self) -> impl Future<Output = Result<()>> + Send {
-        self.run("BEGIN")
-    }
-
     fn commit(&mut self) -> impl Future<Output = Result<()>> + Send {
         self.run("COMMIT")
     }
