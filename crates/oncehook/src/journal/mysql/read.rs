@@ -98,11 +98,23 @@ impl Reads for Mysql {
         limit: i64,
     ) -> Result<Vec<EventId>, EngineError> {
         let place = match status {
+            EventStatus::Running => 1,
             EventStatus::Dead => 2,
+            EventStatus::Parked => 3,
             EventStatus::Superseded => 4,
             EventStatus::Skipped => 5,
-            waiting => return newest_in_queue(session, waiting, within, limit).await,
+            _ => 0,
         };
+        if !matches!(status, EventStatus::Dead | EventStatus::Superseded | EventStatus::Skipped) {
+            // Sorts what the queues hold in this state.
+            let sql = format!(
+                "SELECT DISTINCT event FROM oncehook_deliveries FORCE INDEX (oncehook_deliveries_place)
+                  WHERE place = {place} AND state = '{}' AND event BETWEEN $1 AND $2 ORDER BY event DESC LIMIT $3",
+                status.as_str()
+            );
+            let asked = [Param::from(within.from), within.to.into(), limit.into()];
+            return ids(&sql::Session::rows(session, &sql, &asked).await?);
+        }
         // The index has these by route, and there in the order of events. Each route is found behind the one before, because
         // MariaDB would read all entries to list the routes.
         let next = format!(
@@ -125,27 +137,6 @@ impl Reads for Mysql {
         }
         Ok(found.into_iter().rev().take(usize::try_from(limit).unwrap_or(0)).collect())
     }
-}
-
-/// Sorts what the queues hold in this state.
-async fn newest_in_queue(
-    session: &mut Session,
-    status: EventStatus,
-    within: Part,
-    limit: i64,
-) -> Result<Vec<EventId>, EngineError> {
-    let place = match status {
-        EventStatus::Running => 1,
-        EventStatus::Parked => 3,
-        _ => 0,
-    };
-    let sql = format!(
-        "SELECT DISTINCT event FROM oncehook_deliveries FORCE INDEX (oncehook_deliveries_place)
-          WHERE place = {place} AND state = '{}' AND event BETWEEN $1 AND $2 ORDER BY event DESC LIMIT $3",
-        status.as_str()
-    );
-    let asked = [Param::from(within.from), within.to.into(), limit.into()];
-    ids(&sql::Session::rows(session, &sql, &asked).await?)
 }
 
 /// Waits until no node fills the index, and keeps it so until the transaction ends: the node that fills it has events locked,
