@@ -49,9 +49,12 @@ impl Forgets for Statements<'_> {
         SELECT source, digest, seq FROM oncehook_events WHERE seq IN (SELECT value FROM json_each($1)))";
     const DELETE_BESIDE: &'static str = "DELETE FROM oncehook_{} WHERE event IN (SELECT value FROM json_each($1))";
     const DELETE_EVENTS: &'static str = "DELETE FROM oncehook_events WHERE seq IN (SELECT value FROM json_each($1))";
+    // By the columns of the table itself: for values out of JSON, SQLite would use the first column of the key alone.
     const DELETE_KEYS: &'static str = concat!(
         "DELETE FROM oncehook_keys WHERE (source, key) IN (
-               SELECT t.value ->> 0, unhex(t.value ->> 1) FROM json_each($2) t WHERE ",
+           SELECT k.source, k.key FROM json_each($2) t
+            CROSS JOIN oncehook_keys k ON k.source = t.value ->> 0 AND k.key = unhex(t.value ->> 1)
+            WHERE k.expires_at <= $1 AND ",
         is_done!("t.value ->> 2"),
         ")"
     );
