@@ -440,14 +440,6 @@ impl engine::Session for Session {
         self.now(given).await
     }
 
-    async fn commit(&mut self) -> Result<(), EngineError> {
-        Session::run(self, "COMMIT").await
-    }
-
-    async fn rollback(&mut self) -> Result<(), EngineError> {
-        Session::run(self, "ROLLBACK").await
-    }
-
     async fn begin_single(&mut self, given: Option<i64>) -> Result<Option<i64>, EngineError> {
         self.now(given).await.map(Some)
     }
@@ -458,9 +450,7 @@ impl engine::Session for Session {
 }
 
 impl engine::Connected for Session {
-    async fn begin_read(&mut self) -> Result<(), EngineError> {
-        Session::run(self, "START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY").await
-    }
+    const BEGIN_READ: &'static str = "START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY";
 
     async fn database_time(&mut self) -> Result<i64, EngineError> {
         let now = self.now(None).await?;

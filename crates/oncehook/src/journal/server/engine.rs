@@ -6,7 +6,7 @@
 //!
 //! Unless a method says otherwise it runs in a transaction that its caller has begun and will end.
 
-use std::future::Future;
+use std::future::{Future, ready};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -126,7 +126,8 @@ pub(in crate::journal) enum Refusal {
 /// A connection to a server.
 pub(in crate::journal) trait Connected: Session + Send + Sync + 'static {
     /// Begins a transaction that only reads, in one snapshot.
-    fn begin_read(&mut self) -> impl Future<Output = Result<()>> + Send;
+    const BEGIN_READ: &'static str;
+
     /// The database's time. Its own transaction.
     fn database_time(&mut self) -> impl Future<Output = Result<i64>> + Send;
     /// An error if what was read or committed on this connection may be lost with the primary although it was answered.
@@ -135,11 +136,15 @@ pub(in crate::journal) trait Connected: Session + Send + Sync + 'static {
     }
 
     /// Whether a connection that was idle for this long can be lent again.
-    fn survived(&mut self, idle: Duration) -> impl Future<Output = bool> + Send;
+    fn survived(&mut self, _idle: Duration) -> impl Future<Output = bool> + Send {
+        ready(!self.is_closed())
+    }
     /// Whether the connection is known to be lost, without asking the server.
     fn is_closed(&self) -> bool;
     /// Asks the server, where the connection does not tell by itself.
-    fn is_alive(&mut self) -> impl Future<Output = bool> + Send;
+    fn is_alive(&mut self) -> impl Future<Output = bool> + Send {
+        ready(!self.is_closed())
+    }
     /// It must not be lent again: something of its last use would show in the next.
     fn is_retired(&self) -> bool {
         false

@@ -41,9 +41,13 @@ pub(crate) trait Session: Sized {
 
     /// Begins a transaction and returns its time: `given`, or else the database's. One round trip.
     fn begin(&mut self, given: Option<i64>) -> impl Future<Output = Result<i64>> + Send;
-    fn commit(&mut self) -> impl Future<Output = Result<()>> + Send;
+    fn commit(&mut self) -> impl Future<Output = Result<()>> + Send {
+        self.run("COMMIT")
+    }
     /// Undoes what was begun. Nothing, if nothing was.
-    fn rollback(&mut self) -> impl Future<Output = Result<()>> + Send;
+    fn rollback(&mut self) -> impl Future<Output = Result<()>> + Send {
+        self.run("ROLLBACK")
+    }
     /// Prepares for a transaction of one statement. Returns the time that the statement is given; `None`: it reads the
     /// database's clock itself. No round trip where the engine can do without.
     fn begin_single(&mut self, given: Option<i64>) -> impl Future<Output = Result<Option<i64>>> + Send;

@@ -144,14 +144,6 @@ impl Session for Statements<'_> {
         ready(self.noting(begun).map(|()| given.unwrap_or(self.now.0)))
     }
 
-    fn commit(&mut self) -> impl Future<Output = Result<()>> + Send {
-        self.run("COMMIT")
-    }
-
-    fn rollback(&mut self) -> impl Future<Output = Result<()>> + Send {
-        self.run("ROLLBACK")
-    }
-
     fn begin_single(&mut self, given: Option<i64>) -> impl Future<Output = Result<Option<i64>>> + Send {
         ready(Ok(given.or(Some(self.now.0))))
     }

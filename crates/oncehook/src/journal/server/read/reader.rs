@@ -20,7 +20,7 @@ macro_rules! read {
     ($journal:expr, |$session:ident| $read:expr $(, $counted:expr)?) => {{
         let _still = $journal.shared.moving.read().await;
         let mut $session = $journal.readers.take().await.map_err(read_error)?;
-        $session.begin_read().await.map_err(read_error)?;
+        $session.run(E::Session::BEGIN_READ).await.map_err(read_error)?;
         let answer = $read.await.map_err(read_error)?;
         $session.commit().await.map_err(read_error)?;
         $session.check_replicated().map_err(read_error)?;
