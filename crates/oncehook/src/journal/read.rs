@@ -161,7 +161,7 @@ pub struct Delivery {
     /// When it succeeded, died, was superseded or was skipped.
     pub settled_at: Option<UnixMicros>,
     /// The latest [`ATTEMPTS_SHOWN`](super::ATTEMPTS_SHOWN) tries, the first first, where one event is shown; lists leave them
-    /// out. A success that was never leased is told from the delivery itself.
+    /// out. The attempt of a success that was never leased is made from the delivery itself.
     pub attempts: Vec<Attempt>,
 }
 
@@ -197,7 +197,7 @@ impl Delivery {
     }
 }
 
-/// How a delivery stands, for somebody who waits for its result.
+/// How a delivery stands, for a caller that waits for its result.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Standing {
     /// Where it stands.
@@ -450,19 +450,19 @@ mod tests {
     }
 
     #[test]
-    fn a_success_without_a_lease_is_told_once() {
+    fn a_success_without_a_lease_is_shown_once() {
         let mut delivery = Delivery {
             state: "succeeded".to_owned(),
             attempt: 2,
             settled_at: Some(UnixMicros(9)),
             ..Default::default()
         };
-        let told = delivery.unleased_success(None).unwrap();
-        assert_eq!((told.number, told.started_at, told.finished_at), (2, UnixMicros(9), Some(UnixMicros(9))));
-        assert_eq!((told.outcome.as_deref(), told.error.as_deref()), (Some("succeeded"), None));
-        let failed = Attempt { number: 1, ..told.clone() };
-        assert_eq!(delivery.unleased_success(Some(&failed)), Some(told.clone()));
-        assert_eq!(delivery.unleased_success(Some(&told)), None, "it was leased, so it is written down");
+        let success = delivery.unleased_success(None).unwrap();
+        assert_eq!((success.number, success.started_at, success.finished_at), (2, UnixMicros(9), Some(UnixMicros(9))));
+        assert_eq!((success.outcome.as_deref(), success.error.as_deref()), (Some("succeeded"), None));
+        let failed = Attempt { number: 1, ..success.clone() };
+        assert_eq!(delivery.unleased_success(Some(&failed)), Some(success.clone()));
+        assert_eq!(delivery.unleased_success(Some(&success)), None, "it was leased, so it is written down");
         delivery.state = "retrying".to_owned();
         assert_eq!(delivery.unleased_success(None), None);
     }

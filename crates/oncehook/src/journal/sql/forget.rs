@@ -108,7 +108,7 @@ pub(crate) trait Forgets: Operates {
               WHERE k.source = t.source AND k.key = t.key AND k.event = t.event AND k.expires_at <= $1 AND ",
         is_done!("k.event")
     );
-    /// As for `delete_keys`, and before it: removes from a table (`{}`) what copies have left that came when their event was
+    /// As for [`DELETE_KEYS`](Self::DELETE_KEYS), and before it: removes from a table (`{}`) what copies have left that came when their event was
     /// forgotten already. Nothing where the journal does not count such copies, or sweeps them up by itself.
     const DELETE_TRACES: Option<&'static str> = None;
     /// `$1`: written then or earlier is old; `$2`: limit.
