@@ -13,7 +13,6 @@
 
 pub(crate) mod decide;
 mod deliveries;
-mod forgetting;
 mod incarnation;
 pub mod memory;
 #[cfg(any(feature = "sqlite", feature = "postgres", feature = "mysql"))]
@@ -29,6 +28,8 @@ mod read;
 pub mod server;
 #[cfg(any(feature = "postgres", feature = "mysql"))]
 mod silence;
+#[cfg(any(feature = "sqlite", feature = "postgres", feature = "mysql"))]
+pub(crate) mod sql;
 #[cfg(feature = "sqlite")]
 pub mod sqlite;
 mod tally;
@@ -44,13 +45,13 @@ use tokio::sync::oneshot;
 use crate::delivery::DeliveryId;
 use crate::event::{EventId, NewEvents, SourceName};
 
+pub use decide::forget::ClockDoubt;
+pub(crate) use decide::forget::{ClockMemory, JUMP, look};
 pub(crate) use deliveries::TRUST_CLOCK;
 pub use deliveries::{
     Backlog, Deliveries, Forgotten, Order, OrderError, Ordered, Pausable, Pause, Paused, Progress, Retention, Verb,
     Who, WorkError,
 };
-pub use forgetting::ClockDoubt;
-pub(crate) use forgetting::{ClockMemory, JUMP, look};
 pub use incarnation::{Era, Incarnation};
 pub use read::{
     Attempt, AuditEntry, Conflict, Delivery, DuplicateSeen, EventDetail, EventPage, EventQuery, EventStatus,

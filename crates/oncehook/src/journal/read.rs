@@ -2,11 +2,13 @@
 //!
 //! These are plain data. How they look as JSON is the server's matter.
 
+use std::collections::VecDeque;
 use std::net::IpAddr;
 
 use bytes::Bytes;
 use oncehook_verify::{EventKey, Quarantine, UnixMicros};
 
+use super::tally::{Pending, Tally, remember};
 use crate::delivery::DeliveryState;
 use crate::event::EventId;
 
@@ -40,6 +42,14 @@ pub struct EventPage {
     pub events: Vec<EventSummary>,
     /// Where the next page starts, if there may be more.
     pub next: Option<EventId>,
+}
+
+impl EventPage {
+    /// With the duplicates that are counted in memory.
+    pub(super) fn with_pending(mut self, tally: &Tally) -> Self {
+        self.events.iter_mut().for_each(|event| event.duplicates += tally.get(event.id).map_or(0, Pending::count));
+        self
+    }
 }
 
 /// An event without its bytes.
@@ -109,8 +119,24 @@ pub struct EventDetail {
     pub audit_total: u64,
 }
 
+impl EventDetail {
+    /// An event's story, with the duplicates that are counted in memory.
+    pub(super) fn with_pending(found: Option<Self>, tally: &Tally) -> Option<Self> {
+        let mut detail = found?;
+        if let Some(pending) = tally.get(detail.event.id) {
+            detail.event.duplicates += pending.count();
+            let (first, last) = detail.duplicates_seen.unwrap_or((pending.first_at, pending.last_at));
+            detail.duplicates_seen = Some((first, last.max(pending.last_at)));
+            let mut latest = VecDeque::from(detail.duplicates_latest);
+            pending.latest.iter().for_each(|duplicate| remember(&mut latest, *duplicate));
+            detail.duplicates_latest = latest.into();
+        }
+        Some(detail)
+    }
+}
+
 /// One delivery, as far as it exists.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Delivery {
     /// The route it is for.
     pub route: String,
@@ -135,7 +161,7 @@ pub struct Delivery {
     /// When it succeeded, died, was superseded or was skipped.
     pub settled_at: Option<UnixMicros>,
     /// The latest [`ATTEMPTS_SHOWN`](super::ATTEMPTS_SHOWN) tries, the first first, where one event is shown; lists leave them
-    /// out. A success that was never leased is told from the delivery itself.
+    /// out. The attempt of a success that was never leased is made from the delivery itself.
     pub attempts: Vec<Attempt>,
 }
 
@@ -171,7 +197,7 @@ impl Delivery {
     }
 }
 
-/// How a delivery stands, for somebody who waits for its result.
+/// How a delivery stands, for a caller that waits for its result.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Standing {
     /// Where it stands.
@@ -362,16 +388,8 @@ impl EventStatus {
 
 impl From<DeliveryState> for EventStatus {
     fn from(state: DeliveryState) -> Self {
-        match state {
-            DeliveryState::Dead => Self::Dead,
-            DeliveryState::Parked => Self::Parked,
-            DeliveryState::Retrying => Self::Retrying,
-            DeliveryState::Running => Self::Running,
-            DeliveryState::Ready => Self::Ready,
-            DeliveryState::Superseded => Self::Superseded,
-            DeliveryState::Skipped => Self::Skipped,
-            DeliveryState::Succeeded => Self::Succeeded,
-        }
+        // Each state of a delivery is a status of the same name.
+        Self::parse(state.as_str()).unwrap_or(Self::Unrouted)
     }
 }
 
@@ -380,6 +398,18 @@ impl From<DeliveryState> for EventStatus {
 pub struct Stats {
     /// One entry per source that ever stored an event, by name.
     pub sources: Vec<SourceCounts>,
+}
+
+impl Stats {
+    /// With the duplicates that are counted in memory.
+    pub(super) fn with_pending(mut self, tally: &Tally) -> Self {
+        for (_, pending) in tally.iter() {
+            if let Some(counts) = self.sources.iter_mut().find(|counts| counts.source == pending.source.as_str()) {
+                counts.duplicates += pending.count();
+            }
+        }
+        self
+    }
 }
 
 /// Counts of one source.
@@ -413,27 +443,26 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_success_without_a_lease_is_told_once() {
+    fn every_state_of_a_delivery_is_a_status_of_that_name() {
+        for state in DeliveryState::WORST_FIRST {
+            assert_eq!(EventStatus::from(state).as_str(), state.as_str());
+        }
+    }
+
+    #[test]
+    fn a_success_without_a_lease_is_shown_once() {
         let mut delivery = Delivery {
-            route: "orders".to_owned(),
-            epoch: 0,
             state: "succeeded".to_owned(),
             attempt: 2,
-            run_at: UnixMicros(5),
-            blocked_at: None,
-            parked_at: None,
-            result: None,
-            error: None,
-            cause: None,
             settled_at: Some(UnixMicros(9)),
-            attempts: Vec::new(),
+            ..Default::default()
         };
-        let told = delivery.unleased_success(None).unwrap();
-        assert_eq!((told.number, told.started_at, told.finished_at), (2, UnixMicros(9), Some(UnixMicros(9))));
-        assert_eq!((told.outcome.as_deref(), told.error.as_deref()), (Some("succeeded"), None));
-        let failed = Attempt { number: 1, ..told.clone() };
-        assert_eq!(delivery.unleased_success(Some(&failed)), Some(told.clone()));
-        assert_eq!(delivery.unleased_success(Some(&told)), None, "it was leased, so it is written down");
+        let success = delivery.unleased_success(None).unwrap();
+        assert_eq!((success.number, success.started_at, success.finished_at), (2, UnixMicros(9), Some(UnixMicros(9))));
+        assert_eq!((success.outcome.as_deref(), success.error.as_deref()), (Some("succeeded"), None));
+        let failed = Attempt { number: 1, ..success.clone() };
+        assert_eq!(delivery.unleased_success(Some(&failed)), Some(success.clone()));
+        assert_eq!(delivery.unleased_success(Some(&success)), None, "it was leased, so it is written down");
         delivery.state = "retrying".to_owned();
         assert_eq!(delivery.unleased_success(None), None);
     }

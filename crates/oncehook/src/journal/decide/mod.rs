@@ -5,7 +5,8 @@
 
 #[cfg(any(feature = "postgres", feature = "mysql"))]
 pub(crate) mod batch;
-#[cfg(any(feature = "postgres", feature = "mysql"))]
+pub(crate) mod forget;
+#[cfg(any(feature = "sqlite", feature = "postgres", feature = "mysql"))]
 pub(crate) mod order;
 #[cfg(any(feature = "postgres", feature = "mysql"))]
 pub(crate) mod outcome;

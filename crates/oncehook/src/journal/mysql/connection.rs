@@ -154,7 +154,6 @@ pub(super) fn read_url(url: &str, handler_time: Duration) -> Result<Mysql, OpenE
         handler_time,
         tls,
         witness: Mutex::default(),
-        round: Mutex::default(),
     })
 }
 
@@ -441,18 +440,6 @@ impl engine::Session for Session {
         self.now(given).await
     }
 
-    async fn begin_read(&mut self) -> Result<(), EngineError> {
-        Session::run(self, "START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY").await
-    }
-
-    async fn commit(&mut self) -> Result<(), EngineError> {
-        Session::run(self, "COMMIT").await
-    }
-
-    async fn rollback(&mut self) -> Result<(), EngineError> {
-        Session::run(self, "ROLLBACK").await
-    }
-
     async fn begin_single(&mut self, given: Option<i64>) -> Result<Option<i64>, EngineError> {
         self.now(given).await.map(Some)
     }
@@ -460,6 +447,10 @@ impl engine::Session for Session {
     async fn commit_single(&mut self) -> Result<(), EngineError> {
         Session::run(self, "COMMIT").await
     }
+}
+
+impl engine::Connected for Session {
+    const BEGIN_READ: &'static str = "START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY";
 
     async fn database_time(&mut self) -> Result<i64, EngineError> {
         let now = self.now(None).await?;

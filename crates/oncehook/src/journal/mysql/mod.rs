@@ -41,11 +41,9 @@ use crate::event::{EventId, NewEvent};
 use crate::handler::SqlHandler;
 use crate::journal::server::engine::{AppendContext, Candidate, Engine, Purpose, Refusal, Stored};
 use crate::journal::server::error::EngineError;
-use crate::journal::server::forget::Round;
 use crate::journal::server::pool::Pool;
 use crate::journal::server::rehearse;
 use crate::journal::server::shared::Shared;
-use crate::journal::server::sql::Sql;
 use crate::journal::server::{OpenError as ServerOpenError, ServerJournal, ServerOptions};
 use connection::Session;
 pub use guard::MysqlElsewhere;
@@ -91,8 +89,6 @@ pub struct Mysql {
     tls: tls::Tls,
     /// A key that some lane has stored, for lanes that have stored none yet.
     witness: Mutex<Option<queries::Witness>>,
-    /// Where forgetting has come to.
-    round: Mutex<Round<std::convert::Infallible>>,
 }
 
 impl Engine for Mysql {
@@ -103,15 +99,6 @@ impl Engine for Mysql {
     // A lost connection is noticed by asking.
     const IDENTITY_EVERY: Duration = Duration::from_millis(250);
     const APPEND_COMMITS: bool = false;
-    const SQL: Sql = Sql {
-        keep_aliases: "INSERT INTO oncehook_spool_aliases (alias, event)
-                       SELECT UNHEX(t.alias), UNHEX(t.event)
-                         FROM JSON_TABLE($1, '$[*]' COLUMNS (alias VARCHAR(32) PATH '$[0]', event VARCHAR(32) PATH '$[1]')) t
-                       ON DUPLICATE KEY UPDATE event = oncehook_spool_aliases.event",
-        resolve_alias: "SELECT e.id FROM oncehook_spool_aliases a JOIN oncehook_events e ON e.id = a.event
-                         WHERE a.alias = $1",
-    };
-
     fn new(url: &str, handler_time: Duration) -> Result<Self, OpenError> {
         connection::read_url(url, handler_time)
     }

@@ -10,10 +10,11 @@ use super::connection::Session;
 use super::engine_error::EngineError;
 use crate::event::EventId;
 use crate::journal::EventStatus;
-use crate::journal::server::engine;
-use crate::journal::server::read::buckets::{Part, bucket_of, first_of_bucket};
-use crate::journal::server::read::{ReadSql, Reads, ids};
-use crate::journal::server::value::{Column, Param, Row};
+use crate::journal::server::read::Reads;
+use crate::journal::sql;
+use crate::journal::sql::buckets::{Part, bucket_of, first_of_bucket, ids};
+use crate::journal::sql::story::{Tells, delivery_columns};
+use crate::journal::sql::value::{Column, Param, Row};
 
 /// An event's status, derived: quarantined, else unrouted, else the worst of its deliveries.
 macro_rules! status {
@@ -25,75 +26,58 @@ macro_rules! status {
     };
 }
 
+impl Tells for Session {
+    const SUMMARY: &'static str = concat!(
+        "SELECT e.id, e.source, e.`key`, e.type, e.entity, ",
+        status!(),
+        ", e.integrity, e.occurred_at, e.received_at, e.size,
+           COALESCE((SELECT d.journal + d.memory + d.redis FROM oncehook_duplicates d WHERE d.event = e.id), 0),
+           (SELECT GROUP_CONCAT(f.flag, COALESCE(CONCAT(':', f.reason), '')) FROM oncehook_flags f WHERE f.event = e.id),
+           e.digest
+      FROM oncehook_events e FORCE INDEX (PRIMARY)"
+    );
+    const DELIVERIES: &'static str = concat!(
+        "SELECT d.event",
+        delivery_columns!(),
+        "FROM JSON_TABLE($1, '$[*]' COLUMNS (id VARCHAR(32) PATH '$')) t
+             STRAIGHT_JOIN oncehook_deliveries d ON d.event = UNHEX(t.id) ORDER BY d.event, d.route, d.epoch"
+    );
+    const STANDINGS: &'static str = "SELECT t.place, d.state, d.result, d.error, d.cause
+        FROM JSON_TABLE($1, '$[*]' COLUMNS (place FOR ORDINALITY, event VARCHAR(32) PATH '$[0]',
+                                            route VARCHAR(64) CHARACTER SET utf8mb4 PATH '$[1]',
+                                            epoch INT UNSIGNED PATH '$[2]')) t
+        STRAIGHT_JOIN oncehook_deliveries d ON d.event = UNHEX(t.event) AND d.route = t.route AND d.epoch = t.epoch";
+    const RECENT_KEYS: &'static str = "SELECT k.source, k.`key`, k.event, k.digest, k.expires_at
+         FROM (SELECT id, source, `key` FROM oncehook_events ORDER BY id DESC LIMIT $1) e
+         STRAIGHT_JOIN oncehook_keys k ON k.source = e.source AND k.`key` = e.`key` AND k.event = e.id
+        ORDER BY k.event DESC";
+    // Walks the part of the queues' index that is not over, so it costs what waits and not what was. What waits for its turn
+    // is due at no time: the largest number.
+    const BACKLOG: &'static str = "
+        SELECT place, route, COUNT(*), MIN(NULLIF(place_at, 9223372036854775807)) FROM oncehook_deliveries
+          WHERE place IN (0, 1, 2, 3) GROUP BY place, route
+         UNION ALL
+         SELECT 4, route, COUNT(*), MIN(blocked_at) FROM oncehook_deliveries
+          WHERE place = 0 AND place_at = 9223372036854775807 AND blocked_at IS NOT NULL GROUP BY route";
+    const KEEP_ALIASES: &'static str = "INSERT INTO oncehook_spool_aliases (alias, event)
+        SELECT UNHEX(t.alias), UNHEX(t.event)
+          FROM JSON_TABLE($1, '$[*]' COLUMNS (alias VARCHAR(32) PATH '$[0]', event VARCHAR(32) PATH '$[1]')) t
+        ON DUPLICATE KEY UPDATE event = oncehook_spool_aliases.event";
+}
+
 impl Reads for Mysql {
-    const READ: ReadSql = ReadSql {
-        summary: concat!(
-            "SELECT e.id, e.source, e.`key`, e.type, e.entity, ",
-            status!(),
-            ", e.integrity, e.occurred_at, e.received_at, e.size,
-               COALESCE((SELECT d.journal + d.memory + d.redis FROM oncehook_duplicates d WHERE d.event = e.id), 0),
-               (SELECT GROUP_CONCAT(f.flag, COALESCE(CONCAT(':', f.reason), '')) FROM oncehook_flags f WHERE f.event = e.id),
-               e.digest
-          FROM oncehook_events e FORCE INDEX (PRIMARY)"
-        ),
-        status: status!(),
-        delivery: "(SELECT 1 FROM oncehook_deliveries q FORCE INDEX (PRIMARY) WHERE q.event = e.id",
-        by_key: "SELECT k.event FROM (SELECT DISTINCT source FROM oncehook_totals) t
-                  STRAIGHT_JOIN oncehook_keys k FORCE INDEX (PRIMARY) ON k.source = t.source AND k.`key` = $1",
-        held: "SELECT event FROM oncehook_flags FORCE INDEX (oncehook_flags_flag)
-                WHERE flag = 'quarantined' AND event BETWEEN $1 AND $2 ORDER BY event DESC LIMIT $3",
-        stretch: "SELECT id FROM oncehook_events FORCE INDEX (PRIMARY) WHERE id BETWEEN $1 AND $2
-                   ORDER BY id DESC LIMIT 1 OFFSET $3",
-        buckets: "SELECT bucket, first, last FROM oncehook_buckets FORCE INDEX (PRIMARY)
-                   WHERE value = $1 AND bucket BETWEEN $2 AND $3 ORDER BY bucket DESC LIMIT $4",
-        indexed: "SELECT last FROM oncehook_indexed WHERE one = 1",
-        lock_indexed: "SELECT last FROM oncehook_indexed WHERE one = 1 FOR UPDATE SKIP LOCKED",
-        set_indexed: "UPDATE oncehook_indexed SET last = $1 WHERE one = 1",
-        // The lock waits for events that are stored and not committed, so that none appears behind the index.
-        unindexed: "SELECT id, source, type, entity, received_at FROM oncehook_events FORCE INDEX (PRIMARY)
-                     WHERE id > $1 AND id < $2 ORDER BY id LIMIT $3 LOCK IN SHARE MODE",
-        routed: "SELECT DISTINCT event FROM oncehook_deliveries FORCE INDEX (PRIMARY) WHERE event BETWEEN $1 AND $2",
-        // Rows that are there are locked like new ones, so they are not removed before the commit.
-        add_to_buckets: "INSERT INTO oncehook_buckets (value, bucket, first, last)
-                         SELECT t.value, t.bucket, t.first, t.last
-                           FROM JSON_TABLE($1, '$[*]' COLUMNS (value BIGINT PATH '$[0]', bucket BIGINT PATH '$[1]',
-                                                               first INT PATH '$[2]', last INT PATH '$[3]')) t
-                         ON DUPLICATE KEY UPDATE first = LEAST(oncehook_buckets.first, VALUES(first)),
-                                                 last = GREATEST(oncehook_buckets.last, VALUES(last))",
-        deliveries: "SELECT d.event, d.route, d.epoch, d.state, d.attempt,
-                            IF(d.run_at = 9223372036854775807, COALESCE(d.blocked_at, d.run_at), d.run_at),
-                            d.result, d.error, d.cause, d.settled_at, d.blocked_at, d.parked_at
-                       FROM JSON_TABLE($1, '$[*]' COLUMNS (id VARCHAR(32) PATH '$')) t
-                       STRAIGHT_JOIN oncehook_deliveries d ON d.event = UNHEX(t.id) ORDER BY d.event, d.route, d.epoch",
-        attempts: "SELECT a.route, a.epoch, a.attempt, a.started_at, a.finished_at, a.outcome, a.error
-                     FROM oncehook_attempts a JOIN oncehook_deliveries d USING (event, route, epoch)
-                    WHERE a.event = $1 AND a.attempt + $2 > d.attempt ORDER BY a.route, a.epoch, a.attempt",
-        duplicates: "SELECT first_at, last_at, latest FROM oncehook_duplicates WHERE event = $1",
-        audit: "SELECT at, who, action, reason, detail, COUNT(*) OVER () FROM oncehook_audit
-                 WHERE subject = $1 ORDER BY id DESC LIMIT $2",
-        conflicts: "SELECT digest, count, first_at, last_at, LENGTH(body) FROM oncehook_conflicts
-                     WHERE event = $1 ORDER BY first_at, digest",
-        body: "SELECT headers, body FROM oncehook_events WHERE id = $1",
-        stats: "SELECT source, CAST(SUM(events) AS SIGNED), CAST(SUM(duplicates) AS SIGNED), CAST(SUM(conflicts) AS SIGNED),
-                       CAST(SUM(quarantined) AS SIGNED)
-                  FROM oncehook_totals GROUP BY source ORDER BY source",
-        standings: "SELECT t.place, d.state, d.result, d.error, d.cause
-                      FROM JSON_TABLE($1, '$[*]' COLUMNS (place FOR ORDINALITY, event VARCHAR(32) PATH '$[0]',
-                                                          route VARCHAR(64) CHARACTER SET utf8mb4 PATH '$[1]',
-                                                          epoch INT UNSIGNED PATH '$[2]')) t
-                      STRAIGHT_JOIN oncehook_deliveries d ON d.event = UNHEX(t.event) AND d.route = t.route AND d.epoch = t.epoch",
-        recent_keys: "SELECT k.source, k.`key`, k.event, k.digest, k.expires_at
-                        FROM (SELECT id, source, `key` FROM oncehook_events ORDER BY id DESC LIMIT $1) e
-                        STRAIGHT_JOIN oncehook_keys k ON k.source = e.source AND k.`key` = e.`key` AND k.event = e.id
-                       ORDER BY k.event DESC",
-        // Walks the part of the queues' index that is not over, so it costs what waits and not what was. What waits for its turn
-        // is due at no time: the largest number.
-        backlog: "SELECT place, route, COUNT(*), MIN(NULLIF(place_at, 9223372036854775807)) FROM oncehook_deliveries
-                   WHERE place IN (0, 1, 2, 3) GROUP BY place, route
-                  UNION ALL
-                  SELECT 4, route, COUNT(*), MIN(blocked_at) FROM oncehook_deliveries
-                   WHERE place = 0 AND place_at = 9223372036854775807 AND blocked_at IS NOT NULL GROUP BY route",
-    };
+    const STATUS_IS: &'static str = concat!(status!(), " =");
+    const BY_KEY: &'static str = "SELECT k.event FROM (SELECT DISTINCT source FROM oncehook_totals) t
+        STRAIGHT_JOIN oncehook_keys k FORCE INDEX (PRIMARY) ON k.source = t.source AND k.`key` = $1";
+    const BUCKETS: &'static str = "SELECT bucket, first, last FROM oncehook_buckets FORCE INDEX (PRIMARY)
+        WHERE value = $1 AND bucket BETWEEN $2 AND $3 ORDER BY bucket DESC LIMIT $4";
+    // Rows that are there are locked like new ones, so they are not removed before the commit.
+    const ADD_TO_BUCKETS: &'static str = "INSERT INTO oncehook_buckets (value, bucket, first, last)
+        SELECT t.value, t.bucket, t.first, t.last
+          FROM JSON_TABLE($1, '$[*]' COLUMNS (value BIGINT PATH '$[0]', bucket BIGINT PATH '$[1]',
+                                              first INT PATH '$[2]', last INT PATH '$[3]')) t
+        ON DUPLICATE KEY UPDATE first = LEAST(oncehook_buckets.first, VALUES(first)),
+                                last = GREATEST(oncehook_buckets.last, VALUES(last))";
 
     fn scan(parts: &[Part], conditions: &str, params: &mut Vec<Param<'_>>) -> String {
         // 1, 4, 16 … ranges, the last part again and again, so that a few prepared statements serve all.
@@ -103,7 +87,7 @@ impl Reads for Mysql {
             params.extend([Param::Id(part.from), Param::Id(part.to)]);
             ranges.push(format!("e.id BETWEEN ${} AND ${}", params.len() - 1, params.len()));
         }
-        let (summary, ranges) = (Self::READ.summary, ranges.join(" OR "));
+        let (summary, ranges) = (Session::SUMMARY, ranges.join(" OR "));
         format!("{summary} WHERE ({ranges}){conditions} ORDER BY e.id DESC LIMIT $1")
     }
 
@@ -114,11 +98,23 @@ impl Reads for Mysql {
         limit: i64,
     ) -> Result<Vec<EventId>, EngineError> {
         let place = match status {
+            EventStatus::Running => 1,
             EventStatus::Dead => 2,
+            EventStatus::Parked => 3,
             EventStatus::Superseded => 4,
             EventStatus::Skipped => 5,
-            waiting => return newest_in_queue(session, waiting, within, limit).await,
+            _ => 0,
         };
+        if !matches!(status, EventStatus::Dead | EventStatus::Superseded | EventStatus::Skipped) {
+            // Sorts what the queues hold in this state.
+            let sql = format!(
+                "SELECT DISTINCT event FROM oncehook_deliveries FORCE INDEX (oncehook_deliveries_place)
+                  WHERE place = {place} AND state = '{}' AND event BETWEEN $1 AND $2 ORDER BY event DESC LIMIT $3",
+                status.as_str()
+            );
+            let asked = [Param::from(within.from), within.to.into(), limit.into()];
+            return ids(&sql::Session::rows(session, &sql, &asked).await?);
+        }
         // The index has these by route, and there in the order of events. Each route is found behind the one before, because
         // MariaDB would read all entries to list the routes.
         let next = format!(
@@ -132,36 +128,15 @@ impl Reads for Mysql {
         );
         let (mut route, mut found) = (String::new(), BTreeSet::new());
         loop {
-            let row = engine::Session::row(session, &next, &[(&route).into()]).await?;
+            let row = sql::Session::row(session, &next, &[(&route).into()]).await?;
             let Some(name) = row.map(|row| row.maybe_text(0)).transpose()?.flatten() else { break };
             let (from, to) = (within.from.into(), within.to.into());
-            let rows = engine::Session::rows(session, &newest, &[from, to, limit.into(), (&name).into()]).await?;
+            let rows = sql::Session::rows(session, &newest, &[from, to, limit.into(), (&name).into()]).await?;
             found.extend(ids(&rows)?);
             route = name;
         }
         Ok(found.into_iter().rev().take(usize::try_from(limit).unwrap_or(0)).collect())
     }
-}
-
-/// Sorts what the queues hold in this state.
-async fn newest_in_queue(
-    session: &mut Session,
-    status: EventStatus,
-    within: Part,
-    limit: i64,
-) -> Result<Vec<EventId>, EngineError> {
-    let place = match status {
-        EventStatus::Running => 1,
-        EventStatus::Parked => 3,
-        _ => 0,
-    };
-    let sql = format!(
-        "SELECT DISTINCT event FROM oncehook_deliveries FORCE INDEX (oncehook_deliveries_place)
-          WHERE place = {place} AND state = '{}' AND event BETWEEN $1 AND $2 ORDER BY event DESC LIMIT $3",
-        status.as_str()
-    );
-    let asked = [Param::from(within.from), within.to.into(), limit.into()];
-    ids(&engine::Session::rows(session, &sql, &asked).await?)
 }
 
 /// Waits until no node fills the index, and keeps it so until the transaction ends: the node that fills it has events locked,
@@ -187,7 +162,7 @@ pub(super) async fn forget_buckets(session: &mut Session, gone: &[EventId]) -> R
     let sql = "SELECT b.value, b.bucket FROM JSON_TABLE($1, '$[*]' COLUMNS (bucket BIGINT PATH '$')) t
                 STRAIGHT_JOIN oncehook_buckets b FORCE INDEX (oncehook_buckets_bucket) ON b.bucket = t.bucket FOR UPDATE SKIP LOCKED";
     let asked = Param::Table(vec![Column::ints(touched.iter().copied())]);
-    let rows = engine::Session::rows(session, sql, &[asked]).await?;
+    let rows = sql::Session::rows(session, sql, &[asked]).await?;
     let locked: Vec<(i64, i64)> =
         rows.iter().map(|row| Ok((row.int(0)?, row.int(1)?))).collect::<Result<_, EngineError>>()?;
     let left = occupied(session, *first, *last).await?;
@@ -198,7 +173,7 @@ pub(super) async fn forget_buckets(session: &mut Session, gone: &[EventId]) -> R
         let (values, buckets): (Vec<_>, Vec<_>) =
             some.iter().map(|(value, bucket)| (Some(*value), Some(*bucket))).unzip();
         let asked = Param::Table(vec![Column::Ints(values), Column::Ints(buckets)]);
-        engine::Session::change(session, sql, &[asked]).await?;
+        sql::Session::change(session, sql, &[asked]).await?;
     }
     Ok(())
 }
@@ -210,6 +185,6 @@ async fn occupied(session: &mut Session, first: i64, last: i64) -> Result<BTreeS
                UNION ALL
                (SELECT id FROM oncehook_events FORCE INDEX (PRIMARY) WHERE id >= $2 AND id < $3 LIMIT 1)";
     let asked = [first, last, last + 1].map(|bucket| Param::Id(first_of_bucket(bucket)));
-    let found = ids(&engine::Session::rows(session, sql, &asked).await?)?;
+    let found = ids(&sql::Session::rows(session, sql, &asked).await?)?;
     Ok(found.into_iter().map(bucket_of).collect())
 }

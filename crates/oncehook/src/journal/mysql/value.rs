@@ -8,12 +8,11 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use mysql_async::{Row, Value};
-use serde_json::json;
 
 use super::engine_error::EngineError;
 use super::row;
 use crate::event::EventId;
-use crate::journal::server::value::{self, Column, Param};
+use crate::journal::server::value::{self, Param};
 
 /// The texts of a connection in the driver's form.
 #[derive(Debug, Default)]
@@ -44,8 +43,9 @@ impl Texts {
     }
 }
 
-/// Replaces each `$n` by a question mark. (`$[` is a JSON path.)
+/// Replaces each `$n` by a question mark (`$[` is a JSON path), and the schema of a common text by the prefix of our tables.
 fn translate(sql: &str) -> Text {
+    let sql = sql.replace("oncehook.", "oncehook_");
     let mut pieces = sql.split('$');
     let mut text = pieces.next().unwrap_or_default().to_owned();
     let mut order = Vec::new();
@@ -72,23 +72,8 @@ fn value(param: &Param<'_>) -> Value {
         Param::Text(value) => Value::from(*value),
         Param::Bytes(value) => Value::from(*value),
         Param::Id(value) => row::id(*value),
-        Param::Table(columns) => table(columns),
+        Param::Table(columns) => Value::from(value::json(columns, |id| row::hex(id).into())),
     }
-}
-
-/// A list of rows as one JSON text. A table of one column is a list of values.
-fn table(columns: &[Column<'_>]) -> Value {
-    let rows = columns.first().map_or(0, Column::len);
-    let cell = |column: &Column<'_>, row: usize| match column {
-        Column::Ids(values) => json!(values.get(row).map(|id| row::hex(*id))),
-        Column::Ints(values) => json!(values.get(row).copied().flatten()),
-        Column::Texts(values) => json!(values.get(row).copied().flatten()),
-        Column::Bytes(values) => json!(values.get(row).copied().flatten().map(hex::encode)),
-    };
-    row::list((0..rows).map(|row| match columns {
-        [only] => cell(only, row),
-        columns => columns.iter().map(|column| cell(column, row)).collect(),
-    }))
 }
 
 impl value::Row for Row {
@@ -119,6 +104,7 @@ impl value::Row for Row {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::journal::server::value::Column;
 
     #[test]
     fn parameters_are_bound_in_the_order_of_their_use() {

@@ -7,35 +7,26 @@
 //!
 //! A round makes missing days first. Behind the events it goes over the days of attempts and the sweeps.
 
-use std::sync::Mutex;
-
 use tokio_postgres::error::SqlState;
 
 use super::connection::{EngineError, Session};
 use super::days::{self, DAY_MICROS, Day, Dropped, When};
-use super::queries::uuid;
-use super::read::{self, next_id};
-use super::{Postgres, sweep};
+use super::queries::event_id;
+use super::{read, sweep};
 use crate::event::EventId;
-use crate::journal::Forgotten;
-use crate::journal::server::forget::{Batch, ForgetSql, Forgets, Plan, Round, micros};
+use crate::journal::decide::forget::micros;
+use crate::journal::sql::buckets::{behind, bucket_of};
+use crate::journal::sql::forget::{Batch, Forgets, Round, kept};
 
 /// Where a round is that is not among events or keys.
 #[derive(Debug, Clone)]
 pub(in crate::journal) enum Place {
-    /// At a day of events that is to be dropped.
-    Day(Day, Walked),
+    /// At a day of events that is to be dropped, and whether they were gone over one by one.
+    Day { day: Day, walked: bool },
     /// At the days of attempts.
     Attempts,
     /// Behind days that were dropped.
     Sweep(sweep::Place),
-}
-
-/// Whether the events of a day were gone over one by one.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::journal) enum Walked {
-    Yes,
-    No,
 }
 
 /// A day of at most this many events goes row by row.
@@ -44,135 +35,64 @@ const FEW: i64 = 10_000;
 /// With a retention shorter than this, a day more or less would not be what the operator asked for (microseconds).
 const SHORT: i64 = 2 * DAY_MICROS;
 
-/// What stands in the way of forgetting: something pending, or something that an operator may still want and that ended
-/// (or, if it is held, came) not long enough ago. `$1` is now, `$2` is how long such things are kept; null is for ever.
-macro_rules! kept {
-    () => {
-        "
-    EXISTS (SELECT 1 FROM oncehook.deliveries d WHERE d.event = e.id
-               AND (d.state IN ('ready', 'running', 'retrying', 'parked')
-                    OR d.state = 'dead' AND ($2::bigint IS NULL
-                                             OR coalesce(d.settled_at, e.received_at) > $1::bigint - $2)))
- OR EXISTS (SELECT 1 FROM oncehook.flags f WHERE f.event = e.id AND f.flag = 'quarantined'
-               AND ($2::bigint IS NULL OR e.received_at > $1::bigint - $2))"
-    };
-}
-
-impl Forgets for Postgres {
+impl Forgets for Session {
     type Place = Place;
 
-    const FORGET: ForgetSql = ForgetSql {
-        clock: "SELECT state FROM oncehook.entities WHERE scope = $1 AND entity = $2",
-        newest: "SELECT received_at FROM oncehook.events ORDER BY id DESC LIMIT 1",
-        remember_clock: "INSERT INTO oncehook.entities (scope, entity, state) VALUES ($1, $2, $3)
-                         ON CONFLICT (scope, entity) DO UPDATE SET state = excluded.state",
-        // The number is `forget` in ASCII.
-        lock: "SELECT pg_try_advisory_xact_lock(112632776975732)",
-        unlock: None,
-        bucket_ahead: "SELECT min(bucket) FROM oncehook.buckets WHERE value = $3 AND bucket BETWEEN $1 AND $2",
-        look: concat!(
-            "SELECT e.id, e.received_at <= $5 AND NOT (",
-            kept!(),
-            ") FROM oncehook.events e WHERE e.id >= $3 AND e.id < $4 ORDER BY e.id LIMIT $6"
-        ),
-        lock_events: "SELECT id FROM oncehook.events WHERE id = ANY($1) ORDER BY id FOR UPDATE SKIP LOCKED",
-        look_again: concat!(
-            "SELECT e.id FROM oncehook.events e WHERE e.id = ANY($3) AND NOT (",
-            kept!(),
-            ") ORDER BY e.id"
-        ),
-        delete: &[
-            "DELETE FROM oncehook.bodies b USING oncehook.events e
-              WHERE e.id = ANY($1) AND NOT e.key_signed
-                AND b.source = e.source AND b.digest = e.digest AND b.event = e.id",
-            "DELETE FROM oncehook.deliveries WHERE event = ANY($1)",
-            "DELETE FROM oncehook.attempts   WHERE event = ANY($1)",
-            "DELETE FROM oncehook.conflicts  WHERE event = ANY($1)",
-            "DELETE FROM oncehook.duplicates WHERE event = ANY($1)",
-            "DELETE FROM oncehook.flags      WHERE event = ANY($1)",
-            "DELETE FROM oncehook.spool_aliases WHERE event = ANY($1)",
-            "DELETE FROM oncehook.events     WHERE id = ANY($1)",
-        ],
-        keys: "SELECT source, key, expires_at FROM oncehook.keys WHERE (source, key) > ($1, $2)
-                ORDER BY source, key LIMIT $3",
-        delete_keys: "DELETE FROM oncehook.keys k
-                       USING unnest($2::text[], $3::bytea[]) AS t(source, key)
-                       WHERE k.source = t.source AND k.key = t.key AND k.expires_at <= $1
-                         AND NOT EXISTS (SELECT 1 FROM oncehook.deliveries d WHERE d.event = k.event
-                                            AND d.state IN ('ready', 'running', 'retrying', 'parked', 'dead'))
-                         AND NOT EXISTS (SELECT 1 FROM oncehook.flags f
-                                          WHERE f.event = k.event AND f.flag = 'quarantined')",
-        delete_audit: "DELETE FROM oncehook.audit WHERE id IN (
-                         SELECT id FROM oncehook.audit WHERE at <= $1 ORDER BY id LIMIT $2)",
-    };
-
-    fn round(&self) -> &Mutex<Round<Place>> {
-        &self.round
-    }
-
-    async fn begin_round(session: &mut Session, given: Option<i64>) -> Result<(), EngineError> {
-        days::make(session, given, When::Round).await
+    async fn begin_round(&mut self, given: Option<i64>) -> Result<(), EngineError> {
+        days::make(self, given, When::Round).await
     }
 
     /// How each day goes is decided here and nowhere else.
-    async fn plan(session: &mut Session, batch: &Batch<'_>, from: EventId) -> Result<Plan<Place>, EngineError> {
-        let (from, beyond) = (uuid(from), batch.beyond_usual());
-        let days = days::of_events(session).await?;
-        let Some(day) = days.into_iter().find(|day| day.beyond() > from) else {
-            return Ok(Plan::Walk { from, beyond, then: Round::ahead() });
-        };
-        if from < day.first() {
-            return Ok(match day.first() < beyond {
-                true => Plan::Walk { from, beyond: day.first(), then: Round::events(day.first()) },
-                false => Plan::Walk { from, beyond, then: Round::ahead() },
-            });
+    async fn plan(&mut self, batch: &Batch<'_>, from: EventId) -> Result<(EventId, Round<Place>), EngineError> {
+        let usual = (batch.beyond_usual(), Round::ahead());
+        let days = days::of_events(self).await?;
+        let Some(day) = days.into_iter().find(|day| event_id(day.beyond()) > from) else { return Ok(usual) };
+        let (first, beyond) = (event_id(day.first()), event_id(day.beyond()));
+        if from < first {
+            return Ok(if first < usual.0 { (first, Round::Events(first)) } else { usual });
         }
         let whole = day.ends() <= batch.received();
-        if from == day.first() {
+        if from == first {
             if day.begins() > batch.received() {
-                return Ok(Plan::At(Round::ahead()));
+                return Ok((from, Round::ahead()));
             }
             let short = !whole && micros(batch.retention.payload) < SHORT;
-            if !short && !has_few(session, &day).await? {
-                return Ok(Plan::At(if whole { Round::Own(Place::Day(day, Walked::No)) } else { Round::ahead() }));
+            if !short && !has_few(self, &day).await? {
+                let then = if whole { Round::Own(Place::Day { day, walked: false }) } else { Round::ahead() };
+                return Ok((from, then));
             }
         }
-        Ok(match whole {
-            // All that is left of it then is kept.
-            true => Plan::Walk { from, beyond: day.beyond(), then: Round::Own(Place::Day(day, Walked::Yes)) },
-            false => Plan::Walk { from, beyond, then: Round::ahead() },
-        })
+        // All that is left of a whole day then is kept.
+        Ok(if whole { (beyond, Round::Own(Place::Day { day, walked: true })) } else { usual })
     }
 
     fn behind_events() -> Round<Place> {
         Round::Own(Place::Attempts)
     }
 
-    async fn step(
-        session: &mut Session,
-        batch: &Batch<'_>,
-        place: &Place,
-        forgotten: &mut Forgotten,
-    ) -> Result<Round<Place>, EngineError> {
+    async fn step(&mut self, batch: &mut Batch<'_>, place: &Place) -> Result<Round<Place>, EngineError> {
         match place {
-            Place::Day(day, walked) => drop_day(session, batch, day, *walked, forgotten).await,
-            Place::Attempts => drop_attempts(session, batch).await,
+            Place::Day { day, walked } => drop_day(self, batch, day, *walked).await,
+            Place::Attempts => drop_attempts(self, batch).await,
             Place::Sweep(place) => {
                 let limit = i64::try_from(batch.retention.batch).unwrap_or(i64::MAX);
-                let next = sweep::batch(session, place, limit).await?;
+                let next = sweep::batch(self, place, limit).await?;
                 Ok(next.map_or_else(Round::keys, |place| Round::Own(Place::Sweep(place))))
             }
         }
     }
 
-    async fn before_delete(session: &mut Session) -> Result<(), EngineError> {
+    async fn before_delete(&mut self) -> Result<(), EngineError> {
         // What is being indexed must not be gone before its buckets are there: they would stay for ever.
-        session.run("SELECT 1 FROM oncehook.indexed FOR UPDATE").await
+        Session::run(self, "SELECT 1 FROM oncehook.indexed FOR UPDATE").await
     }
 
-    async fn forget_buckets(session: &mut Session, gone: &[EventId]) -> Result<(), EngineError> {
+    async fn forget_buckets(&mut self, gone: &[EventId]) -> Result<(), EngineError> {
         match (gone.first(), gone.last()) {
-            (Some(first), Some(last)) => read::forget_buckets(session, uuid(*first), uuid(*last)).await,
+            // The others need not be asked for: the transaction that removes the last event of a bucket has looked at it.
+            (Some(first), Some(last)) => {
+                read::remove_buckets(self, bucket_of(*first), bucket_of(*last) + 1, i64::MAX).await.map(|_| ())
+            }
             _ => Ok(()),
         }
     }
@@ -180,24 +100,23 @@ impl Forgets for Postgres {
 
 async fn drop_day(
     session: &Session,
-    batch: &Batch<'_>,
+    batch: &mut Batch<'_>,
     day: &Day,
-    walked: Walked,
-    forgotten: &mut Forgotten,
+    walked: bool,
 ) -> Result<Round<Place>, EngineError> {
     if !days::of_events(session).await?.contains(day) {
         // Another node was faster.
-        return Ok(Round::events(day.beyond()));
+        return Ok(Round::Events(event_id(day.beyond())));
     }
     let dropped = days::drop_events(session, Some(batch.now), batch.dead(), day, kept!()).await;
     Ok(match settle(session, dropped).await? {
         Some(Dropped::Gone(events)) => {
-            forgotten.events = events;
-            Round::events(day.beyond())
+            batch.forgotten.events = events;
+            Round::Events(event_id(day.beyond()))
         }
-        Some(Dropped::Crowded) if walked == Walked::No => Round::events(next_id(day.first())),
+        Some(Dropped::Crowded) if !walked => Round::Events(behind(event_id(day.first()))),
         // Another transaction is in the way, or much of the day has to stay: the next round looks again.
-        Some(Dropped::Crowded) | None => Round::events(day.beyond()),
+        Some(Dropped::Crowded) | None => Round::Events(event_id(day.beyond())),
     })
 }
 

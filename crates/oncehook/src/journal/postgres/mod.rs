@@ -40,11 +40,9 @@ use crate::event::{EventId, NewEvent};
 use crate::handler::SqlHandler;
 use crate::journal::server::engine::{AppendContext, Candidate, Engine, Purpose, Refusal, Stored};
 use crate::journal::server::error::EngineError;
-use crate::journal::server::forget::Round;
 use crate::journal::server::pool::Pool;
 use crate::journal::server::rehearse;
 use crate::journal::server::shared::Shared;
-use crate::journal::server::sql::Sql;
 use crate::journal::server::{OpenError as ServerOpenError, ServerJournal, ServerOptions};
 use connection::Session;
 pub use guard::PostgresElsewhere;
@@ -81,8 +79,6 @@ pub struct Postgres {
     handler_time: Duration,
     /// Where the queues of routes begin.
     fronts: front::Fronts,
-    /// Where forgetting has come to.
-    round: Mutex<Round<forget::Place>>,
     /// What the last look at the database's identity showed.
     seen: Mutex<Option<incarnation::Seen>>,
 }
@@ -95,19 +91,11 @@ impl Engine for Postgres {
     // A lost connection is noticed without asking.
     const IDENTITY_EVERY: Duration = Duration::from_secs(1);
     const APPEND_COMMITS: bool = true;
-    const SQL: Sql = Sql {
-        keep_aliases: "INSERT INTO oncehook.spool_aliases (alias, event) SELECT * FROM unnest($1::uuid[], $2::uuid[])
-                       ON CONFLICT (alias) DO NOTHING",
-        resolve_alias: "SELECT e.id FROM oncehook.spool_aliases a JOIN oncehook.events e ON e.id = a.event
-                         WHERE a.alias = $1",
-    };
-
     fn new(url: &str, handler_time: Duration) -> Result<Self, OpenError> {
         Ok(Self {
             hosts: hosts::Hosts::new(url)?,
             handler_time,
             fronts: front::Fronts::default(),
-            round: Mutex::default(),
             seen: Mutex::default(),
         })
     }

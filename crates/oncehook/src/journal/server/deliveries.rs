@@ -15,14 +15,15 @@ use super::deliver::steps::{Delivers, SettleSql};
 use super::deliver::{batch, lease};
 use super::engine::Session as _;
 use super::error::{EngineError, EngineResult};
-use super::forget::Forgets;
+use super::read::Reads;
 use super::value::{Param, Row};
 use super::work::work;
-use super::{ServerJournal, forget, operate};
+use super::{ServerJournal, operate};
 use crate::delivery::{Claim, DeliveryId, Fence, RouteName, Settled, Settlement, Verdict};
 use crate::event::EventId;
 use crate::handler::{Handler, SqlHandler};
 use crate::journal::decide::outcome::Held;
+use crate::journal::sql;
 use crate::journal::{
     Backlog, BoxFuture, Deliveries, Forgotten, Order, OrderError, Ordered, Pausable, Pause, Paused, Progress,
     Retention, Who, WorkError,
@@ -38,7 +39,7 @@ fn micros(time: Duration) -> i64 {
     i64::try_from(time.as_micros()).unwrap_or(i64::MAX).min(100 * 365 * 86_400_000_000)
 }
 
-impl<E: Forgets> Deliveries for ServerJournal<E> {
+impl<E: Delivers + Reads> Deliveries for ServerJournal<E> {
     fn changes(&self) -> watch::Receiver<u64> {
         self.shared.changes.subscribe()
     }
@@ -197,28 +198,28 @@ impl<E: Forgets> Deliveries for ServerJournal<E> {
     fn set_paused(&self, pause: Pause, who: Who) -> BoxFuture<'_, Result<(), WorkError>> {
         Box::pin(async move {
             let given = self.shared.given_time();
-            work!(self, |session| operate::set_paused::<E>(&mut session, given, &pause, &who))?;
+            work!(self, |session| sql::operate::set_paused(&mut *session, given, &pause, &who))?;
             self.shared.changed();
             Ok(())
         })
     }
 
     fn paused(&self) -> BoxFuture<'_, Result<Vec<Pausable>, WorkError>> {
-        Box::pin(async move { work!(self, |session| operate::paused::<E>(&mut session)) })
+        Box::pin(async move { work!(self, |session| sql::operate::paused(&mut *session)) })
     }
 
     fn pauses(&self) -> BoxFuture<'_, Result<Vec<Paused>, WorkError>> {
-        Box::pin(async move { work!(self, |session| operate::pauses::<E>(&mut session)) })
+        Box::pin(async move { work!(self, |session| sql::operate::pauses(&mut *session)) })
     }
 
     fn forget(&self, retention: Retention) -> BoxFuture<'_, Result<Forgotten, WorkError>> {
-        Box::pin(async move { forget::forget(self, &retention).await })
+        Box::pin(async move { operate::forget(self, &retention).await })
     }
 
     fn trust_clock(&self, who: Who) -> BoxFuture<'_, Result<(), WorkError>> {
         Box::pin(async move {
             let (given, wall) = (self.shared.given_time(), self.shared.clock.now().0);
-            work!(self, |session| forget::trust_clock::<E>(&mut session, given, wall, &who))
+            work!(self, |session| sql::forget::trust_clock(&mut *session, given, wall, &who))
         })
     }
 

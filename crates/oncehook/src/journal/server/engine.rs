@@ -6,7 +6,7 @@
 //!
 //! Unless a method says otherwise it runs in a transaction that its caller has begun and will end.
 
-use std::future::Future;
+use std::future::{Future, ready};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -14,13 +14,15 @@ use oncehook_verify::{EventKey, UnixMicros};
 use tokio::sync::watch;
 
 use super::OpenError;
-use super::error::EngineError;
 use super::pool::Pool;
 use super::shared::Shared;
-use super::sql::Sql;
-use super::value::{Param, Row};
 use crate::event::{EventId, NewEvent};
 use crate::journal::BoxFuture;
+use crate::journal::sql::Result;
+pub(in crate::journal) use crate::journal::sql::Session;
+use crate::journal::sql::error::EngineError;
+use crate::journal::sql::forget::Forgets;
+use crate::journal::sql::story::Tells;
 use crate::journal::tally::Tally;
 
 /// What a connection is for.
@@ -38,7 +40,7 @@ pub(in crate::journal) enum Purpose {
 
 /// A database engine, and how to reach one database of it.
 pub(in crate::journal) trait Engine: Sized + Send + Sync + 'static {
-    type Session: Session;
+    type Session: Connected + Tells + Forgets;
     /// What a lane remembers from one batch to the next.
     type LaneMemory: Default + Send + Sync + 'static;
 
@@ -54,9 +56,7 @@ pub(in crate::journal) trait Engine: Sized + Send + Sync + 'static {
     /// Where the URL leads, without what is secret.
     fn shown(&self) -> String;
     /// Opens a connection and checks that what it commits is durable.
-    fn open(&self, purpose: Purpose) -> impl Future<Output = Result<Self::Session, EngineError>> + Send;
-    /// The texts of plain statements.
-    const SQL: Sql;
+    fn open(&self, purpose: Purpose) -> impl Future<Output = Result<Self::Session>> + Send;
     /// The largest body that the server reached last can store.
     fn largest_body(&self) -> usize {
         usize::MAX
@@ -69,21 +69,18 @@ pub(in crate::journal) trait Engine: Sized + Send + Sync + 'static {
     /// What the catalogue says about the schema.
     fn shape(session: &mut Self::Session) -> impl Future<Output = Result<Vec<String>, OpenError>> + Send;
     /// Whatever else must be there before the first append. Its own transactions.
-    fn make_ready(
-        session: &mut Self::Session,
-        given: Option<i64>,
-    ) -> impl Future<Output = Result<(), EngineError>> + Send;
+    fn make_ready(session: &mut Self::Session, given: Option<i64>) -> impl Future<Output = Result<()>> + Send;
     /// The highest id that is stored, so that new ids stay above it. Its own transaction.
-    fn last_id(session: &mut Self::Session) -> impl Future<Output = Result<Option<EventId>, EngineError>> + Send;
+    fn last_id(session: &mut Self::Session) -> impl Future<Output = Result<Option<EventId>>> + Send;
     /// A name that changes whenever committed rows may be gone. Its own transaction.
-    fn identity(&self, session: &mut Self::Session) -> impl Future<Output = Result<String, EngineError>> + Send;
+    fn identity(&self, session: &mut Self::Session) -> impl Future<Output = Result<String>> + Send;
     /// Prepares to hear of other nodes, and returns the task that wakes this node's workers when another node did something, and
     /// the other way round, until `end` changes. What another node does after this has returned is heard.
     fn share_changes(
         shared: Arc<Shared>,
         pool: Arc<Pool<Self>>,
         end: watch::Receiver<bool>,
-    ) -> impl Future<Output = Result<BoxFuture<'static, ()>, EngineError>> + Send;
+    ) -> impl Future<Output = Result<BoxFuture<'static, ()>>> + Send;
 
     /// Stores the candidates whose keys are new, with all that belongs to them; the unique key decides. Candidates have
     /// different keys. Returns, in their order, who holds each key now. Before the first error nothing is stored, or the
@@ -94,7 +91,7 @@ pub(in crate::journal) trait Engine: Sized + Send + Sync + 'static {
         memory: &mut Self::LaneMemory,
         append: AppendContext,
         candidates: &[Candidate<'_>],
-    ) -> impl Future<Output = Result<Stored, EngineError>> + Send;
+    ) -> impl Future<Output = Result<Stored>> + Send;
     /// Keeps other bodies under known keys: one row per digest, at most [`CONFLICTS_KEPT`](crate::journal::CONFLICTS_KEPT) of
     /// them per event, the rest counted in a row with an empty digest. The counts hold even if the event is forgotten already.
     /// In the order of their events, so that two nodes wait for each other in the same order.
@@ -102,20 +99,17 @@ pub(in crate::journal) trait Engine: Sized + Send + Sync + 'static {
         session: &mut Self::Session,
         shard: i64,
         conflicts: &[(EventId, &NewEvent)],
-    ) -> impl Future<Output = Result<(), EngineError>> + Send;
+    ) -> impl Future<Output = Result<()>> + Send;
     /// Adds counted duplicates to what is stored. Other nodes may do the same with the same events.
     fn store_duplicates(
         session: &mut Self::Session,
         shard: i64,
         tally: &Tally,
-    ) -> impl Future<Output = Result<(), EngineError>> + Send;
+    ) -> impl Future<Output = Result<()>> + Send;
     /// The memory of a lane that takes the careful way, which the self-test must try.
     fn careful() -> Self::LaneMemory;
     /// Inserts a known key plainly, which must be refused by the ledger's unique key and by nothing else.
-    fn refuses_by_name(
-        session: &mut Self::Session,
-        key: &EventKey,
-    ) -> impl Future<Output = Result<Refusal, EngineError>> + Send;
+    fn refuses_by_name(session: &mut Self::Session, key: &EventKey) -> impl Future<Output = Result<Refusal>> + Send;
 }
 
 /// What became of a plain insert of a known key.
@@ -129,54 +123,28 @@ pub(in crate::journal) enum Refusal {
     Otherwise(String),
 }
 
-/// One connection.
-pub(in crate::journal) trait Session: Send + Sync + Sized + 'static {
-    type Row: Row;
+/// A connection to a server.
+pub(in crate::journal) trait Connected: Session + Send + Sync + 'static {
+    /// Begins a transaction that only reads, in one snapshot.
+    const BEGIN_READ: &'static str;
 
-    /// Runs a statement without parameters.
-    fn run(&mut self, sql: &str) -> impl Future<Output = Result<(), EngineError>> + Send;
-    /// Runs one statement and returns its rows.
-    fn rows(
-        &mut self,
-        sql: &str,
-        params: &[Param<'_>],
-    ) -> impl Future<Output = Result<Vec<Self::Row>, EngineError>> + Send;
-    /// Runs one statement and returns how many rows it changed.
-    fn change(&mut self, sql: &str, params: &[Param<'_>]) -> impl Future<Output = Result<u64, EngineError>> + Send;
-    /// Runs one statement and returns its first row.
-    fn row(
-        &mut self,
-        sql: &str,
-        params: &[Param<'_>],
-    ) -> impl Future<Output = Result<Option<Self::Row>, EngineError>> + Send {
-        async move { Ok(self.rows(sql, params).await?.into_iter().next()) }
-    }
-
-    /// Begins a transaction and returns its time: `given`, or else the database's. One round trip.
-    fn begin(&mut self, given: Option<i64>) -> impl Future<Output = Result<i64, EngineError>> + Send;
-    /// Begins one that only reads, in one snapshot.
-    fn begin_read(&mut self) -> impl Future<Output = Result<(), EngineError>> + Send;
-    fn commit(&mut self) -> impl Future<Output = Result<(), EngineError>> + Send;
-    /// Undoes what was begun. Nothing, if nothing was.
-    fn rollback(&mut self) -> impl Future<Output = Result<(), EngineError>> + Send;
-    /// Prepares for a transaction of one statement. Returns the time that the statement is given; `None`: it reads the
-    /// database's clock itself. No round trip where the engine can do without.
-    fn begin_single(&mut self, given: Option<i64>) -> impl Future<Output = Result<Option<i64>, EngineError>> + Send;
-    /// Ends it.
-    fn commit_single(&mut self) -> impl Future<Output = Result<(), EngineError>> + Send;
     /// The database's time. Its own transaction.
-    fn database_time(&mut self) -> impl Future<Output = Result<i64, EngineError>> + Send;
+    fn database_time(&mut self) -> impl Future<Output = Result<i64>> + Send;
     /// An error if what was read or committed on this connection may be lost with the primary although it was answered.
-    fn check_replicated(&self) -> Result<(), EngineError> {
+    fn check_replicated(&self) -> Result<()> {
         Ok(())
     }
 
     /// Whether a connection that was idle for this long can be lent again.
-    fn survived(&mut self, idle: Duration) -> impl Future<Output = bool> + Send;
+    fn survived(&mut self, _idle: Duration) -> impl Future<Output = bool> + Send {
+        ready(!self.is_closed())
+    }
     /// Whether the connection is known to be lost, without asking the server.
     fn is_closed(&self) -> bool;
     /// Asks the server, where the connection does not tell by itself.
-    fn is_alive(&mut self) -> impl Future<Output = bool> + Send;
+    fn is_alive(&mut self) -> impl Future<Output = bool> + Send {
+        ready(!self.is_closed())
+    }
     /// It must not be lent again: something of its last use would show in the next.
     fn is_retired(&self) -> bool {
         false

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::watch;
 use tokio::time::timeout;
 
-use super::engine::{Engine, Purpose, Session};
+use super::engine::{Connected, Engine, Purpose};
 use super::error::EngineError;
 use super::shared::Shared;
 use crate::retry::{Chance, Reconnect};
@@ -37,7 +37,7 @@ pub(super) async fn watch<E: Engine>(shared: Arc<Shared>, engine: Arc<E>, mut en
     let mut reconnect = Reconnect::new(Chance::random());
     loop {
         let mut wait = LOOK_EVERY;
-        if session.as_ref().is_some_and(Session::is_closed) {
+        if session.as_ref().is_some_and(Connected::is_closed) {
             session = None;
             shared.incarnation.doubt();
         }

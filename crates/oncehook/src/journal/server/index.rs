@@ -11,14 +11,14 @@ use std::time::Duration;
 
 use tokio::sync::watch;
 
-use super::engine::Session;
-use super::error::EngineError;
+use super::engine::{Connected, Session};
 use super::pool::Pool;
-use super::read::buckets::{Indexed, Occurrences, SETTLED_MICROS, first_of};
-use super::read::{Reads, ids};
+use super::read::Reads;
 use super::shared::Shared;
 use super::value::{Param, Row};
 use crate::event::EventId;
+use crate::journal::sql::Result;
+use crate::journal::sql::buckets::{Indexed, Occurrences, SETTLED_MICROS, first_of, ids};
 
 /// How long to wait when there is nothing to index, and between two parts of a long history.
 const IDLE: Duration = Duration::from_secs(1);
@@ -27,6 +27,20 @@ const BUSY: Duration = Duration::from_millis(100);
 /// Events that enter the index in one transaction, and rows that are added by one statement.
 const EVENTS_AT_ONCE: usize = 5_000;
 const ROWS_AT_ONCE: usize = 2_000;
+
+/// Locks the last event that, with all before it, is in the index. Returns nothing if another node has locked it.
+const LOCK_INDEXED: &str = "SELECT last FROM oncehook.indexed FOR UPDATE SKIP LOCKED";
+
+const SET_INDEXED: &str = "UPDATE oncehook.indexed SET last = $1";
+
+/// Returns the events behind `$1` and before `$2`, in the order of ids, at most `$3`. On MySQL the lock waits for events that
+/// are stored and not committed, so that none appears behind the index; PostgreSQL bounds the time of an append.
+const UNINDEXED: &str = "SELECT id, source, type, entity, received_at FROM oncehook.events /*! FORCE INDEX (PRIMARY) */
+                          WHERE id > $1 AND id < $2 ORDER BY id LIMIT $3 /*! LOCK IN SHARE MODE */";
+
+/// Returns the events between `$1` and `$2` that have deliveries.
+const ROUTED: &str = "SELECT DISTINCT event FROM oncehook.deliveries /*! FORCE INDEX (PRIMARY) */
+                       WHERE event BETWEEN $1 AND $2";
 
 /// Runs until the journal is closed or gone.
 pub(super) async fn run<E: Reads>(shared: Arc<Shared>, pool: Arc<Pool<E>>, mut end: watch::Receiver<bool>) {
@@ -42,7 +56,7 @@ pub(super) async fn run<E: Reads>(shared: Arc<Shared>, pool: Arc<Pool<E>>, mut e
     }
 }
 
-async fn index_some<E: Reads>(shared: &Shared, pool: &Pool<E>) -> Result<bool, EngineError> {
+async fn index_some<E: Reads>(shared: &Shared, pool: &Pool<E>) -> Result<bool> {
     let mut session = pool.take().await?;
     let ahead = session.database_time().await? - shared.clock.now().0;
     shared.database_ahead.store(ahead, Ordering::Relaxed);
@@ -54,14 +68,14 @@ async fn index_some<E: Reads>(shared: &Shared, pool: &Pool<E>) -> Result<bool, E
 }
 
 /// Adds the next events to the index. Returns how many.
-async fn add_next<E: Reads>(session: &mut E::Session, now: i64) -> Result<usize, EngineError> {
-    let Some(indexed) = session.row(E::READ.lock_indexed, &[]).await? else { return Ok(0) };
+async fn add_next<E: Reads>(session: &mut E::Session, now: i64) -> Result<usize> {
+    let Some(indexed) = session.row(LOCK_INDEXED, &[]).await? else { return Ok(0) };
     let settled = first_of((now - SETTLED_MICROS) / 1_000);
     let asked = [Param::from(indexed.event(0)?), settled.into(), EVENTS_AT_ONCE.into()];
-    let rows = session.rows(E::READ.unindexed, &asked).await?;
+    let rows = session.rows(UNINDEXED, &asked).await?;
     let (Some(first), Some(last)) = (rows.first(), rows.last()) else { return Ok(0) };
     let (first, last) = (first.event(0)?, last.event(0)?);
-    let routed = session.rows(E::READ.routed, &[first.into(), last.into()]).await?;
+    let routed = session.rows(ROUTED, &[first.into(), last.into()]).await?;
     let routed: HashSet<EventId> = ids(&routed)?.into_iter().collect();
     let mut found = Occurrences::default();
     for row in &rows {
@@ -76,17 +90,14 @@ async fn add_next<E: Reads>(session: &mut E::Session, now: i64) -> Result<usize,
         });
     }
     add::<E>(session, &found).await?;
-    session.change(E::READ.set_indexed, &[last.into()]).await?;
+    session.change(SET_INDEXED, &[last.into()]).await?;
     Ok(rows.len())
 }
 
 /// Adds to the index what occurs in its buckets.
-pub(in crate::journal) async fn add<E: Reads>(
-    session: &mut E::Session,
-    found: &Occurrences,
-) -> Result<(), EngineError> {
+pub(in crate::journal) async fn add<E: Reads>(session: &mut E::Session, found: &Occurrences) -> Result<()> {
     for table in found.tables(ROWS_AT_ONCE) {
-        session.change(E::READ.add_to_buckets, &[table]).await?;
+        session.change(E::ADD_TO_BUCKETS, &[table]).await?;
     }
     Ok(())
 }

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use oncehook_verify::UnixMicros;
 use tokio::sync::{mpsc, oneshot};
 
-use super::engine::{AppendContext, Candidate, Engine, Fate, Purpose, Session, Stored};
+use super::engine::{AppendContext, Candidate, Connected, Engine, Fate, Purpose, Session, Stored};
 use super::error::{EngineError, Tries};
 use super::self_test;
 use super::shared::Shared;
@@ -70,7 +70,7 @@ impl<E: Engine> Lane<E> {
     pub(super) async fn run(mut self, mut commands: mpsc::Receiver<Command>) {
         let mut batch = Vec::new();
         loop {
-            if self.session.as_ref().is_some_and(Session::is_closed) {
+            if self.session.as_ref().is_some_and(Connected::is_closed) {
                 self.fail("the connection to the database was lost");
             }
             if self.session.is_none() && self.wait_for_database(&mut commands).await {

@@ -13,26 +13,21 @@
 //! gathered while the last batch was stored, and stores it; `duplicates` adds up copies behind it. `index` fills the search
 //! index, and `read` serves people.
 
-pub(in crate::journal) mod aliases;
 pub(in crate::journal) mod deliver;
 mod deliveries;
 mod duplicates;
 pub(in crate::journal) mod engine;
-pub(in crate::journal) mod error;
 pub(in crate::journal) mod external;
-pub(in crate::journal) mod forget;
 mod identity;
 pub(in crate::journal) mod index;
 mod lane;
-pub(in crate::journal) mod operate;
+mod operate;
 pub(in crate::journal) mod pool;
 pub(in crate::journal) mod read;
 pub(in crate::journal) mod rehearse;
 mod self_test;
 pub(in crate::journal) mod shared;
-pub(in crate::journal) mod sql;
 pub(in crate::journal) mod user_sql;
-pub(in crate::journal) mod value;
 pub(in crate::journal) mod work;
 
 use std::collections::HashSet;
@@ -52,9 +47,11 @@ use super::{
 use crate::clock::Clock;
 use crate::delivery::RouteName;
 use crate::event::{EventId, NewEvents, SourceName};
+use crate::journal::sql::{aliases, forget};
+pub(in crate::journal) use crate::journal::sql::{error, value};
 use crate::retry::Chance;
 use crate::route::KnownLines;
-use engine::{Engine, Purpose, Session};
+use engine::{Connected, Engine, Purpose, Session};
 use error::EngineError;
 use lane::{Command, Lane, Request};
 use pool::Pool;
@@ -165,6 +162,8 @@ pub struct ServerJournal<E: Engine> {
     pub(in crate::journal) busy: Mutex<HashSet<RouteName>>,
     /// How long a function may take.
     pub(in crate::journal) function_time: Duration,
+    /// Where forgetting has come to.
+    round: Mutex<forget::Round<<E::Session as forget::Forgets>::Place>>,
     /// Ends what runs behind the accepts, also by being dropped.
     end: watch::Sender<bool>,
 }
@@ -226,6 +225,7 @@ impl<E: Reads> ServerJournal<E> {
             lines: KnownLines::default(),
             busy: Mutex::default(),
             function_time: options.handler_time.min(FUNCTION_TIME),
+            round: Mutex::default(),
             end,
         })
     }
@@ -291,7 +291,7 @@ impl<E: Engine> Journal for ServerJournal<E> {
     }
 
     fn keep_aliases(&self, kept: Vec<Alias>) -> BoxFuture<'_, Result<(), WorkError>> {
-        Box::pin(async move { work::work!(self, |session| aliases::keep::<E>(&mut session, &kept)) })
+        Box::pin(async move { work::work!(self, |session| aliases::keep(&mut *session, &kept)) })
     }
 
     fn largest_body(&self) -> usize {

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::{Semaphore, SemaphorePermit};
 
-use super::engine::{Engine, Purpose, Session};
+use super::engine::{Connected, Engine, Purpose};
 use super::error::EngineError;
 
 /// The longest that a caller waits for a connection, and for an answer to one of our own statements.

@@ -9,12 +9,13 @@ use rusqlite::{Connection, Transaction, TransactionBehavior};
 use tokio::sync::{oneshot, watch};
 
 use super::lines::{self, Waiting};
-use super::orders::{self, Refused};
 use super::queue::{self, Held};
+use super::statements::{self, Statements};
 use super::writer::{Command, Desk};
 use super::{SqliteJournal, apply, forget, turn};
 use crate::delivery::{Claim, DeliveryId, Fence, RouteName, Settled, Settlement, Verdict};
 use crate::handler::Handler;
+use crate::journal::sql::{self, operate, story};
 use crate::journal::{
     Backlog, BoxFuture, Deliveries, Forgotten, Order, OrderError, Ordered, Pausable, Pause, Paused, Progress,
     Retention, Who, WorkError,
@@ -65,6 +66,14 @@ impl SqliteJournal {
             }
             outcome.await.unwrap_or_else(|_| Err(gone()))
         })
+    }
+
+    /// As [`work`](Self::work), by what all journals share.
+    pub(super) fn share<T: Send + 'static>(
+        &self,
+        work: impl AsyncFnOnce(&mut Statements<'_>) -> sql::Result<T> + Send + 'static,
+    ) -> BoxFuture<'_, Result<T, WorkError>> {
+        self.work(|connection, now| statements::run(connection, now, work))
     }
 
     /// As [`work`](Self::work), in one transaction, for what may make deliveries due.
@@ -225,39 +234,38 @@ impl Deliveries for SqliteJournal {
 
     fn backlog(&self) -> BoxFuture<'_, Result<Vec<Backlog>, WorkError>> {
         Box::pin(async {
-            let backlog = self.read(super::Readers::backlog).await;
+            let backlog = self.read(|readers| readers.ask(async |session| story::backlog(session).await)).await;
             backlog.map_err(|error| WorkError::Unavailable(error.to_string()))
         })
     }
 
     fn order(&self, order: Order) -> BoxFuture<'_, Result<Ordered, OrderError>> {
         let shared = Arc::clone(&self.shared);
-        let done = self.work(move |connection, now| {
-            let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
-            match orders::carry_out(&transaction, &order, now) {
-                Ok(ordered) => {
-                    transaction.commit()?;
-                    shared.changed();
-                    Ok(Ok(ordered))
-                }
-                // Dropping the transaction undoes what was begun.
-                Err(Refused::Unfit(error)) => Ok(Err(error)),
-                Err(Refused::Engine(error)) => Err(error),
+        let done = self.share(async move |session| {
+            let ordered = operate::order(session, None, &order).await?;
+            if ordered.is_ok() {
+                shared.changed();
             }
+            Ok(ordered)
         });
         Box::pin(async move { done.await? })
     }
 
     fn set_paused(&self, pause: Pause, who: Who) -> BoxFuture<'_, Result<(), WorkError>> {
-        self.change(move |transaction, now| orders::set_paused(transaction, &pause, &who, now))
+        let shared = Arc::clone(&self.shared);
+        self.share(async move |session| {
+            operate::set_paused(session, None, &pause, &who).await?;
+            shared.changed();
+            Ok(())
+        })
     }
 
     fn paused(&self) -> BoxFuture<'_, Result<Vec<Pausable>, WorkError>> {
-        self.work(|connection, _| orders::paused(connection))
+        self.share(async |session| operate::paused(session).await)
     }
 
     fn pauses(&self) -> BoxFuture<'_, Result<Vec<Paused>, WorkError>> {
-        self.work(|connection, _| orders::pauses(connection))
+        self.share(async |session| operate::pauses(session).await)
     }
 
     fn forget(&self, retention: Retention) -> BoxFuture<'_, Result<Forgotten, WorkError>> {
@@ -270,10 +278,9 @@ impl Deliveries for SqliteJournal {
 
     fn trust_clock(&self, who: Who) -> BoxFuture<'_, Result<(), WorkError>> {
         self.work_at(move |desk| {
-            let now = desk.now.min(desk.wall);
-            let transaction = desk.connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
-            forget::trust_clock(&transaction, &who, now)?;
-            transaction.commit()
+            statements::run(desk.connection, desk.now, async |session| {
+                sql::forget::trust_clock(session, None, desk.wall.0, &who).await
+            })
         })
     }
 

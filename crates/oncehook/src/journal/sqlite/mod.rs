@@ -17,7 +17,6 @@
 //! user's statements (`user_sql`) in the transaction that settles them, `orders` does what operators ask, `forget` removes
 //! what is old. `rehearse` tells at the start which of the user's statements would fail.
 
-mod aliases;
 mod answered;
 mod apply;
 mod bloom;
@@ -32,7 +31,6 @@ mod groups;
 mod intake;
 mod ledger;
 mod lines;
-mod orders;
 pub(crate) mod place;
 mod priority;
 mod queries;
@@ -42,6 +40,7 @@ mod rehearse;
 mod schema;
 mod search;
 mod self_test;
+mod statements;
 mod syncer;
 mod turn;
 mod user_sql;
@@ -57,14 +56,13 @@ use crossbeam_channel::{Sender, TrySendError};
 use oncehook_verify::UnixMicros;
 use tokio::sync::{Semaphore, oneshot, watch};
 
+use super::sql::aliases;
 use super::tally::Tally;
 use super::{
-    Alias, AppendError, BoxFuture, Durability, EventDetail, EventPage, EventQuery, Incarnation, Journal, JournalReader,
-    JournalState, KnownCopy, Layer, ReadError, RecentKey, SelfTestError, Standing, Stats, StoredBody, Ticket,
-    WorkError,
+    Alias, AppendError, BoxFuture, Durability, Incarnation, Journal, JournalState, KnownCopy, Layer, ReadError,
+    SelfTestError, Ticket, WorkError,
 };
 use crate::clock::Clock;
-use crate::delivery::DeliveryId;
 use crate::event::{EventId, NewEvents, SourceName};
 use crate::retry::Chance;
 use crate::route::KnownLines;
@@ -410,7 +408,7 @@ impl Journal for SqliteJournal {
     }
 
     fn keep_aliases(&self, kept: Vec<Alias>) -> BoxFuture<'_, Result<(), WorkError>> {
-        self.work(move |connection, _| aliases::keep(connection, &kept))
+        self.share(async move |session| aliases::keep(session, &kept).await)
     }
 
     fn state(&self) -> JournalState {
@@ -448,35 +446,5 @@ impl Journal for SqliteJournal {
                 let _ = closed.await;
             }
         })
-    }
-}
-
-impl JournalReader for SqliteJournal {
-    fn list(&self, query: EventQuery) -> BoxFuture<'_, Result<EventPage, ReadError>> {
-        self.read(move |readers| readers.list(&query))
-    }
-
-    fn show(&self, id: EventId) -> BoxFuture<'_, Result<Option<EventDetail>, ReadError>> {
-        self.read(move |readers| readers.show(id))
-    }
-
-    fn body(&self, id: EventId) -> BoxFuture<'_, Result<Option<StoredBody>, ReadError>> {
-        self.read(move |readers| readers.body(id))
-    }
-
-    fn resolve(&self, alias: EventId) -> BoxFuture<'_, Result<Option<EventId>, ReadError>> {
-        self.read(move |readers| readers.resolve(alias))
-    }
-
-    fn stats(&self) -> BoxFuture<'_, Result<Stats, ReadError>> {
-        self.read(Readers::stats)
-    }
-
-    fn standings(&self, deliveries: Vec<DeliveryId>) -> BoxFuture<'_, Result<Vec<Option<Standing>>, ReadError>> {
-        self.read(move |readers| readers.standings(&deliveries))
-    }
-
-    fn recent_keys(&self, limit: usize) -> BoxFuture<'_, Result<Vec<RecentKey>, ReadError>> {
-        self.read(move |readers| readers.recent_keys(limit))
     }
 }

@@ -7,13 +7,15 @@
 //! Does not: bound the time. What is common in each of two ways and rare in both at once, and a success behind a long queue,
 //! are walked; the reader's deadline ends that.
 
-use oncehook_verify::{EventKey, UnixMicros};
+use oncehook_verify::EventKey;
 use rusqlite::{Connection, OptionalExtension, Row, named_params};
 
 use super::bloom::{self, Item};
+use super::statements::{Cells, of_engine};
 use super::{follower, groups};
 use crate::event::EventId;
-use crate::journal::{EventQuery, EventStatus, EventSummary, Flag};
+use crate::journal::sql::story;
+use crate::journal::{EventQuery, EventStatus, EventSummary};
 
 /// How many of the newest events are looked at before an index that is not in their order is sorted.
 const STRETCH: usize = 1_000;
@@ -367,51 +369,20 @@ fn after_stretch(connection: &Connection, span: Span, count: usize) -> Result<Op
         .optional()
 }
 
-pub(super) fn by_sequence(connection: &Connection, sequence: i64) -> Result<Option<EventSummary>, rusqlite::Error> {
-    let sql = format!("{SUMMARY} FROM oncehook_events e {BESIDE} WHERE e.seq = ?1");
-    connection.prepare_cached(&sql)?.query_row([sequence], summary).optional()
-}
-
 fn first_sequence(millis: i64) -> i64 {
     millis.clamp(0, (1 << 48) - 1) << 15
 }
 
 fn summary(row: &Row<'_>) -> Result<EventSummary, rusqlite::Error> {
-    let status: String = row.get(5)?;
-    let flags: Option<String> = row.get(11)?;
-    let (flags, quarantine) = Flag::parse_list(flags.as_deref());
-    Ok(EventSummary {
-        id: EventId::from_bytes(row.get(0)?),
-        source: row.get(1)?,
-        key: key(row, 2)?,
-        kind: row.get(3)?,
-        entity: row.get(4)?,
-        status: EventStatus::parse(&status).unwrap_or(EventStatus::Unrouted),
-        flags,
-        quarantine,
-        integrity: row.get(6)?,
-        occurred_at: row.get::<_, Option<i64>>(7)?.map(UnixMicros),
-        received_at: UnixMicros(row.get(8)?),
-        size: count(row, 9)?,
-        duplicates: count(row, 10)?,
-        deliveries: Vec::new(),
-    })
-}
-
-/// A key as it was stored. Anything else in that column is damage.
-fn key(row: &Row<'_>, column: usize) -> Result<EventKey, rusqlite::Error> {
-    let bytes = row.get::<_, Vec<u8>>(column)?;
-    EventKey::from_bytes(&bytes).ok_or(rusqlite::Error::IntegralValueOutOfRange(column, bytes.len() as i64))
-}
-
-pub(super) fn count(row: &Row<'_>, column: usize) -> Result<u64, rusqlite::Error> {
-    Ok(row.get::<_, i64>(column)?.unsigned_abs())
+    story::summary(&Cells::of(row)?).map_err(of_engine)
 }
 
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
     use std::sync::atomic::{AtomicU64, Ordering};
+
+    use oncehook_verify::UnixMicros;
 
     use super::*;
     use crate::event::EventIds;

@@ -21,7 +21,7 @@ use crate::handler::{Function, SqlHandler};
 use crate::journal::WorkError;
 use crate::journal::decide::outcome::Held;
 use crate::journal::server::ServerJournal;
-use crate::journal::server::engine::Session;
+use crate::journal::server::engine::{Connected, Session};
 use crate::journal::server::error::{EngineError, EngineResult};
 use crate::journal::server::user_sql::{Surroundings, Trouble, run_one};
 use crate::journal::server::work::{unavailable, work};

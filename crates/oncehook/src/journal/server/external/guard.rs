@@ -10,7 +10,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use super::super::deliver::entity::state;
-use super::super::engine::Session;
+use super::super::engine::{Connected, Session};
 use super::super::error::{EngineError, EngineResult, Meaning};
 use super::super::value::{Column, Param, Row};
 use super::{Guards, Write};

@@ -11,8 +11,9 @@
 
 use std::collections::BTreeMap;
 
+use super::Result;
+use super::value::{Column, Param, Row};
 use crate::event::{EventId, NewEvent};
-use crate::journal::server::value::{Column, Param};
 use crate::journal::{EventQuery, EventStatus};
 
 /// The milliseconds of a bucket, as a power of two. The schemas say the same.
@@ -20,13 +21,13 @@ const BUCKET_BITS: u32 = 12;
 
 /// Events younger than this are not in the index yet. Every append must be committed or undone within this time less
 /// [`LATE_MICROS`]; the servers' timeouts for appends are shorter.
-pub(in crate::journal) const SETTLED_MICROS: i64 = 30_000_000;
+pub(crate) const SETTLED_MICROS: i64 = 30_000_000;
 
 /// An event that is older than this when it is stored adds itself to its bucket.
-pub(in crate::journal) const LATE_MICROS: i64 = 5_000_000;
+pub(crate) const LATE_MICROS: i64 = 5_000_000;
 
 /// An id that is at least this far ahead of its event's receipt is in its bucket under [`ahead_value`].
-pub(in crate::journal) const AHEAD_MILLIS: i64 = 2_000;
+pub(crate) const AHEAD_MILLIS: i64 = 2_000;
 
 /// A value in the index: the first bytes of a digest of the field's letter and the text. Two texts that share a value cost
 /// some reading, and nothing else.
@@ -36,13 +37,13 @@ fn value(letter: &str, text: &str) -> i64 {
 }
 
 /// Stands for ids that run ahead of their events' receipt.
-pub(in crate::journal) fn ahead_value() -> i64 {
+pub(crate) fn ahead_value() -> i64 {
     value("b", "")
 }
 
 /// The value by which the events of a query are found, if by any: an entity has fewer events than a type, and a type not
 /// more than its source.
-pub(super) fn value_of(query: &EventQuery) -> Option<i64> {
+pub(crate) fn value_of(query: &EventQuery) -> Option<i64> {
     match query {
         EventQuery { entity: Some(entity), .. } => Some(value("e", entity)),
         EventQuery { kind: Some(kind), .. } => Some(value("t", kind)),
@@ -53,22 +54,22 @@ pub(super) fn value_of(query: &EventQuery) -> Option<i64> {
 }
 
 /// What the index knows of an event.
-pub(in crate::journal) struct Indexed<'e> {
-    pub(in crate::journal) id: EventId,
-    pub(in crate::journal) source: &'e str,
-    pub(in crate::journal) kind: Option<&'e str>,
-    pub(in crate::journal) entity: Option<&'e str>,
-    pub(in crate::journal) received_at: i64,
+pub(crate) struct Indexed<'e> {
+    pub(crate) id: EventId,
+    pub(crate) source: &'e str,
+    pub(crate) kind: Option<&'e str>,
+    pub(crate) entity: Option<&'e str>,
+    pub(crate) received_at: i64,
     /// Whether it has deliveries.
-    pub(in crate::journal) routed: bool,
+    pub(crate) routed: bool,
 }
 
 /// Values with the buckets in which they occur, and there the first and the last millisecond. In the order of the table.
 #[derive(Debug, Default)]
-pub(in crate::journal) struct Occurrences(BTreeMap<(i64, i64), (i64, i64)>);
+pub(crate) struct Occurrences(BTreeMap<(i64, i64), (i64, i64)>);
 
 impl Occurrences {
-    pub(in crate::journal) fn add(&mut self, event: &Indexed<'_>) {
+    pub(crate) fn add(&mut self, event: &Indexed<'_>) {
         let millis = millis_of(event.id);
         let at = millis & ((1 << BUCKET_BITS) - 1);
         let mut add = |value: i64| {
@@ -88,7 +89,7 @@ impl Occurrences {
 
     /// What an event adds that is about to be stored, if it is late at this time of the database: the index may have
     /// passed its bucket already.
-    pub(in crate::journal) fn add_late(&mut self, now: i64, id: EventId, event: &NewEvent) {
+    pub(crate) fn add_late(&mut self, now: i64, id: EventId, event: &NewEvent) {
         if millis_of(id) < (now - LATE_MICROS) / 1_000 {
             self.add(&Indexed {
                 id,
@@ -102,12 +103,12 @@ impl Occurrences {
     }
 
     /// Value, bucket, first, last.
-    pub(in crate::journal) fn rows(&self) -> impl Iterator<Item = [i64; 4]> {
+    pub(crate) fn rows(&self) -> impl Iterator<Item = [i64; 4]> {
         self.0.iter().map(|((value, bucket), (first, last))| [*value, *bucket, *first, *last])
     }
 
     /// The rows as tables of at most this many.
-    pub(in crate::journal) fn tables(&self, most: usize) -> Vec<Param<'static>> {
+    pub(crate) fn tables(&self, most: usize) -> Vec<Param<'static>> {
         let rows: Vec<[i64; 4]> = self.rows().collect();
         let table = |rows: &[[i64; 4]]| {
             let column = |at: usize| Column::ints(rows.iter().filter_map(|row| row.get(at).copied()));
@@ -119,38 +120,40 @@ impl Occurrences {
 
 /// A part of the ids, both ends included.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::journal) struct Part {
-    pub(in crate::journal) from: EventId,
-    pub(in crate::journal) to: EventId,
+pub(crate) struct Part {
+    pub(crate) from: EventId,
+    pub(crate) to: EventId,
 }
 
 impl Part {
     /// One id.
-    pub(super) fn of_one(id: EventId) -> Self {
+    pub(crate) fn of_one(id: EventId) -> Self {
         Self { from: id, to: id }
     }
 
-    pub(super) fn from(from: EventId) -> Self {
-        Self { from, to: number(u128::MAX) }
-    }
-
-    pub(super) fn to(to: EventId) -> Self {
-        Self { from: number(0), to }
+    /// Every id.
+    pub(crate) fn all() -> Self {
+        Self { from: number(0), to: number(u128::MAX) }
     }
 
     /// What of a bucket is between two of its milliseconds.
-    pub(super) fn of_bucket(bucket: i64, first: i64, last: i64) -> Self {
+    pub(crate) fn of_bucket(bucket: i64, first: i64, last: i64) -> Self {
         let start = bucket << BUCKET_BITS;
         Self { from: first_of(start + first), to: before(first_of(start + last + 1)) }
     }
 
-    pub(super) fn is_empty(self) -> bool {
+    pub(crate) fn is_empty(self) -> bool {
         self.from > self.to
     }
 
-    pub(super) fn within(self, other: Self) -> Self {
+    pub(crate) fn within(self, other: Self) -> Self {
         Self { from: self.from.max(other.from), to: self.to.min(other.to) }
     }
+}
+
+/// The events that rows name.
+pub(crate) fn ids(rows: &[impl Row]) -> Result<Vec<EventId>> {
+    rows.iter().map(|row| row.event(0)).collect()
 }
 
 fn number(id: u128) -> EventId {
@@ -158,22 +161,22 @@ fn number(id: u128) -> EventId {
 }
 
 /// The first id of a millisecond.
-pub(in crate::journal) fn first_of(millis: i64) -> EventId {
+pub(crate) fn first_of(millis: i64) -> EventId {
     let millis = millis.clamp(0, (1 << 48) - 1).unsigned_abs();
     number(u128::from(millis) << 80)
 }
 
 /// The first id of a bucket.
-pub(in crate::journal) fn first_of_bucket(bucket: i64) -> EventId {
+pub(crate) fn first_of_bucket(bucket: i64) -> EventId {
     first_of(bucket << BUCKET_BITS)
 }
 
-pub(super) fn before(id: EventId) -> EventId {
+pub(crate) fn before(id: EventId) -> EventId {
     number(u128::from_be_bytes(*id.as_bytes()).saturating_sub(1))
 }
 
 /// The next id.
-pub(in crate::journal) fn behind(id: EventId) -> EventId {
+pub(crate) fn behind(id: EventId) -> EventId {
     number(u128::from_be_bytes(*id.as_bytes()).saturating_add(1))
 }
 
@@ -181,12 +184,12 @@ fn millis_of(id: EventId) -> i64 {
     id.sequence() >> 15
 }
 
-pub(in crate::journal) fn bucket_of(id: EventId) -> i64 {
+pub(crate) fn bucket_of(id: EventId) -> i64 {
     millis_of(id) >> BUCKET_BITS
 }
 
 /// The ids that a query can match, as far as they tell.
-pub(super) fn bounds(query: &EventQuery) -> Part {
+pub(crate) fn bounds(query: &EventQuery) -> Part {
     // An id is never below the millisecond of receipt, so this bound loses nothing. There is no such bound for `until`:
     // after the clock was set back, ids run ahead of it. A day of slack keeps old pages cheap.
     let since = query.since.map_or(number(0), |since| first_of(since.0 / 1_000));
@@ -196,16 +199,17 @@ pub(super) fn bounds(query: &EventQuery) -> Part {
 }
 
 /// The ids that a query can match, without those that run ahead.
-pub(super) fn usual(query: &EventQuery) -> Part {
-    let until = query.until.map_or(number(u128::MAX), |until| first_of(until.0 / 1_000 + AHEAD_MILLIS + 1));
-    Part::to(before(until)).within(bounds(query))
+pub(crate) fn usual(query: &EventQuery) -> Part {
+    let bounds = bounds(query);
+    let until = query.until.map_or(bounds.to, |until| before(first_of(until.0 / 1_000 + AHEAD_MILLIS + 1)));
+    Part { to: until.min(bounds.to), ..bounds }
 }
 
 /// The ids above the usual ones: of events that were received before `until`, but whose ids run ahead. There are some where
 /// a clock had been set back.
-pub(super) fn ahead(query: &EventQuery) -> Option<Part> {
+pub(crate) fn ahead(query: &EventQuery) -> Option<Part> {
     query.until?;
-    let above = Part::from(behind(usual(query).to)).within(bounds(query));
+    let above = Part { from: behind(usual(query).to), ..bounds(query) };
     (!above.is_empty()).then_some(above)
 }
 

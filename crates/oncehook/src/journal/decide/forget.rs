@@ -1,12 +1,12 @@
 //! May anything be forgotten now? Decided here for every journal, and for the guards in other databases.
 //!
-//! What is old is told by a clock, and a clock can be wrong: one start of a machine whose clock is 40 days ahead would erase
+//! A clock says what is old, and a clock can be wrong: one start of a machine whose clock is 40 days ahead would erase
 //! every event and every key, and each event that is sent again would take effect again. So the clock is compared with the
 //! time that the journal believed last. If it is more than [`JUMP`] away from that, nothing is forgotten until
 //!
 //! - the clock is right again, or
-//! - the clock has gone on evenly for [`LASTING`] while somebody looked: a gateway that was switched off for a month, or
-//! - an operator says that the clock is right ([`Deliveries::trust_clock`](super::Deliveries::trust_clock)).
+//! - the clock has gone on evenly for [`LASTING`] while the journal looked at it: a gateway that was switched off for a month, or
+//! - an operator says that the clock is right ([`Deliveries::trust_clock`](crate::journal::Deliveries::trust_clock)).
 //!
 //! To forget late costs a little disk; to forget too early costs effects that happen twice. The same holds for a clock that
 //! was set back: keys that are stored meanwhile would expire too early ([`NewEvent::remembered_until`]).
@@ -23,10 +23,10 @@ use oncehook_verify::UnixMicros;
 /// A clock that is farther away than this from the time that was believed last is doubted.
 pub(crate) const JUMP: Duration = Duration::from_secs(2 * 86_400);
 
-/// A doubted clock is believed when it has gone on evenly for so long.
+/// A doubted clock is believed when it has gone on evenly for this long.
 const LASTING: Duration = Duration::from_secs(3 * 86_400);
 
-/// Between two looks at most so much counts: what happened while nobody looked is not known.
+/// At most this much counts between two looks: what happened between them is not known.
 const STEP: Duration = Duration::from_secs(3_600);
 
 /// A change that is smaller than this is not worth storing.
@@ -92,8 +92,9 @@ impl ClockMemory {
     }
 }
 
-fn micros(duration: Duration) -> i64 {
-    i64::try_from(duration.as_micros()).unwrap_or(i64::MAX)
+/// A time span. One that is longer than there has been time is as long as that.
+pub(crate) fn micros(span: Duration) -> i64 {
+    i64::try_from(span.as_micros()).unwrap_or(i64::MAX).min(i64::MAX / 2)
 }
 
 /// Looks at the clock. Returns what to remember, and the doubt in which nothing may be forgotten.
@@ -131,7 +132,7 @@ mod tests {
         UnixMicros(1_000 * DAY + time)
     }
 
-    /// A journal that looks, and keeps what it is told to keep.
+    /// A journal that looks, and keeps the memory that it gets back.
     #[derive(Default)]
     struct Looks(Option<ClockMemory>);
 
