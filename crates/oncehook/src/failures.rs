@@ -54,12 +54,8 @@ impl FailureLog {
     /// Logs an attempt that failed, or counts it.
     pub(crate) fn note(&self, route: &str, failed: &FailedAttempt, now: Instant) {
         self.noted.fetch_add(1, Ordering::Relaxed);
-        let (untold, tell) = {
-            let mut counts = self.counts.lock().unwrap_or_else(PoisonError::into_inner);
-            (counts.end_window(now), counts.add(failed, now))
-        };
-        tell_untold(route, untold);
-        if tell {
+        self.flush(route, now);
+        if self.counts.lock().unwrap_or_else(PoisonError::into_inner).add(failed, now) {
             tell_one(route, failed);
         }
     }

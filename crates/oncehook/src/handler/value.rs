@@ -45,39 +45,40 @@ pub enum Expression {
     Current(String),
 }
 
+/// The words for everything but pointers.
+const WORDS: [(&str, Expression); 10] = [
+    ("$key", Expression::Key),
+    ("$event", Expression::Event),
+    ("$type", Expression::Type),
+    ("$entity", Expression::Entity),
+    ("$time", Expression::Time),
+    ("$received", Expression::Received),
+    ("$source", Expression::Source),
+    ("$body", Expression::WholeBody),
+    ("$version", Expression::Version),
+    ("$state", Expression::State),
+];
+
 impl Expression {
     /// Reads an expression. The error is for the author of the configuration.
     pub fn parse(text: &str) -> Result<Self, String> {
-        if text.starts_with('/') {
-            Picker::new(&[text])?;
-            return Ok(Self::Body(text.to_owned()));
-        }
-        if let Some(pointer) = text.strip_prefix("$result") {
-            Picker::new(&[pointer])?;
-            return Ok(Self::Result(pointer.to_owned()));
-        }
-        if let Some(pointer) = text.strip_prefix("$current") {
-            Picker::new(&[pointer])?;
-            return Ok(Self::Current(pointer.to_owned()));
-        }
-        Ok(match text {
-            "$key" => Self::Key,
-            "$event" => Self::Event,
-            "$type" => Self::Type,
-            "$entity" => Self::Entity,
-            "$time" => Self::Time,
-            "$received" => Self::Received,
-            "$source" => Self::Source,
-            "$body" => Self::WholeBody,
-            "$version" => Self::Version,
-            "$state" => Self::State,
-            _ => {
-                return Err(format!(
+        let (expression, pointer): (fn(String) -> Self, &str) = if text.starts_with('/') {
+            (Self::Body, text)
+        } else if let Some(pointer) = text.strip_prefix("$result") {
+            (Self::Result, pointer)
+        } else if let Some(pointer) = text.strip_prefix("$current") {
+            (Self::Current, pointer)
+        } else {
+            let known = WORDS.into_iter().find(|(word, _)| *word == text);
+            return known.map(|(_, expression)| expression).ok_or_else(|| {
+                format!(
                     "{text:?} is neither a JSON pointer (\"/data/id\") nor one of $key, $event, $type, $entity, $time, \
                      $received, $source, $body, $result, $version, $state, $current"
-                ));
-            }
-        })
+                )
+            });
+        };
+        Picker::new(&[pointer])?;
+        Ok(expression(pointer.to_owned()))
     }
 
     /// Whether it needs the result of a delivery before.
@@ -101,21 +102,12 @@ impl Expression {
 
 impl std::fmt::Display for Expression {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(match self {
-            Self::Body(pointer) => pointer,
-            Self::Key => "$key",
-            Self::Event => "$event",
-            Self::Type => "$type",
-            Self::Entity => "$entity",
-            Self::Time => "$time",
-            Self::Received => "$received",
-            Self::Source => "$source",
-            Self::WholeBody => "$body",
-            Self::Version => "$version",
-            Self::State => "$state",
-            Self::Result(pointer) => return write!(f, "$result{pointer}"),
-            Self::Current(pointer) => return write!(f, "$current{pointer}"),
-        })
+        match self {
+            Self::Body(pointer) => f.write_str(pointer),
+            Self::Result(pointer) => write!(f, "$result{pointer}"),
+            Self::Current(pointer) => write!(f, "$current{pointer}"),
+            _ => f.write_str(WORDS.iter().find(|(_, known)| known == self).map_or("", |(word, _)| word)),
+        }
     }
 }
 
@@ -159,21 +151,13 @@ pub struct Lookup {
 impl Lookup {
     /// Looks these up, in this order.
     pub fn new(expressions: Vec<Expression>) -> Result<Self, String> {
-        let pointers: Vec<&str> = expressions
-            .iter()
-            .filter_map(|expression| match expression {
-                Expression::Body(pointer) => Some(pointer.as_str()),
-                _ => None,
-            })
-            .collect();
+        let pointer = |expression| match expression {
+            &Expression::Body(ref pointer) => Some(pointer.as_str()),
+            _ => None,
+        };
+        let pointers: Vec<&str> = expressions.iter().filter_map(pointer).collect();
         let body = Picker::new(&pointers)?;
         Ok(Self { expressions, body })
-    }
-
-    /// Whether one of them needs the result of a delivery before.
-    #[must_use]
-    pub fn needs_result(&self) -> bool {
-        self.expressions.iter().any(Expression::needs_result)
     }
 
     /// Whether one of them satisfies that.
@@ -184,64 +168,58 @@ impl Lookup {
 
     /// The values, or a failure that names the first expression that leads nowhere.
     pub fn find<'e>(&self, event: &'e HandedEvent) -> Result<Vec<Found<'e>>, Failure> {
-        let nowhere = |expression: &Expression| {
-            let message = format!("`{expression}` leads nowhere in this event");
-            // The expression is the configuration's.
-            Failure::permanent(Cause::Poison, message.clone()).in_log(message)
-        };
         let picked =
             self.body.pick(&event.body).map_err(|error| Failure::permanent(Cause::Poison, error.to_string()))?;
         let mut picked = picked.into_iter();
-        let mut found = Vec::with_capacity(self.expressions.len());
-        for expression in &self.expressions {
-            found.push(match expression {
-                Expression::Body(_) => {
-                    let json = picked.next().flatten().ok_or_else(|| nowhere(expression))?;
-                    Found::Json(Cow::Borrowed(json))
+        let found = |expression: &Expression| {
+            expression.find(event, &mut picked).ok_or_else(|| {
+                let message = format!("`{expression}` leads nowhere in this event");
+                // The expression is the configuration's.
+                Failure::permanent(Cause::Poison, message.clone()).in_log(message)
+            })
+        };
+        self.expressions.iter().map(found).collect()
+    }
+}
+
+impl Expression {
+    /// The value, or nothing if the expression leads nowhere. `picked`: what the pointers into the body lead to, in order.
+    fn find<'e>(
+        &self,
+        event: &'e HandedEvent,
+        picked: &mut impl Iterator<Item = Option<&'e str>>,
+    ) -> Option<Found<'e>> {
+        Some(match self {
+            Self::Body(_) => Found::Json(Cow::Borrowed(picked.next()??)),
+            Self::Key => text_or_bytes(event.key.as_bytes()),
+            Self::Event => Found::Text(Cow::Owned(event.id.to_string())),
+            Self::Type => text_or_null(event.kind.as_deref()),
+            Self::Entity => text_or_null(event.entity.as_deref()),
+            Self::Time => Found::Text(Cow::Owned(event.occurred_at.unwrap_or(event.received_at).to_rfc3339())),
+            Self::Received => Found::Text(Cow::Owned(event.received_at.to_rfc3339())),
+            Self::Source => Found::Text(Cow::Borrowed(event.source.as_str())),
+            Self::WholeBody => text_or_bytes(&event.body),
+            Self::Result(pointer) => {
+                let result = event.result.as_deref()?;
+                match point(result, pointer) {
+                    // A result of an earlier version that is nested too deep to be read: as a text.
+                    None if pointer.is_empty() => Found::Text(Cow::Borrowed(result)),
+                    json => Found::Json(Cow::Owned(json?)),
                 }
-                Expression::Key => match std::str::from_utf8(event.key.as_bytes()) {
-                    Ok(text) => Found::Text(Cow::Borrowed(text)),
-                    Err(_) => Found::Bytes(event.key.as_bytes()),
-                },
-                Expression::Event => Found::Text(Cow::Owned(event.id.to_string())),
-                Expression::Type => text_or_null(event.kind.as_deref()),
-                Expression::Entity => text_or_null(event.entity.as_deref()),
-                Expression::Time => {
-                    let at = event.occurred_at.unwrap_or(event.received_at);
-                    Found::Text(Cow::Owned(at.to_rfc3339()))
-                }
-                Expression::Received => Found::Text(Cow::Owned(event.received_at.to_rfc3339())),
-                Expression::Source => Found::Text(Cow::Borrowed(event.source.as_str())),
-                Expression::WholeBody => match std::str::from_utf8(&event.body) {
-                    Ok(text) => Found::Text(Cow::Borrowed(text)),
-                    Err(_) => Found::Bytes(&event.body),
-                },
-                Expression::Result(pointer) => {
-                    let result = event.result.as_deref().ok_or_else(|| nowhere(expression))?;
-                    match point(result, pointer) {
-                        Some(json) => Found::Json(Cow::Owned(json)),
-                        // A result of an earlier version that is nested too deep to be read: as a text.
-                        None if pointer.is_empty() => Found::Text(Cow::Borrowed(result)),
-                        None => return Err(nowhere(expression)),
-                    }
-                }
-                Expression::Version => match event.version {
-                    Some(version) => Found::Json(Cow::Owned(version.to_string())),
-                    None => Found::Null,
-                },
-                Expression::State => text_or_null(event.state.as_deref()),
-                Expression::Current(pointer) => {
-                    let current = event.current.as_deref().ok_or_else(|| nowhere(expression))?;
-                    Found::Json(Cow::Owned(point(current, pointer).ok_or_else(|| nowhere(expression))?))
-                }
-            });
-        }
-        Ok(found)
+            }
+            Self::Version => event.version.map_or(Found::Null, |version| Found::Json(Cow::Owned(version.to_string()))),
+            Self::State => text_or_null(event.state.as_deref()),
+            Self::Current(pointer) => Found::Json(Cow::Owned(point(event.current.as_deref()?, pointer)?)),
+        })
     }
 }
 
 fn text_or_null(text: Option<&str>) -> Found<'_> {
     text.map_or(Found::Null, |text| Found::Text(Cow::Borrowed(text)))
+}
+
+fn text_or_bytes(bytes: &[u8]) -> Found<'_> {
+    std::str::from_utf8(bytes).map_or(Found::Bytes(bytes), |text| Found::Text(Cow::Borrowed(text)))
 }
 
 /// The JSON text at a pointer in a result.
@@ -311,16 +289,10 @@ impl Template {
         Ok(Self(places))
     }
 
-    /// Whether a place needs the result of a delivery before.
+    /// Whether a place satisfies that.
     #[must_use]
-    pub fn needs_result(&self) -> bool {
-        self.0.values.needs_result()
-    }
-
-    /// Whether it needs what is fetched from the provider.
-    #[must_use]
-    pub fn needs_current(&self) -> bool {
-        self.0.values.any(Expression::needs_current)
+    pub fn any(&self, needs: impl Fn(&Expression) -> bool) -> bool {
+        self.0.values.any(needs)
     }
 
     /// The text with its places filled.
@@ -411,25 +383,22 @@ pub(crate) mod tests {
     #[test]
     fn values_are_found_where_they_are() {
         let event = handed(r#"{"a":{"b":1.50},"c":null,"d":"x\"y"}"#, Some(r#"{"id":7,"list":[true]}"#));
-        let found = find(
-            &["/a/b", "/c", "/d", "$key", "$type", "$entity", "$time", "$result/id", "$result", "$source"],
-            &event,
-        );
-        assert_eq!(
-            found.unwrap(),
-            [
-                "1.50",
-                "null",
-                r#""x\"y""#,
-                "\"evt_1\"",
-                "\"order.paid\"",
-                "null",
-                "\"2023-11-14T22:13:20.000000Z\"",
-                "7",
-                r#"{"id":7,"list":[true]}"#,
-                "\"shop\""
-            ]
-        );
+        for (expression, value) in [
+            ("/a/b", "1.50"),
+            ("/c", "null"),
+            ("/d", r#""x\"y""#),
+            ("$key", "\"evt_1\""),
+            ("$type", "\"order.paid\""),
+            ("$entity", "null"),
+            ("$time", "\"2023-11-14T22:13:20.000000Z\""),
+            ("$result/id", "7"),
+            ("$result", r#"{"id":7,"list":[true]}"#),
+            ("$source", "\"shop\""),
+        ] {
+            // Together with others: each pointer into the body has its own value.
+            assert_eq!(find(&["/d", expression, "/c"], &event).unwrap(), [r#""x\"y""#, value, "null"], "{expression}");
+            assert_eq!(Expression::parse(expression).unwrap().to_string(), expression);
+        }
     }
 
     #[test]

@@ -26,7 +26,6 @@ const CREDENTIAL_NAMES: [&str; 9] =
     ["auth", "token", "secret", "key", "cookie", "password", "signature", "credential", "session"];
 
 /// What must not be seen in answers.
-#[derive(Default)]
 pub(super) struct Hidden {
     /// The longest first, so that none leaves a part of a longer one behind.
     words: Vec<String>,
@@ -38,16 +37,13 @@ pub(super) fn is_credential(name: &str) -> bool {
     CREDENTIAL_NAMES.iter().any(|part| name.contains(part))
 }
 
-/// The credentials in the query of a URL: the values of parameters with such a name.
-pub(super) fn url_credentials(url: &url::Url) -> Vec<String> {
-    url.query_pairs().filter(|(name, _)| is_credential(name)).map(|(_, value)| value.into_owned()).collect()
-}
-
 impl Hidden {
-    /// Hides these values: whole, word for word (`Bearer x`), the parts of basic authentication, and in base64.
-    pub(super) fn new<'v>(values: impl IntoIterator<Item = &'v str>) -> Self {
+    /// Hides these values: whole, word for word (`Bearer x`), the parts of basic authentication, and in base64. Also those
+    /// parameters in the query of the URL whose names say that they are credentials.
+    pub(super) fn new<'v>(url: &'v url::Url, values: impl IntoIterator<Item = &'v str>) -> Self {
+        let in_url = url.query_pairs().filter(|(name, _)| is_credential(name)).map(|(_, value)| value);
         let mut words: Vec<String> = Vec::new();
-        for value in values {
+        for value in values.into_iter().map(Cow::Borrowed).chain(in_url) {
             words.push(value.trim().to_owned());
             for word in value.split_whitespace() {
                 let word = word.trim_matches([';', ',']);
@@ -119,16 +115,12 @@ impl Hidden {
 /// Where the string that begins with the quote at `start` ends: the place of its closing quote.
 fn string_end(text: &str, start: usize) -> Option<usize> {
     let mut escaped = false;
-    let inside = text.as_bytes().iter().enumerate().skip(start + 1);
-    for (at, byte) in inside {
-        match byte {
-            _ if escaped => escaped = false,
-            b'\\' => escaped = true,
-            b'"' => return Some(at),
-            _ => {}
-        }
-    }
-    None
+    let is_end = |byte: &u8| {
+        let ends = *byte == b'"' && !escaped;
+        escaped = *byte == b'\\' && !escaped;
+        ends
+    };
+    text.as_bytes().iter().skip(start + 1).position(is_end).map(|inside| start + 1 + inside)
 }
 
 /// What the inside of a JSON string means. Escapes that mean nothing become U+FFFD.
@@ -164,12 +156,13 @@ mod tests {
 
     const TOKEN: &str = "tok/0123456789\"x";
 
-    fn censored(text: &str) -> String {
-        Hidden::new(["Bearer tok/0123456789\"x", "Basic dXNlcjpodW50ZXIyaHVudGVyMg=="]).censor(text).into_owned()
+    fn hidden(values: &[&'static str]) -> Hidden {
+        Hidden::new(&"http://127.0.0.1/".parse().unwrap(), values.iter().copied())
     }
 
     #[test]
     fn a_credential_is_found_however_it_is_written() {
+        let hidden = hidden(&["Bearer tok/0123456789\"x", "Basic dXNlcjpodW50ZXIyaHVudGVyMg=="]);
         let escaped: String = TOKEN.encode_utf16().map(|unit| format!("\\u{unit:04X}")).collect();
         let inner = serde_json::Value::from(format!("{{\"a\":\"{escaped}\"}}")).to_string();
         for (text, wanted) in [
@@ -181,7 +174,7 @@ mod tests {
             ("hunter2hunter2 user:hunter2hunter2".to_owned(), "(hidden) (hidden)".to_owned()),
             (STANDARD.encode(TOKEN), "(hidden)==".to_owned()),
         ] {
-            assert_eq!(censored(&text), wanted, "{text}");
+            assert_eq!(hidden.censor(&text), wanted, "{text}");
         }
     }
 
@@ -195,9 +188,9 @@ mod tests {
             "\"\\",
             "",
         ] {
-            assert!(matches!(Hidden::new([TOKEN]).censor(text), Cow::Borrowed(same) if same == text), "{text}");
+            assert!(matches!(hidden(&[TOKEN]).censor(text), Cow::Borrowed(same) if same == text), "{text}");
         }
-        assert!(Hidden::new(["short", ""]).words.is_empty());
+        assert!(hidden(&["short", ""]).words.is_empty());
     }
 
     #[test]

@@ -119,7 +119,7 @@ impl SqlHandler {
     /// Whether a binding needs the result of a delivery before.
     #[must_use]
     pub fn needs_result(&self) -> bool {
-        self.lookup.needs_result()
+        self.lookup.any(Expression::needs_result)
     }
 
     /// What an engine says of an error, without values of the event that were bound.
