@@ -9,55 +9,66 @@
 use std::borrow::Cow;
 
 use oncehook_verify::Picker;
+use serde_json::Value;
 use serde_json::value::RawValue;
 
 use crate::delivery::{Cause, Failure, HandedEvent};
 use crate::json::{PLAIN_LEVELS, is_json_within};
 
 /// Where a value comes from.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub enum Expression {
     /// A JSON pointer into the body.
     Body(String),
-    /// The idempotency key.
-    Key,
-    /// The event's id.
-    Event,
-    /// The event's type.
-    Type,
-    /// What the event is about.
-    Entity,
-    /// When it happened; where the provider does not say, when it arrived.
-    Time,
-    /// When it arrived.
-    Received,
-    /// The source's name.
-    Source,
-    /// The whole body as text.
-    WholeBody,
     /// What the delivery before this one returned; the pointer leads into it.
     Result(String),
-    /// Which version of its entity it tells about, as the provider counts.
-    Version,
-    /// With a state machine: the state that it leads to.
-    State,
     /// What the provider says of the entity now; the pointer leads into it.
     Current(String),
+    /// Something else that is known of the event.
+    Field(&'static Field),
 }
 
-/// The words for everything but pointers.
-const WORDS: [(&str, Expression); 10] = [
-    ("$key", Expression::Key),
-    ("$event", Expression::Event),
-    ("$type", Expression::Type),
-    ("$entity", Expression::Entity),
-    ("$time", Expression::Time),
-    ("$received", Expression::Received),
-    ("$source", Expression::Source),
-    ("$body", Expression::WholeBody),
-    ("$version", Expression::Version),
-    ("$state", Expression::State),
+/// What is known of an event besides the contents of its body, by the word for it.
+#[derive(Debug)]
+pub struct Field {
+    word: &'static str,
+    value: fn(&HandedEvent) -> Found<'_>,
+}
+
+static FIELDS: [Field; 10] = [
+    // The idempotency key.
+    Field { word: "$key", value: |event| text_or_bytes(event.key.as_bytes()) },
+    Field { word: "$event", value: |event| text(event.id.to_string()) },
+    Field { word: "$type", value: |event| event.kind.as_deref().map_or(Found::Null, text) },
+    // What the event is about.
+    Field { word: "$entity", value: |event| event.entity.as_deref().map_or(Found::Null, text) },
+    // When it happened; where the provider does not say, when it arrived.
+    Field { word: "$time", value: |event| text(event.occurred_at.unwrap_or(event.received_at).to_rfc3339()) },
+    Field { word: "$received", value: |event| text(event.received_at.to_rfc3339()) },
+    Field { word: "$source", value: |event| text(event.source.as_str()) },
+    // The whole body as text.
+    Field { word: WHOLE_BODY, value: |event| text_or_bytes(&event.body) },
+    // Which version of its entity it tells about, as the provider counts.
+    Field { word: "$version", value: |event| event.version.map_or(Found::Null, |version| json(version.to_string())) },
+    // With a state machine: the state that it leads to.
+    Field { word: STATE, value: |event| event.state.as_deref().map_or(Found::Null, text) },
 ];
+
+const WHOLE_BODY: &str = "$body";
+
+const STATE: &str = "$state";
+
+fn text<'e>(text: impl Into<Cow<'e, str>>) -> Found<'e> {
+    Found::Text(text.into())
+}
+
+fn text_or_bytes(bytes: &[u8]) -> Found<'_> {
+    std::str::from_utf8(bytes).map_or(Found::Bytes(bytes), text)
+}
+
+fn json<'e>(json: impl Into<Cow<'e, str>>) -> Found<'e> {
+    Found::Json(json.into())
+}
 
 impl Expression {
     /// Reads an expression. The error is for the author of the configuration.
@@ -69,8 +80,7 @@ impl Expression {
         } else if let Some(pointer) = text.strip_prefix("$current") {
             (Self::Current, pointer)
         } else {
-            let known = WORDS.into_iter().find(|(word, _)| *word == text);
-            return known.map(|(_, expression)| expression).ok_or_else(|| {
+            return FIELDS.iter().find(|field| field.word == text).map(Self::Field).ok_or_else(|| {
                 format!(
                     "{text:?} is neither a JSON pointer (\"/data/id\") nor one of $key, $event, $type, $entity, $time, \
                      $received, $source, $body, $result, $version, $state, $current"
@@ -96,7 +106,7 @@ impl Expression {
     /// Whether it needs a state machine.
     #[must_use]
     pub fn needs_state(&self) -> bool {
-        matches!(self, Self::State)
+        matches!(self, Self::Field(field) if field.word == STATE)
     }
 }
 
@@ -106,7 +116,7 @@ impl std::fmt::Display for Expression {
             Self::Body(pointer) => f.write_str(pointer),
             Self::Result(pointer) => write!(f, "$result{pointer}"),
             Self::Current(pointer) => write!(f, "$current{pointer}"),
-            _ => f.write_str(WORDS.iter().find(|(_, known)| known == self).map_or("", |(word, _)| word)),
+            Self::Field(field) => f.write_str(field.word),
         }
     }
 }
@@ -129,16 +139,12 @@ impl Found<'_> {
     #[must_use]
     pub fn to_json(&self) -> Cow<'_, str> {
         match self {
-            Self::Text(text) => Cow::Owned(json_string(text)),
-            Self::Bytes(bytes) => Cow::Owned(json_string(&String::from_utf8_lossy(bytes))),
+            Self::Text(text) => Cow::Owned(Value::from(text.as_ref()).to_string()),
+            Self::Bytes(bytes) => Cow::Owned(Value::from(String::from_utf8_lossy(bytes)).to_string()),
             Self::Json(json) => Cow::Borrowed(json),
             Self::Null => Cow::Borrowed("null"),
         }
     }
-}
-
-fn json_string(text: &str) -> String {
-    serde_json::Value::from(text).to_string()
 }
 
 /// A list of expressions that are looked up together, in one pass over the body.
@@ -151,13 +157,13 @@ pub struct Lookup {
 impl Lookup {
     /// Looks these up, in this order.
     pub fn new(expressions: Vec<Expression>) -> Result<Self, String> {
-        let pointer = |expression| match expression {
-            &Expression::Body(ref pointer) => Some(pointer.as_str()),
-            _ => None,
-        };
-        let pointers: Vec<&str> = expressions.iter().filter_map(pointer).collect();
-        let body = Picker::new(&pointers)?;
-        Ok(Self { expressions, body })
+        let mut pointers = Vec::new();
+        for expression in &expressions {
+            if let Expression::Body(pointer) = expression {
+                pointers.push(pointer.as_str());
+            }
+        }
+        Ok(Self { body: Picker::new(&pointers)?, expressions })
     }
 
     /// Whether one of them satisfies that.
@@ -171,8 +177,21 @@ impl Lookup {
         let picked =
             self.body.pick(&event.body).map_err(|error| Failure::permanent(Cause::Poison, error.to_string()))?;
         let mut picked = picked.into_iter();
+        let mut find = |expression: &Expression| {
+            Some(match expression {
+                Expression::Body(_) => json(picked.next()??),
+                // A result of an earlier version may be nested too deep to be read: as a text.
+                Expression::Result(pointer) if pointer.is_empty() => {
+                    let result = event.result.as_deref()?;
+                    point(result, pointer).map_or(text(result), json)
+                }
+                Expression::Result(pointer) => json(point(event.result.as_deref()?, pointer)?),
+                Expression::Current(pointer) => json(point(event.current.as_deref()?, pointer)?),
+                Expression::Field(field) => (field.value)(event),
+            })
+        };
         let found = |expression: &Expression| {
-            expression.find(event, &mut picked).ok_or_else(|| {
+            find(expression).ok_or_else(|| {
                 let message = format!("`{expression}` leads nowhere in this event");
                 // The expression is the configuration's.
                 Failure::permanent(Cause::Poison, message.clone()).in_log(message)
@@ -182,49 +201,9 @@ impl Lookup {
     }
 }
 
-impl Expression {
-    /// The value, or nothing if the expression leads nowhere. `picked`: what the pointers into the body lead to, in order.
-    fn find<'e>(
-        &self,
-        event: &'e HandedEvent,
-        picked: &mut impl Iterator<Item = Option<&'e str>>,
-    ) -> Option<Found<'e>> {
-        Some(match self {
-            Self::Body(_) => Found::Json(Cow::Borrowed(picked.next()??)),
-            Self::Key => text_or_bytes(event.key.as_bytes()),
-            Self::Event => Found::Text(Cow::Owned(event.id.to_string())),
-            Self::Type => text_or_null(event.kind.as_deref()),
-            Self::Entity => text_or_null(event.entity.as_deref()),
-            Self::Time => Found::Text(Cow::Owned(event.occurred_at.unwrap_or(event.received_at).to_rfc3339())),
-            Self::Received => Found::Text(Cow::Owned(event.received_at.to_rfc3339())),
-            Self::Source => Found::Text(Cow::Borrowed(event.source.as_str())),
-            Self::WholeBody => text_or_bytes(&event.body),
-            Self::Result(pointer) => {
-                let result = event.result.as_deref()?;
-                match point(result, pointer) {
-                    // A result of an earlier version that is nested too deep to be read: as a text.
-                    None if pointer.is_empty() => Found::Text(Cow::Borrowed(result)),
-                    json => Found::Json(Cow::Owned(json?)),
-                }
-            }
-            Self::Version => event.version.map_or(Found::Null, |version| Found::Json(Cow::Owned(version.to_string()))),
-            Self::State => text_or_null(event.state.as_deref()),
-            Self::Current(pointer) => Found::Json(Cow::Owned(point(event.current.as_deref()?, pointer)?)),
-        })
-    }
-}
-
-fn text_or_null(text: Option<&str>) -> Found<'_> {
-    text.map_or(Found::Null, |text| Found::Text(Cow::Borrowed(text)))
-}
-
-fn text_or_bytes(bytes: &[u8]) -> Found<'_> {
-    std::str::from_utf8(bytes).map_or(Found::Bytes(bytes), |text| Found::Text(Cow::Borrowed(text)))
-}
-
 /// The JSON text at a pointer in a result.
 fn point(result: &str, pointer: &str) -> Option<String> {
-    let value: serde_json::Value = serde_json::from_str(result).ok()?;
+    let value: Value = serde_json::from_str(result).ok()?;
     value.pointer(pointer).map(ToString::to_string)
 }
 
@@ -299,7 +278,9 @@ impl Template {
     pub fn fill(&self, event: &HandedEvent) -> Result<String, Failure> {
         self.0.fill(event, |expression, value| {
             Ok(match (expression, value) {
-                (Expression::WholeBody, Found::Text(body)) if is_json_within(body, PLAIN_LEVELS) => {
+                (Expression::Field(field), Found::Text(body))
+                    if field.word == WHOLE_BODY && is_json_within(body, PLAIN_LEVELS) =>
+                {
                     body.trim().to_owned()
                 }
                 _ => value.to_json().into_owned(),
@@ -423,7 +404,7 @@ pub(crate) mod tests {
     fn templates_cannot_be_broken_out_of() {
         let template = Template::parse(r#"{"to": {{/mail}}, "key": {{$key}}, "text": "hello"}"#).unwrap();
         let filled = template.fill(&handed(r#"{"mail":"a\",\"admin\":true,\"b\":\""}"#, None)).unwrap();
-        let filled: serde_json::Value = serde_json::from_str(&filled).unwrap();
+        let filled: Value = serde_json::from_str(&filled).unwrap();
         assert_eq!(filled["to"], "a\",\"admin\":true,\"b\":\"");
         assert!(filled.get("admin").is_none());
         assert!(Template::parse("{{$key").is_err() && Template::parse("{\"a\": \"{{$key}}\"}").is_err());

@@ -14,7 +14,7 @@ use url::Url;
 use super::HttpOptions;
 use super::hidden::{Hidden, is_credential};
 use crate::delivery::{Cause, Claim, Failure, HandedEvent};
-use crate::handler::{Expression, HeaderTemplate};
+use crate::handler::HeaderTemplate;
 
 /// No value that is made from an event is longer.
 const LONGEST_VALUE: usize = 8 << 10;
@@ -26,7 +26,7 @@ pub(super) struct Headers {
     /// Whether the body is a template, which is JSON whatever the event was.
     templated: bool,
     /// The provider's headers that go along with the original body.
-    forwarded: OnceLock<EventHeaders>,
+    pub(super) forwarded: OnceLock<EventHeaders>,
 }
 
 /// May a header of this name be forwarded? Not what frames the message, what is ours, or what carries credentials.
@@ -37,22 +37,11 @@ pub fn may_be_forwarded(name: &str) -> bool {
 
 /// Names that belong to the connection, to the message's frame, or to us.
 fn is_taken(name: &str) -> bool {
-    matches!(
-        name,
-        "connection"
-            | "content-encoding"
-            | "content-length"
-            | "expect"
-            | "host"
-            | "idempotency-key"
-            | "keep-alive"
-            | "proxy-authorization"
-            | "proxy-connection"
-            | "te"
-            | "trailer"
-            | "transfer-encoding"
-            | "upgrade"
-    ) || ["webhook-", "oncehook-"].iter().any(|family| name.starts_with(family))
+    let of_connection = matches!(name, "connection" | "expect" | "host" | "keep-alive" | "te" | "trailer" | "upgrade");
+    let of_proxy = matches!(name, "proxy-authorization" | "proxy-connection");
+    let of_frame = matches!(name, "content-encoding" | "content-length" | "transfer-encoding");
+    let ours = name == "idempotency-key" || name.starts_with("webhook-") || name.starts_with("oncehook-");
+    of_connection || of_proxy || of_frame || ours
 }
 
 impl Headers {
@@ -95,15 +84,6 @@ impl Headers {
         }
         let templated = options.body.is_some();
         Ok(Self { signer, configured, templates, templated, forwarded: OnceLock::new() })
-    }
-
-    pub(super) fn forward(&self, headers: EventHeaders) {
-        // A second list is not taken.
-        let _ = self.forwarded.set(headers);
-    }
-
-    pub(super) fn needs_result(&self) -> bool {
-        self.templates.iter().any(|(_, template)| template.any(Expression::needs_result))
     }
 
     /// All headers of one attempt.

@@ -28,7 +28,7 @@ use oncehook_verify::{EventHeaders, Secret, UnixMicros};
 use tokio::time::Instant;
 use url::Url;
 
-use super::{Expression, HeaderTemplate, Template};
+use super::{HeaderTemplate, Template};
 use crate::delivery::{Claim, Failure};
 use crate::outbound::{Guard, Names, SystemNames};
 use answer::Answer;
@@ -134,18 +134,12 @@ impl HttpHandler {
     /// Sends these of the provider's headers along with the original body. Credentials and names that are ours are left
     /// out. A second list is not taken.
     pub fn forward(&self, headers: EventHeaders) {
-        self.headers.forward(headers);
+        let _ = self.headers.forwarded.set(headers);
     }
 
     /// Keeps answers whole, as far as they are read: a client waits for them.
     pub fn keep_whole_answers(&self) {
         self.whole.store(true, Ordering::Relaxed);
-    }
-
-    /// Whether the body or a header needs the result of a delivery before.
-    #[must_use]
-    pub fn needs_result(&self) -> bool {
-        self.body.as_ref().is_some_and(|body| body.any(Expression::needs_result)) || self.headers.needs_result()
     }
 
     /// Makes one attempt. The result is JSON: the answer's status and an excerpt of its body.
