@@ -71,11 +71,8 @@ pub(crate) async fn caught<'a>(call: impl FnOnce() -> Called<'a>) -> Result<Opti
 
 #[cfg(any(feature = "postgres", feature = "mysql"))]
 fn panicked(panic: &(dyn std::any::Any + Send)) -> Failure {
-    let said = panic
-        .downcast_ref::<&str>()
-        .map(|text| (*text).to_owned())
-        .or_else(|| panic.downcast_ref::<String>().cloned())
-        .unwrap_or_default();
+    let said = panic.downcast_ref::<String>().map(String::as_str).or_else(|| panic.downcast_ref::<&str>().copied());
+    let said = said.unwrap_or_default();
     Failure::retry(Cause::Handler, format!("the handler panicked: {said}"))
 }
 

@@ -207,16 +207,20 @@ fn point(result: &str, pointer: &str) -> Option<String> {
     value.pointer(pointer).map(ToString::to_string)
 }
 
-/// A text with places (`{{/data/id}}`, `{{$key}}`).
+/// A text with places (`{{/data/id}}`, `{{$key}}`). In a header they are filled with the values as plain text: a string without
+/// its quotes, null as nothing, everything else as its JSON text.
+///
+/// Does not: make a value fit into a header. The caller refuses what does not.
 #[derive(Debug, Clone)]
-struct Places {
-    /// One more than there are places.
-    texts: Vec<String>,
+pub struct HeaderTemplate {
+    /// What stands between the places: one more than there are places.
+    pub(crate) texts: Vec<String>,
     values: Lookup,
 }
 
-impl Places {
-    fn parse(text: &str) -> Result<Self, String> {
+impl HeaderTemplate {
+    /// Reads a template. The error is for the author of the configuration.
+    pub fn parse(text: &str) -> Result<Self, String> {
         let mut texts = Vec::new();
         let mut places = Vec::new();
         let mut rest = text;
@@ -230,8 +234,29 @@ impl Places {
         Ok(Self { texts, values: Lookup::new(places)? })
     }
 
+    /// Whether a place satisfies that.
+    #[must_use]
+    pub fn any(&self, needs: impl Fn(&Expression) -> bool) -> bool {
+        self.values.any(needs)
+    }
+
+    /// The text with its places filled.
+    pub(crate) fn fill(&self, event: &HandedEvent) -> Result<String, Failure> {
+        self.fill_with(event, |expression, value| match value {
+            Found::Null => Ok(String::new()),
+            Found::Text(text) => Ok(text.to_string()),
+            Found::Json(json) if json == "null" => Ok(String::new()),
+            Found::Json(json) if json.starts_with('"') => serde_json::from_str(json).map_err(|_| {
+                let message = format!("`{expression}` holds characters that are no text");
+                Failure::permanent(Cause::Poison, message)
+            }),
+            Found::Json(json) => Ok(json.to_string()),
+            Found::Bytes(_) => Err(Failure::permanent(Cause::Poison, format!("`{expression}` is not text"))),
+        })
+    }
+
     /// The text with its places filled, each as `write` says.
-    fn fill(
+    fn fill_with(
         &self,
         event: &HandedEvent,
         write: impl Fn(&Expression, &Found<'_>) -> Result<String, Failure>,
@@ -254,12 +279,12 @@ impl Places {
 ///
 /// `{{$body}}` is the event's body: the JSON itself, if it is JSON of at most [`PLAIN_LEVELS`] levels, and a string otherwise.
 #[derive(Debug, Clone)]
-pub struct Template(Places);
+pub struct Template(HeaderTemplate);
 
 impl Template {
     /// Reads a template. The error is for the author of the configuration.
     pub fn parse(text: &str) -> Result<Self, String> {
-        let places = Places::parse(text)?;
+        let places = HeaderTemplate::parse(text)?;
         // Null shows a place that is no value (a name), a string one inside quotes.
         let fits = |probe: &str| serde_json::from_str::<&RawValue>(&places.texts.join(probe)).is_ok();
         if !fits("null") || !fits("\"x\"") {
@@ -271,12 +296,12 @@ impl Template {
     /// Whether a place satisfies that.
     #[must_use]
     pub fn any(&self, needs: impl Fn(&Expression) -> bool) -> bool {
-        self.0.values.any(needs)
+        self.0.any(needs)
     }
 
     /// The text with its places filled.
     pub fn fill(&self, event: &HandedEvent) -> Result<String, Failure> {
-        self.0.fill(event, |expression, value| {
+        self.0.fill_with(event, |expression, value| {
             Ok(match (expression, value) {
                 (Expression::Field(field), Found::Text(body))
                     if field.word == WHOLE_BODY && is_json_within(body, PLAIN_LEVELS) =>
@@ -285,46 +310,6 @@ impl Template {
                 }
                 _ => value.to_json().into_owned(),
             })
-        })
-    }
-}
-
-/// The text of a header with places, which are filled with the values as plain text: a string without its quotes, null as
-/// nothing, everything else as its JSON text.
-///
-/// Does not: make a value fit into a header. The caller refuses what does not.
-#[derive(Debug, Clone)]
-pub struct HeaderTemplate(Places);
-
-impl HeaderTemplate {
-    /// Reads a template. The error is for the author of the configuration.
-    pub fn parse(text: &str) -> Result<Self, String> {
-        Places::parse(text).map(Self)
-    }
-
-    /// What stands between the places.
-    pub(crate) fn texts(&self) -> impl Iterator<Item = &str> {
-        self.0.texts.iter().map(String::as_str)
-    }
-
-    /// Whether a place satisfies that.
-    #[must_use]
-    pub fn any(&self, needs: impl Fn(&Expression) -> bool) -> bool {
-        self.0.values.any(needs)
-    }
-
-    /// The text with its places filled.
-    pub(crate) fn fill(&self, event: &HandedEvent) -> Result<String, Failure> {
-        self.0.fill(event, |expression, value| match value {
-            Found::Null => Ok(String::new()),
-            Found::Text(text) => Ok(text.to_string()),
-            Found::Json(json) if json == "null" => Ok(String::new()),
-            Found::Json(json) if json.starts_with('"') => serde_json::from_str(json).map_err(|_| {
-                let message = format!("`{expression}` holds characters that are no text");
-                Failure::permanent(Cause::Poison, message)
-            }),
-            Found::Json(json) => Ok(json.to_string()),
-            Found::Bytes(_) => Err(Failure::permanent(Cause::Poison, format!("`{expression}` is not text"))),
         })
     }
 }

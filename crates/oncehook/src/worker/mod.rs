@@ -111,13 +111,7 @@ impl Shared {
         let _alone = self.learning.lock().await;
         let paused: HashSet<Pausable> = self.deliveries.paused().await?.into_iter().collect();
         self.is_well();
-        self.paused.send_if_modified(|known| {
-            let changed = *known != paused;
-            if changed {
-                *known = paused;
-            }
-            changed
-        });
+        self.paused.send_if_modified(|known| std::mem::replace(known, paused) != *known);
         Ok(())
     }
 }

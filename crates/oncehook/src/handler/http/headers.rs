@@ -47,13 +47,9 @@ fn is_taken(name: &str) -> bool {
 impl Headers {
     /// Checks the headers of the configuration, those that are filled from events as far as they can be without one.
     pub(super) fn new(options: &HttpOptions) -> Result<Self, String> {
-        let signer = match &options.secret {
-            None => None,
-            Some(secret) => {
-                let preset = Preset::named("standard-webhooks").ok_or("the preset standard-webhooks is missing")?;
-                Some(Signer::new(&preset.verify, secret).map_err(|error| error.to_string())?)
-            }
-        };
+        let preset = Preset::named("standard-webhooks").ok_or("the preset standard-webhooks is missing")?;
+        let signer = options.secret.as_ref().map(|secret| Signer::new(&preset.verify, secret)).transpose();
+        let signer = signer.map_err(|error| error.to_string())?;
         let mut names = HashSet::new();
         let mut name_to_set = |name: &str| {
             let name: HeaderName = name.parse().map_err(|_| format!("{name:?} cannot be the name of a header"))?;
@@ -79,7 +75,7 @@ impl Headers {
         let mut templates = Vec::with_capacity(options.header_templates.len());
         for (name, template) in &options.header_templates {
             let name = name_to_set(name)?;
-            template.texts().try_for_each(|text| checked(&name, text).map(drop))?;
+            template.texts.iter().try_for_each(|text| checked(&name, text).map(drop))?;
             templates.push((name, template.clone()));
         }
         let templated = options.body.is_some();
@@ -112,13 +108,10 @@ impl Headers {
         if let Some(kind) = &claim.event.kind {
             put("oncehook-type", kind);
         }
-        let content_type = if self.templated {
-            Some(HeaderValue::from_static("application/json"))
-        } else {
-            stored(&claim.event).find_map(|(name, value)| (name == CONTENT_TYPE).then_some(value))
-        };
-        if let Some(value) = content_type {
-            headers.insert(CONTENT_TYPE, value);
+        if self.templated {
+            headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        } else if let Some((name, value)) = stored(&claim.event).find(|(name, _)| name == CONTENT_TYPE) {
+            headers.insert(name, value);
         }
         if let Some(signer) = &self.signer {
             let request = Request { method: "POST", path: "/", headers: &HeaderMap::new(), body };
@@ -170,5 +163,5 @@ pub(super) fn credentials(options: &HttpOptions, url: &Url) -> Hidden {
     let named = options.header_templates.iter().filter(|(name, _)| is_credential(name));
     let secret = options.secret.iter().map(Secret::reveal);
     let signing = secret.flat_map(|secret| [Some(secret), secret.strip_prefix("whsec_")]).flatten();
-    Hidden::new(url, values.chain(named.flat_map(|(_, template)| template.texts())).chain(signing))
+    Hidden::new(url, values.chain(named.flat_map(|(_, template)| &template.texts).map(String::as_str)).chain(signing))
 }

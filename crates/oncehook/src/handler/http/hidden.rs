@@ -88,9 +88,8 @@ impl Hidden {
 
     /// Looks at what the strings of a JSON text mean, not at how they are written. Nothing if none of them is changed.
     fn censor_strings(&self, text: &str, nested: u32) -> Option<String> {
-        let mut changed = None;
-        let mut kept = 0;
-        let mut from = 0;
+        let mut changed = String::new();
+        let (mut kept, mut from) = (0, 0);
         while let Some(start) = text.get(from..)?.find('"').map(|at| from + at) {
             let Some(end) = string_end(text, start) else { break };
             from = end + 1;
@@ -100,15 +99,13 @@ impl Hidden {
             }
             let meant = unescape(inside);
             if let Cow::Owned(censored) = self.censor_nested(&meant, nested - 1) {
-                let written: &mut String = changed.get_or_insert_default();
-                written.push_str(text.get(kept..start)?);
-                written.push_str(&serde_json::Value::from(censored).to_string());
+                changed.push_str(text.get(kept..start)?);
+                changed.push_str(&serde_json::Value::from(censored).to_string());
                 kept = from;
             }
         }
-        let mut changed = changed?;
         changed.push_str(text.get(kept..)?);
-        Some(changed)
+        (kept > 0).then_some(changed)
     }
 }
 
@@ -128,22 +125,19 @@ fn unescape(text: &str) -> String {
     let mut units: Vec<u16> = Vec::with_capacity(text.len());
     let mut chars = text.chars();
     while let Some(letter) = chars.next() {
-        let meant = match letter {
-            '\\' => match chars.next() {
-                Some('u') => {
-                    let code: String = chars.by_ref().take(4).collect();
-                    units.push(u16::from_str_radix(&code, 16).unwrap_or(0xfffd));
-                    continue;
-                }
-                Some('n') => '\n',
-                Some('r') => '\r',
-                Some('t') => '\t',
-                Some('b') => '\u{8}',
-                Some('f') => '\u{c}',
-                Some(other) => other,
-                None => '\\',
-            },
-            letter => letter,
+        let meant = match (letter == '\\').then(|| chars.next()).flatten() {
+            Some('u') => {
+                let code: String = chars.by_ref().take(4).collect();
+                units.push(u16::from_str_radix(&code, 16).unwrap_or(0xfffd));
+                continue;
+            }
+            Some('n') => '\n',
+            Some('r') => '\r',
+            Some('t') => '\t',
+            Some('b') => '\u{8}',
+            Some('f') => '\u{c}',
+            Some(other) => other,
+            None => letter,
         };
         units.extend_from_slice(meant.encode_utf16(&mut [0; 2]));
     }
