@@ -50,8 +50,23 @@ impl FailureLog {
     pub(crate) fn note(&self, route: &str, failed: &FailedAttempt, now: Instant) {
         self.noted.fetch_add(1, Ordering::Relaxed);
         self.flush(route, now);
-        if self.counts.lock().unwrap_or_else(PoisonError::into_inner).add(failed, now) {
-            tell_one(route, failed);
+        if !self.counts.lock().unwrap_or_else(PoisonError::into_inner).add(failed, now) {
+            return;
+        }
+        let FailedAttempt { event, attempt, limit, cause, summary, next_in } = failed;
+        let (cause, reason) = (cause.as_str(), summary.as_ref());
+        match next_in {
+            Some(wait) => {
+                let wait = in_words(*wait);
+                tracing::warn!(
+                    %event, route, attempt, limit, cause, reason, next_in = wait.as_str(),
+                    "route {route}: attempt {attempt} of {limit} failed ({reason}); next try in {wait}"
+                );
+            }
+            None => tracing::error!(
+                %event, route, attempt, limit, cause, reason,
+                "a delivery is dead: route {route}, attempt {attempt} ({reason}). To see it: oncehook show {event}; after the fix: oncehook retry {event}"
+            ),
         }
     }
 
@@ -91,24 +106,6 @@ impl Counts {
         *untold += 1;
         self.summary = failed.summary.clone();
         false
-    }
-}
-
-fn tell_one(route: &str, failed: &FailedAttempt) {
-    let FailedAttempt { event, attempt, limit, cause, summary, next_in } = failed;
-    let (cause, reason) = (cause.as_str(), summary.as_ref());
-    match next_in {
-        Some(wait) => {
-            let wait = in_words(*wait);
-            tracing::warn!(
-                %event, route, attempt, limit, cause, reason, next_in = wait.as_str(),
-                "route {route}: attempt {attempt} of {limit} failed ({reason}); next try in {wait}"
-            );
-        }
-        None => tracing::error!(
-            %event, route, attempt, limit, cause, reason,
-            "a delivery is dead: route {route}, attempt {attempt} ({reason}). To see it: oncehook show {event}; after the fix: oncehook retry {event}"
-        ),
     }
 }
 

@@ -36,82 +36,78 @@ pub(crate) enum Permit {
 /// The breaker of one route.
 pub(crate) struct Breaker {
     policy: BreakerPolicy,
-    state: State,
+    /// In a row.
+    failures: u32,
+    /// Nothing while the breaker is closed.
+    down: Option<Down>,
 }
 
-#[derive(Debug, Clone, Copy)]
-enum State {
-    Closed { failures: u32 },
-    Open { until: Instant, rest: Duration },
-    HalfOpen { lapses: Instant, rest: Duration },
+/// Open until that time; or half open, with a probe that is taken for lost at that time.
+struct Down {
+    until: Instant,
+    rest: Duration,
+    probing: bool,
 }
 
 impl Breaker {
     /// A closed breaker.
     pub(crate) fn new(policy: BreakerPolicy) -> Self {
-        Self { policy, state: State::Closed { failures: 0 } }
+        Self { policy, failures: 0, down: None }
     }
 
     /// How many deliveries may leave now. A permit for one is taken by asking for it.
     pub(crate) fn allows(&mut self, now: Instant) -> Permit {
-        let (until, rest) = match self.state {
-            State::Closed { .. } => return Permit::All,
-            State::Open { until, rest } => (until, rest),
-            State::HalfOpen { lapses, rest } => (lapses, rest),
-        };
-        if now < until {
-            return Permit::None { until };
+        let Some(down) = &mut self.down else { return Permit::All };
+        if now < down.until {
+            return Permit::None { until: down.until };
         }
-        self.state = State::HalfOpen { lapses: now + PROBE_PATIENCE, rest };
+        (down.until, down.probing) = (now + PROBE_PATIENCE, true);
         Permit::One
     }
 
     /// An attempt reached the destination: it is up.
     pub(crate) fn succeeded(&mut self) {
-        self.state = State::Closed { failures: 0 };
+        (self.failures, self.down) = (0, None);
     }
 
     /// An attempt failed at the destination.
     pub(crate) fn failed(&mut self, now: Instant) {
-        let longest = self.policy.longest_rest.min(LONGEST_REST);
-        self.state = match self.state {
-            State::Closed { failures } if failures.saturating_add(1) < self.policy.failures => {
-                State::Closed { failures: failures.saturating_add(1) }
-            }
-            State::Closed { .. } => open(now, self.policy.rest.min(longest)),
-            State::HalfOpen { rest, .. } => open(now, rest.saturating_mul(2).min(longest)),
+        let rest = match &self.down {
             // A straggler that left before the breaker opened. It says nothing new.
-            open @ State::Open { .. } => open,
+            Some(down) if !down.probing => return,
+            Some(down) => down.rest.saturating_mul(2),
+            None => {
+                self.failures = self.failures.saturating_add(1);
+                if self.failures < self.policy.failures {
+                    return;
+                }
+                self.policy.rest
+            }
         };
+        let rest = rest.min(self.policy.longest_rest).min(LONGEST_REST);
+        self.down = Some(Down { until: now + rest, rest, probing: false });
     }
 
-    /// A permit for one was not used: there was nothing to deliver. The next who asks gets it.
+    /// A permit for one was not used: there was nothing to deliver. The next caller that asks gets it.
     pub(crate) fn unused(&mut self, now: Instant) {
-        if let State::HalfOpen { rest, .. } = self.state {
-            self.state = State::Open { until: now, rest };
+        if let Some(down) = self.down.as_mut().filter(|down| down.probing) {
+            (down.until, down.probing) = (now, false);
         }
     }
 
     /// How long it rests in all, while it is open.
     pub(crate) fn rest(&self) -> Option<Duration> {
-        match self.state {
-            State::Open { rest, .. } => Some(rest),
-            State::Closed { .. } | State::HalfOpen { .. } => None,
-        }
+        self.down.as_ref().filter(|down| !down.probing).map(|down| down.rest)
     }
 
     /// The word for people and metrics.
     pub(crate) fn state(&self) -> &'static str {
-        match self.state {
-            State::Closed { .. } => "closed",
-            State::Open { .. } => "open",
-            State::HalfOpen { .. } => "half_open",
+        match &self.down {
+            None => "closed",
+            Some(down) if down.probing => "half_open",
+            Some(_) => "open",
         }
     }
-}
-
-fn open(now: Instant, rest: Duration) -> State {
-    State::Open { until: now + rest, rest }
 }
 
 #[cfg(test)]

@@ -182,10 +182,7 @@ impl Lane {
 
     /// Decides what becomes of the deliveries of a batch.
     fn collect(&mut self, ended: Ended) {
-        let (id, outcomes) = match ended {
-            Ok((id, outcomes)) => (id, Ok(outcomes)),
-            Err(panic) => (panic.id(), Err(panic)),
-        };
+        let id = ended.as_ref().map_or_else(JoinError::id, |(id, _)| *id);
         let Some((claims, started)) = self.claims.remove(&id) else { return };
         self.shared.under_way.fetch_sub(claims.len(), Ordering::Relaxed);
         // Functions run inside the process, and one after the other: the time of a batch says nothing of them.
@@ -194,8 +191,8 @@ impl Lane {
             claims.iter().for_each(|_| metrics.took(started.elapsed()));
         }
         // A panic in the attempt is a failure of the attempt.
-        let outcomes =
-            outcomes.unwrap_or_else(|panic| claims.iter().map(|claim| self.attempts.panicked(claim, &panic)).collect());
+        let failed = |panic| claims.iter().map(|claim| self.attempts.panicked(claim, &panic)).collect();
+        let outcomes = ended.map_or_else(failed, |(_, outcomes)| outcomes);
         claims.into_iter().zip(outcomes).for_each(|(claim, outcome)| self.decide(claim, outcome));
         self.note_breaker();
     }
@@ -263,19 +260,15 @@ impl Lane {
         }
         crate::crash::point("before_settle");
         let settlements = self.ended.iter().map(|(settlement, _)| settlement.clone()).collect();
-        match self.shared.deliveries.settle(settlements).await {
-            Ok(settled) => {
-                for ((settlement, failed), settled) in self.ended.iter().zip(settled) {
-                    self.note(settlement, failed.as_slice(), settled);
-                }
-                self.ended.clear();
-                true
-            }
-            Err(error) => {
-                tracing::warn!(route = self.route.name.as_str(), %error, "outcomes could not be written yet");
-                false
-            }
+        let settled = self.shared.deliveries.settle(settlements).await.inspect_err(|error| {
+            tracing::warn!(route = self.route.name.as_str(), %error, "outcomes could not be written yet");
+        });
+        let Ok(settled) = settled else { return false };
+        for ((settlement, failed), settled) in self.ended.iter().zip(settled) {
+            self.note(settlement, failed.as_slice(), settled);
         }
+        self.ended.clear();
+        true
     }
 
     /// Counts an outcome that was written down, and logs it if it failed.

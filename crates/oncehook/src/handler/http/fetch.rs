@@ -25,7 +25,7 @@ use super::destination::{Destination, read};
 use super::hidden::Hidden;
 use crate::delivery::{Cause, Failure, HandedEvent};
 use crate::json::{SHOWN_LEVELS, is_json_within};
-use crate::outbound::{Guard, Names, SystemNames};
+use crate::outbound::{Guard, SystemNames};
 
 /// What stands for the entity in the URL.
 const ENTITY: &str = "{entity}";
@@ -72,11 +72,6 @@ impl fmt::Debug for Fetch {
 impl Fetch {
     /// Checks the options. The error is for the author of the configuration.
     pub fn new(options: &FetchOptions) -> Result<Self, String> {
-        Self::with_names(options, Arc::new(SystemNames))
-    }
-
-    /// The same, with names looked up elsewhere than in the operating system.
-    pub fn with_names(options: &FetchOptions, names: Arc<dyn Names>) -> Result<Self, String> {
         let guard = Guard { allow_private: options.allow_private };
         let Some((before, behind)) = options.url.split_once(ENTITY) else {
             return Err(format!("the URL needs {ENTITY} where the entity is to stand"));
@@ -90,7 +85,7 @@ impl Fetch {
         }
         let auth = options.auth.as_ref().map(|auth| authorization(auth.reveal())).transpose()?;
         let hidden = Hidden::new(&url, options.auth.iter().map(Secret::reveal));
-        let destination = Destination::new(&url, guard, names, options.timeout, hidden)?;
+        let destination = Destination::new(&url, guard, Arc::new(SystemNames), options.timeout, hidden)?;
         Ok(Self { before: before.to_owned(), behind: behind.to_owned(), auth, destination })
     }
 
@@ -108,11 +103,11 @@ impl Fetch {
             request = request.header(AUTHORIZATION, auth.clone());
         }
         let mut response = self.destination.send(request, deadline).await?;
-        if !response.status().is_success() {
-            let failure =
-                self.failure(&format!("answered {} when it was asked for the current state", response.status()));
-            let logged = format!("HTTP {} to the request for the current state", response.status().as_u16());
-            return Err(failure.in_log(logged));
+        let status = response.status();
+        if !status.is_success() {
+            let logged = format!("HTTP {} to the request for the current state", status.as_u16());
+            let answered = format!("answered {status} when it was asked for the current state");
+            return Err(self.failure(&answered).in_log(logged));
         }
         let (body, end) = read(&mut response, deadline, MOST_BYTES + 1).await;
         end.map_err(|broken| self.destination.unanswered(broken))?;
