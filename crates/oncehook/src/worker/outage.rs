@@ -3,7 +3,6 @@
 //! A line is logged when a destination counts as down, each time its rest grows, as a reminder every [`REMIND_EVERY`] while
 //! it stays down, and when it works again. A probe that begins is not worth a line.
 
-use std::borrow::Cow;
 use std::time::{Duration, Instant};
 
 use crate::failures::in_words;
@@ -25,7 +24,7 @@ struct Down {
 /// What is to be logged.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Line {
-    Down { rest: Duration, trouble: Cow<'static, str>, still: bool },
+    Down { rest: Duration, trouble: String, still: bool },
     Up { after: Duration },
 }
 
@@ -35,10 +34,10 @@ impl Outage {
     pub(super) fn note(
         &mut self,
         (state, rest): (&'static str, Option<Duration>),
-        trouble: &Cow<'static, str>,
+        trouble: &str,
         now: Instant,
     ) -> Option<Line> {
-        let line = |rest, still| Some(Line::Down { rest, trouble: trouble.clone(), still });
+        let line = |rest, still| Some(Line::Down { rest, trouble: trouble.to_owned(), still });
         match (rest, &mut self.0) {
             (Some(rest), None) => {
                 self.0 = Some(Down { since: now, rest, logged_at: now });
@@ -68,7 +67,7 @@ impl Line {
         };
         match self {
             Self::Down { rest, trouble, still } => {
-                let (next_in, reason) = (in_words(rest), trouble.as_ref());
+                let (next_in, reason) = (in_words(rest), trouble.as_str());
                 let still = if still { "still failing" } else { "failing, so it is left alone for a while" };
                 tracing::warn!(
                     route,
@@ -95,7 +94,7 @@ mod tests {
         let (mut outage, start) = (Outage::default(), Instant::now());
         let mut noted = |state, rest: Option<u64>, second| {
             let now = start + Duration::from_secs(second);
-            outage.note((state, rest.map(Duration::from_secs)), &"HTTP 503".into(), now)
+            outage.note((state, rest.map(Duration::from_secs)), "HTTP 503", now)
         };
         let down =
             |rest, still| Some(Line::Down { rest: Duration::from_secs(rest), trouble: "HTTP 503".into(), still });
