@@ -27,20 +27,15 @@ pub struct FailureLog {
     noted: AtomicU64,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug, Default, PartialEq, Eq)]
 struct Counts {
     since: Option<Instant>,
+    /// Those that have a line of their own.
     attempts_told: u32,
     dead_told: u32,
-    untold: Untold,
-}
-
-/// What has no line of its own.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-struct Untold {
+    /// Those that have none, and what failed last.
     attempts: u64,
     dead: u64,
-    /// What failed last.
     summary: Cow<'static, str>,
 }
 
@@ -54,77 +49,64 @@ impl FailureLog {
     /// Logs an attempt that failed, or counts it.
     pub(crate) fn note(&self, route: &str, failed: &FailedAttempt, now: Instant) {
         self.noted.fetch_add(1, Ordering::Relaxed);
-        let (untold, tell) = {
-            let mut counts = self.counts.lock().unwrap_or_else(PoisonError::into_inner);
-            (counts.end_window(now), counts.add(failed, now))
-        };
-        tell_untold(route, untold);
-        if tell {
-            tell_one(route, failed);
+        self.flush(route, now);
+        if !self.counts.lock().unwrap_or_else(PoisonError::into_inner).add(failed, now) {
+            return;
+        }
+        let FailedAttempt { event, attempt, limit, cause, summary, next_in } = failed;
+        let (cause, reason) = (cause.as_str(), summary.as_ref());
+        match next_in {
+            Some(wait) => {
+                let wait = in_words(*wait);
+                tracing::warn!(
+                    %event, route, attempt, limit, cause, reason, next_in = wait.as_str(),
+                    "route {route}: attempt {attempt} of {limit} failed ({reason}); next try in {wait}"
+                );
+            }
+            None => tracing::error!(
+                %event, route, attempt, limit, cause, reason,
+                "a delivery is dead: route {route}, attempt {attempt} ({reason}). To see it: oncehook show {event}; after the fix: oncehook retry {event}"
+            ),
         }
     }
 
-    /// Logs what was counted, once its window is over. Called now and then, or the last failures would never be told.
+    /// Logs what was counted, once its window is over. Called now and then, or the last failures would never be logged.
     pub(crate) fn flush(&self, route: &str, now: Instant) {
-        let untold = self.counts.lock().unwrap_or_else(PoisonError::into_inner).end_window(now);
-        tell_untold(route, untold);
+        let ended = self.counts.lock().unwrap_or_else(PoisonError::into_inner).end_window(now);
+        let Some(Counts { attempts, dead, summary, .. }) = ended else { return };
+        let (reason, seconds) = (summary.as_ref(), WINDOW.as_secs());
+        tracing::warn!(
+            route,
+            attempts,
+            dead,
+            reason,
+            "route {route}: {attempts} more attempts failed and {dead} more deliveries are dead since {seconds} s ago (last: {reason})"
+        );
     }
 }
 
 impl Counts {
-    /// If the window is over, begins anew and returns what was counted in it.
-    fn end_window(&mut self, now: Instant) -> Option<Untold> {
+    /// If the window is over, begins anew. Returns what had no line of its own in it.
+    fn end_window(&mut self, now: Instant) -> Option<Self> {
         let over = self.since.is_some_and(|since| now.saturating_duration_since(since) >= WINDOW);
-        let ended = over.then(|| std::mem::take(self))?;
-        (ended.untold != Untold::default()).then_some(ended.untold)
+        over.then(|| std::mem::take(self)).filter(|ended| ended.attempts + ended.dead > 0)
     }
 
     /// Returns whether the failure gets a line of its own.
     fn add(&mut self, failed: &FailedAttempt, now: Instant) -> bool {
         self.since.get_or_insert(now);
         let (told, most, untold) = match failed.next_in {
-            Some(_) => (&mut self.attempts_told, ATTEMPTS_TOLD, &mut self.untold.attempts),
-            None => (&mut self.dead_told, DEAD_TOLD, &mut self.untold.dead),
+            Some(_) => (&mut self.attempts_told, ATTEMPTS_TOLD, &mut self.attempts),
+            None => (&mut self.dead_told, DEAD_TOLD, &mut self.dead),
         };
         if *told < most {
             *told += 1;
             return true;
         }
         *untold += 1;
-        self.untold.summary = failed.summary.clone();
+        self.summary = failed.summary.clone();
         false
     }
-}
-
-fn tell_one(route: &str, failed: &FailedAttempt) {
-    let FailedAttempt { event, attempt, limit, cause, summary, next_in } = failed;
-    let (cause, reason) = (cause.as_str(), summary.as_ref());
-    match next_in {
-        Some(wait) => {
-            let wait = in_words(*wait);
-            tracing::warn!(
-                %event, route, attempt, limit, cause, reason, next_in = wait.as_str(),
-                "route {route}: attempt {attempt} of {limit} failed ({reason}); next try in {wait}"
-            );
-        }
-        None => tracing::error!(
-            %event, route, attempt, limit, cause, reason,
-            "a delivery is dead: route {route}, attempt {attempt} ({reason}). To see it: oncehook show {event}; after the fix: oncehook retry {event}"
-        ),
-    }
-}
-
-fn tell_untold(route: &str, untold: Option<Untold>) {
-    let Some(Untold { attempts, dead, summary }) = untold else { return };
-    let reason = summary.as_ref();
-    let seconds = WINDOW.as_secs();
-    tracing::warn!(
-        route,
-        attempts,
-        dead,
-        reason,
-        "route {route}: {attempts} more attempts failed and {dead} more deliveries are dead since {seconds} s ago (last: {reason})"
-    );
 }
 
 /// A wait as people say it.

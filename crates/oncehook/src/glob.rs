@@ -22,30 +22,26 @@ impl Glob {
     /// Whether the whole text fits.
     #[must_use]
     pub fn matches(&self, text: &str) -> bool {
-        let mut pattern = self.0.chars();
-        let mut text = text.chars();
+        let (mut pattern, mut text) = (self.0.chars(), text.chars());
         // Where to go on if the latest star must take one more character.
-        let mut star: Option<(std::str::Chars<'_>, std::str::Chars<'_>)> = None;
+        let mut star = None;
         loop {
-            let mut rest = pattern.clone();
-            match (rest.next(), text.clone().next()) {
+            let (mut pattern_rest, mut text_rest) = (pattern.clone(), text.clone());
+            match (pattern_rest.next(), text_rest.next()) {
                 (Some('*'), _) => {
-                    star = Some((rest.clone(), text.clone()));
-                    pattern = rest;
+                    star = Some((pattern_rest.clone(), text.clone()));
+                    pattern = pattern_rest;
                 }
                 (Some(wanted), Some(found)) if wanted == '?' || wanted == found => {
-                    pattern = rest;
-                    text.next();
+                    (pattern, text) = (pattern_rest, text_rest);
                 }
                 (None, None) => return true,
                 _ => {
-                    let Some((after_star, mut taken)) = star.take() else { return false };
+                    let Some((after_star, taken)) = &mut star else { return false };
                     if taken.next().is_none() {
                         return false;
                     }
-                    pattern = after_star.clone();
-                    text = taken.clone();
-                    star = Some((after_star, taken));
+                    (pattern, text) = (after_star.clone(), taken.clone());
                 }
             }
         }

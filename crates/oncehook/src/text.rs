@@ -19,9 +19,7 @@ pub fn printable(text: &str) -> Cow<'_, str> {
     safe.push_str(clean);
     for c in rest.chars() {
         match c {
-            '\n' => safe.push_str("\\n"),
-            '\r' => safe.push_str("\\r"),
-            '\t' => safe.push_str("\\t"),
+            '\n' | '\r' | '\t' => safe.extend(c.escape_default()),
             c if is_unsafe(c) => push_escaped(&mut safe, c),
             c => safe.push(c),
         }

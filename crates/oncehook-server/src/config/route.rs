@@ -560,10 +560,10 @@ fn read_http(mut table: Table<'_, '_>, known: Known) -> Option<Handler> {
         "result" => Ok(OnClientError::Result),
         other => Err(format!("{other:?} is not \"retry\", \"dead\" or \"result\"")),
     });
-    if let Some(body) = body.as_ref().filter(|body| body.get_ref().needs_result() && !known.result) {
+    if let Some(body) = body.as_ref().filter(|body| body.get_ref().any(Expression::needs_result) && !known.result) {
         table.problem(body.span(), NO_RESULT);
     }
-    if let Some(body) = body.as_ref().filter(|body| body.get_ref().needs_current() && !known.current) {
+    if let Some(body) = body.as_ref().filter(|body| body.get_ref().any(Expression::needs_current) && !known.current) {
         table.problem(body.span(), NO_CURRENT);
     }
     if let Some(timeout) = timeout.as_ref().filter(|timeout| *timeout.get_ref() > LONGEST_TIMEOUT) {

@@ -7,12 +7,16 @@
 
 use serde_json::Value;
 
+use super::elsewhere::Answer;
 use crate::delivery::{Cause, Failure, HandedEvent};
 
 #[cfg(feature = "mysql")]
 pub use on_mysql::{MysqlRow, MysqlTransaction, MysqlValue, OnMysql};
 #[cfg(feature = "postgres")]
-pub use on_postgres::{OnPostgres, PostgresTransaction, Row, ToSql};
+pub use on_postgres::{OnPostgres, PostgresTransaction, PostgresValues, Row, ToSql};
+
+/// What a function is about to return.
+pub type Called<'a> = Answer<'a, Result<Option<Value>, Failure>>;
 
 /// A function for events. A closure over a `rusqlite::Connection` is one for the embedded journal; `OnPostgres` makes one for
 /// PostgreSQL of a closure, `OnMysql` one for MariaDB and MySQL; one type may serve all of them. On a journal that it is not
@@ -31,11 +35,7 @@ pub trait Function: Send + Sync + 'static {
     /// delivery. It has ten seconds. After a statement that failed the attempt has failed, whatever the function makes of it:
     /// the server takes nothing more in that transaction.
     #[cfg(feature = "postgres")]
-    fn on_postgres<'a>(
-        &'a self,
-        database: &'a dyn PostgresTransaction,
-        event: &'a HandedEvent,
-    ) -> super::elsewhere::Answer<'a, Result<Option<Value>, Failure>> {
+    fn on_postgres<'a>(&'a self, database: &'a dyn PostgresTransaction, event: &'a HandedEvent) -> Called<'a> {
         let _ = (database, event);
         Box::pin(async { Err(not_written_for("PostgreSQL")) })
     }
@@ -45,11 +45,7 @@ pub trait Function: Send + Sync + 'static {
     /// has failed, whatever the function makes of it, as on PostgreSQL: nothing more is sent in that transaction. The same
     /// goes for one that is dropped before its answer is there.
     #[cfg(feature = "mysql")]
-    fn on_mysql<'a>(
-        &'a self,
-        database: &'a dyn MysqlTransaction,
-        event: &'a HandedEvent,
-    ) -> super::elsewhere::Answer<'a, Result<Option<Value>, Failure>> {
+    fn on_mysql<'a>(&'a self, database: &'a dyn MysqlTransaction, event: &'a HandedEvent) -> Called<'a> {
         let _ = (database, event);
         Box::pin(async { Err(not_written_for("MySQL")) })
     }
@@ -61,9 +57,7 @@ fn not_written_for(journal: &str) -> Failure {
 
 /// Calls a function. A panic, when it is called or later, is a failure like any other.
 #[cfg(any(feature = "postgres", feature = "mysql"))]
-pub(crate) async fn caught<'a>(
-    call: impl FnOnce() -> super::elsewhere::Answer<'a, Result<Option<Value>, Failure>>,
-) -> Result<Option<Value>, Failure> {
+pub(crate) async fn caught<'a>(call: impl FnOnce() -> Called<'a>) -> Result<Option<Value>, Failure> {
     use std::panic::{AssertUnwindSafe, catch_unwind};
 
     let called = catch_unwind(AssertUnwindSafe(call));
@@ -77,11 +71,8 @@ pub(crate) async fn caught<'a>(
 
 #[cfg(any(feature = "postgres", feature = "mysql"))]
 fn panicked(panic: &(dyn std::any::Any + Send)) -> Failure {
-    let said = panic
-        .downcast_ref::<&str>()
-        .map(|text| (*text).to_owned())
-        .or_else(|| panic.downcast_ref::<String>().cloned())
-        .unwrap_or_default();
+    let said = panic.downcast_ref::<String>().map(String::as_str).or_else(|| panic.downcast_ref::<&str>().copied());
+    let said = said.unwrap_or_default();
     Failure::retry(Cause::Handler, format!("the handler panicked: {said}"))
 }
 
@@ -97,31 +88,23 @@ where
 
 #[cfg(feature = "postgres")]
 mod on_postgres {
-    use serde_json::Value;
     pub use tokio_postgres::Row;
     pub use tokio_postgres::types::ToSql;
 
-    use super::Function;
-    use crate::delivery::{Failure, HandedEvent};
-    use crate::handler::elsewhere::Answer;
+    use super::{Answer, Called, Failure, Function, HandedEvent};
+
+    /// Values for the parameters of a statement.
+    pub type PostgresValues<'a> = &'a [&'a (dyn ToSql + Sync)];
 
     /// The open transaction, as a function may use it: statements that read and change rows of the user's own tables. It
     /// cannot begin or end anything, change settings, or reach the journal's tables; such a statement is refused. Parameters are
     /// `$1`, `$2` and so on. A [`Failure`] may be handed on as it is.
     pub trait PostgresTransaction: Sync {
         /// Runs a statement. Returns how many rows it changed.
-        fn execute<'a>(
-            &'a self,
-            sql: &'a str,
-            parameters: &'a [&'a (dyn ToSql + Sync)],
-        ) -> Answer<'a, Result<u64, Failure>>;
+        fn execute<'a>(&'a self, sql: &'a str, parameters: PostgresValues<'a>) -> Answer<'a, Result<u64, Failure>>;
 
         /// Runs a statement. Returns its rows.
-        fn query<'a>(
-            &'a self,
-            sql: &'a str,
-            parameters: &'a [&'a (dyn ToSql + Sync)],
-        ) -> Answer<'a, Result<Vec<Row>, Failure>>;
+        fn query<'a>(&'a self, sql: &'a str, parameters: PostgresValues<'a>) -> Answer<'a, Result<Vec<Row>, Failure>>;
     }
 
     /// A closure that handles events on PostgreSQL: `OnPostgres::new(|database, event| Box::pin(async move { … }))`.
@@ -129,7 +112,7 @@ mod on_postgres {
 
     impl<F> OnPostgres<F>
     where
-        F: for<'a> Fn(&'a dyn PostgresTransaction, &'a HandedEvent) -> Answer<'a, Result<Option<Value>, Failure>>,
+        F: for<'a> Fn(&'a dyn PostgresTransaction, &'a HandedEvent) -> Called<'a>,
     {
         /// Takes the closure. Its types are known here, so that they need not be written out.
         pub fn new(function: F) -> Self {
@@ -139,16 +122,9 @@ mod on_postgres {
 
     impl<F> Function for OnPostgres<F>
     where
-        F: for<'a> Fn(&'a dyn PostgresTransaction, &'a HandedEvent) -> Answer<'a, Result<Option<Value>, Failure>>
-            + Send
-            + Sync
-            + 'static,
+        F: for<'a> Fn(&'a dyn PostgresTransaction, &'a HandedEvent) -> Called<'a> + Send + Sync + 'static,
     {
-        fn on_postgres<'a>(
-            &'a self,
-            database: &'a dyn PostgresTransaction,
-            event: &'a HandedEvent,
-        ) -> Answer<'a, Result<Option<Value>, Failure>> {
+        fn on_postgres<'a>(&'a self, database: &'a dyn PostgresTransaction, event: &'a HandedEvent) -> Called<'a> {
             (self.0)(database, event)
         }
     }
@@ -157,11 +133,8 @@ mod on_postgres {
 #[cfg(feature = "mysql")]
 mod on_mysql {
     pub use mysql_async::{Row as MysqlRow, Value as MysqlValue};
-    use serde_json::Value;
 
-    use super::Function;
-    use crate::delivery::{Failure, HandedEvent};
-    use crate::handler::elsewhere::Answer;
+    use super::{Answer, Called, Failure, Function, HandedEvent};
 
     /// The open transaction, as a function may use it: statements that read and change rows of the user's own tables. It
     /// cannot begin or end anything, call procedures, make tables, write to one that cannot be rolled back, or reach the journal's
@@ -183,7 +156,7 @@ mod on_mysql {
 
     impl<F> OnMysql<F>
     where
-        F: for<'a> Fn(&'a dyn MysqlTransaction, &'a HandedEvent) -> Answer<'a, Result<Option<Value>, Failure>>,
+        F: for<'a> Fn(&'a dyn MysqlTransaction, &'a HandedEvent) -> Called<'a>,
     {
         /// Takes the closure. Its types are known here, so that they need not be written out.
         pub fn new(function: F) -> Self {
@@ -193,16 +166,9 @@ mod on_mysql {
 
     impl<F> Function for OnMysql<F>
     where
-        F: for<'a> Fn(&'a dyn MysqlTransaction, &'a HandedEvent) -> Answer<'a, Result<Option<Value>, Failure>>
-            + Send
-            + Sync
-            + 'static,
+        F: for<'a> Fn(&'a dyn MysqlTransaction, &'a HandedEvent) -> Called<'a> + Send + Sync + 'static,
     {
-        fn on_mysql<'a>(
-            &'a self,
-            database: &'a dyn MysqlTransaction,
-            event: &'a HandedEvent,
-        ) -> Answer<'a, Result<Option<Value>, Failure>> {
+        fn on_mysql<'a>(&'a self, database: &'a dyn MysqlTransaction, event: &'a HandedEvent) -> Called<'a> {
             (self.0)(database, event)
         }
     }

@@ -9,75 +9,86 @@
 use std::borrow::Cow;
 
 use oncehook_verify::Picker;
+use serde_json::Value;
 use serde_json::value::RawValue;
 
 use crate::delivery::{Cause, Failure, HandedEvent};
 use crate::json::{PLAIN_LEVELS, is_json_within};
 
 /// Where a value comes from.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub enum Expression {
     /// A JSON pointer into the body.
     Body(String),
-    /// The idempotency key.
-    Key,
-    /// The event's id.
-    Event,
-    /// The event's type.
-    Type,
-    /// What the event is about.
-    Entity,
-    /// When it happened; where the provider does not say, when it arrived.
-    Time,
-    /// When it arrived.
-    Received,
-    /// The source's name.
-    Source,
-    /// The whole body as text.
-    WholeBody,
     /// What the delivery before this one returned; the pointer leads into it.
     Result(String),
-    /// Which version of its entity it tells about, as the provider counts.
-    Version,
-    /// With a state machine: the state that it leads to.
-    State,
     /// What the provider says of the entity now; the pointer leads into it.
     Current(String),
+    /// Something else that is known of the event.
+    Field(&'static Field),
+}
+
+/// What is known of an event besides the contents of its body, by the word for it.
+#[derive(Debug)]
+pub struct Field {
+    word: &'static str,
+    value: fn(&HandedEvent) -> Found<'_>,
+}
+
+static FIELDS: [Field; 10] = [
+    // The idempotency key.
+    Field { word: "$key", value: |event| text_or_bytes(event.key.as_bytes()) },
+    Field { word: "$event", value: |event| text(event.id.to_string()) },
+    Field { word: "$type", value: |event| event.kind.as_deref().map_or(Found::Null, text) },
+    // What the event is about.
+    Field { word: "$entity", value: |event| event.entity.as_deref().map_or(Found::Null, text) },
+    // When it happened; where the provider does not say, when it arrived.
+    Field { word: "$time", value: |event| text(event.occurred_at.unwrap_or(event.received_at).to_rfc3339()) },
+    Field { word: "$received", value: |event| text(event.received_at.to_rfc3339()) },
+    Field { word: "$source", value: |event| text(event.source.as_str()) },
+    // The whole body as text.
+    Field { word: WHOLE_BODY, value: |event| text_or_bytes(&event.body) },
+    // Which version of its entity it tells about, as the provider counts.
+    Field { word: "$version", value: |event| event.version.map_or(Found::Null, |version| json(version.to_string())) },
+    // With a state machine: the state that it leads to.
+    Field { word: STATE, value: |event| event.state.as_deref().map_or(Found::Null, text) },
+];
+
+const WHOLE_BODY: &str = "$body";
+
+const STATE: &str = "$state";
+
+fn text<'e>(text: impl Into<Cow<'e, str>>) -> Found<'e> {
+    Found::Text(text.into())
+}
+
+fn text_or_bytes(bytes: &[u8]) -> Found<'_> {
+    std::str::from_utf8(bytes).map_or(Found::Bytes(bytes), text)
+}
+
+fn json<'e>(json: impl Into<Cow<'e, str>>) -> Found<'e> {
+    Found::Json(json.into())
 }
 
 impl Expression {
     /// Reads an expression. The error is for the author of the configuration.
     pub fn parse(text: &str) -> Result<Self, String> {
-        if text.starts_with('/') {
-            Picker::new(&[text])?;
-            return Ok(Self::Body(text.to_owned()));
-        }
-        if let Some(pointer) = text.strip_prefix("$result") {
-            Picker::new(&[pointer])?;
-            return Ok(Self::Result(pointer.to_owned()));
-        }
-        if let Some(pointer) = text.strip_prefix("$current") {
-            Picker::new(&[pointer])?;
-            return Ok(Self::Current(pointer.to_owned()));
-        }
-        Ok(match text {
-            "$key" => Self::Key,
-            "$event" => Self::Event,
-            "$type" => Self::Type,
-            "$entity" => Self::Entity,
-            "$time" => Self::Time,
-            "$received" => Self::Received,
-            "$source" => Self::Source,
-            "$body" => Self::WholeBody,
-            "$version" => Self::Version,
-            "$state" => Self::State,
-            _ => {
-                return Err(format!(
+        let (expression, pointer): (fn(String) -> Self, &str) = if text.starts_with('/') {
+            (Self::Body, text)
+        } else if let Some(pointer) = text.strip_prefix("$result") {
+            (Self::Result, pointer)
+        } else if let Some(pointer) = text.strip_prefix("$current") {
+            (Self::Current, pointer)
+        } else {
+            return FIELDS.iter().find(|field| field.word == text).map(Self::Field).ok_or_else(|| {
+                format!(
                     "{text:?} is neither a JSON pointer (\"/data/id\") nor one of $key, $event, $type, $entity, $time, \
                      $received, $source, $body, $result, $version, $state, $current"
-                ));
-            }
-        })
+                )
+            });
+        };
+        Picker::new(&[pointer])?;
+        Ok(expression(pointer.to_owned()))
     }
 
     /// Whether it needs the result of a delivery before.
@@ -95,27 +106,18 @@ impl Expression {
     /// Whether it needs a state machine.
     #[must_use]
     pub fn needs_state(&self) -> bool {
-        matches!(self, Self::State)
+        matches!(self, Self::Field(field) if field.word == STATE)
     }
 }
 
 impl std::fmt::Display for Expression {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(match self {
-            Self::Body(pointer) => pointer,
-            Self::Key => "$key",
-            Self::Event => "$event",
-            Self::Type => "$type",
-            Self::Entity => "$entity",
-            Self::Time => "$time",
-            Self::Received => "$received",
-            Self::Source => "$source",
-            Self::WholeBody => "$body",
-            Self::Version => "$version",
-            Self::State => "$state",
-            Self::Result(pointer) => return write!(f, "$result{pointer}"),
-            Self::Current(pointer) => return write!(f, "$current{pointer}"),
-        })
+        match self {
+            Self::Body(pointer) => f.write_str(pointer),
+            Self::Result(pointer) => write!(f, "$result{pointer}"),
+            Self::Current(pointer) => write!(f, "$current{pointer}"),
+            Self::Field(field) => f.write_str(field.word),
+        }
     }
 }
 
@@ -137,16 +139,12 @@ impl Found<'_> {
     #[must_use]
     pub fn to_json(&self) -> Cow<'_, str> {
         match self {
-            Self::Text(text) => Cow::Owned(json_string(text)),
-            Self::Bytes(bytes) => Cow::Owned(json_string(&String::from_utf8_lossy(bytes))),
+            Self::Text(text) => Cow::Owned(Value::from(text.as_ref()).to_string()),
+            Self::Bytes(bytes) => Cow::Owned(Value::from(String::from_utf8_lossy(bytes)).to_string()),
             Self::Json(json) => Cow::Borrowed(json),
             Self::Null => Cow::Borrowed("null"),
         }
     }
-}
-
-fn json_string(text: &str) -> String {
-    serde_json::Value::from(text).to_string()
 }
 
 /// A list of expressions that are looked up together, in one pass over the body.
@@ -159,21 +157,13 @@ pub struct Lookup {
 impl Lookup {
     /// Looks these up, in this order.
     pub fn new(expressions: Vec<Expression>) -> Result<Self, String> {
-        let pointers: Vec<&str> = expressions
-            .iter()
-            .filter_map(|expression| match expression {
-                Expression::Body(pointer) => Some(pointer.as_str()),
-                _ => None,
-            })
-            .collect();
-        let body = Picker::new(&pointers)?;
-        Ok(Self { expressions, body })
-    }
-
-    /// Whether one of them needs the result of a delivery before.
-    #[must_use]
-    pub fn needs_result(&self) -> bool {
-        self.expressions.iter().any(Expression::needs_result)
+        let mut pointers = Vec::new();
+        for expression in &expressions {
+            if let Expression::Body(pointer) = expression {
+                pointers.push(pointer.as_str());
+            }
+        }
+        Ok(Self { body: Picker::new(&pointers)?, expressions })
     }
 
     /// Whether one of them satisfies that.
@@ -184,82 +174,53 @@ impl Lookup {
 
     /// The values, or a failure that names the first expression that leads nowhere.
     pub fn find<'e>(&self, event: &'e HandedEvent) -> Result<Vec<Found<'e>>, Failure> {
-        let nowhere = |expression: &Expression| {
-            let message = format!("`{expression}` leads nowhere in this event");
-            // The expression is the configuration's.
-            Failure::permanent(Cause::Poison, message.clone()).in_log(message)
-        };
         let picked =
             self.body.pick(&event.body).map_err(|error| Failure::permanent(Cause::Poison, error.to_string()))?;
         let mut picked = picked.into_iter();
-        let mut found = Vec::with_capacity(self.expressions.len());
-        for expression in &self.expressions {
-            found.push(match expression {
-                Expression::Body(_) => {
-                    let json = picked.next().flatten().ok_or_else(|| nowhere(expression))?;
-                    Found::Json(Cow::Borrowed(json))
+        let mut find = |expression: &Expression| {
+            Some(match expression {
+                Expression::Body(_) => json(picked.next()??),
+                // A result of an earlier version may be nested too deep to be read: as a text.
+                Expression::Result(pointer) if pointer.is_empty() => {
+                    let result = event.result.as_deref()?;
+                    point(result, pointer).map_or(text(result), json)
                 }
-                Expression::Key => match std::str::from_utf8(event.key.as_bytes()) {
-                    Ok(text) => Found::Text(Cow::Borrowed(text)),
-                    Err(_) => Found::Bytes(event.key.as_bytes()),
-                },
-                Expression::Event => Found::Text(Cow::Owned(event.id.to_string())),
-                Expression::Type => text_or_null(event.kind.as_deref()),
-                Expression::Entity => text_or_null(event.entity.as_deref()),
-                Expression::Time => {
-                    let at = event.occurred_at.unwrap_or(event.received_at);
-                    Found::Text(Cow::Owned(at.to_rfc3339()))
-                }
-                Expression::Received => Found::Text(Cow::Owned(event.received_at.to_rfc3339())),
-                Expression::Source => Found::Text(Cow::Borrowed(event.source.as_str())),
-                Expression::WholeBody => match std::str::from_utf8(&event.body) {
-                    Ok(text) => Found::Text(Cow::Borrowed(text)),
-                    Err(_) => Found::Bytes(&event.body),
-                },
-                Expression::Result(pointer) => {
-                    let result = event.result.as_deref().ok_or_else(|| nowhere(expression))?;
-                    match point(result, pointer) {
-                        Some(json) => Found::Json(Cow::Owned(json)),
-                        // A result of an earlier version that is nested too deep to be read: as a text.
-                        None if pointer.is_empty() => Found::Text(Cow::Borrowed(result)),
-                        None => return Err(nowhere(expression)),
-                    }
-                }
-                Expression::Version => match event.version {
-                    Some(version) => Found::Json(Cow::Owned(version.to_string())),
-                    None => Found::Null,
-                },
-                Expression::State => text_or_null(event.state.as_deref()),
-                Expression::Current(pointer) => {
-                    let current = event.current.as_deref().ok_or_else(|| nowhere(expression))?;
-                    Found::Json(Cow::Owned(point(current, pointer).ok_or_else(|| nowhere(expression))?))
-                }
-            });
-        }
-        Ok(found)
+                Expression::Result(pointer) => json(point(event.result.as_deref()?, pointer)?),
+                Expression::Current(pointer) => json(point(event.current.as_deref()?, pointer)?),
+                Expression::Field(field) => (field.value)(event),
+            })
+        };
+        let found = |expression: &Expression| {
+            find(expression).ok_or_else(|| {
+                let message = format!("`{expression}` leads nowhere in this event");
+                // The expression is the configuration's.
+                Failure::permanent(Cause::Poison, message.clone()).in_log(message)
+            })
+        };
+        self.expressions.iter().map(found).collect()
     }
-}
-
-fn text_or_null(text: Option<&str>) -> Found<'_> {
-    text.map_or(Found::Null, |text| Found::Text(Cow::Borrowed(text)))
 }
 
 /// The JSON text at a pointer in a result.
 fn point(result: &str, pointer: &str) -> Option<String> {
-    let value: serde_json::Value = serde_json::from_str(result).ok()?;
+    let value: Value = serde_json::from_str(result).ok()?;
     value.pointer(pointer).map(ToString::to_string)
 }
 
-/// A text with places (`{{/data/id}}`, `{{$key}}`).
+/// A text with places (`{{/data/id}}`, `{{$key}}`). In a header they are filled with the values as plain text: a string without
+/// its quotes, null as nothing, everything else as its JSON text.
+///
+/// Does not: make a value fit into a header. The caller refuses what does not.
 #[derive(Debug, Clone)]
-struct Places {
-    /// One more than there are places.
-    texts: Vec<String>,
+pub struct HeaderTemplate {
+    /// What stands between the places: one more than there are places.
+    pub(crate) texts: Vec<String>,
     values: Lookup,
 }
 
-impl Places {
-    fn parse(text: &str) -> Result<Self, String> {
+impl HeaderTemplate {
+    /// Reads a template. The error is for the author of the configuration.
+    pub fn parse(text: &str) -> Result<Self, String> {
         let mut texts = Vec::new();
         let mut places = Vec::new();
         let mut rest = text;
@@ -273,8 +234,29 @@ impl Places {
         Ok(Self { texts, values: Lookup::new(places)? })
     }
 
+    /// Whether a place satisfies that.
+    #[must_use]
+    pub fn any(&self, needs: impl Fn(&Expression) -> bool) -> bool {
+        self.values.any(needs)
+    }
+
+    /// The text with its places filled.
+    pub(crate) fn fill(&self, event: &HandedEvent) -> Result<String, Failure> {
+        self.fill_with(event, |expression, value| match value {
+            Found::Null => Ok(String::new()),
+            Found::Text(text) => Ok(text.to_string()),
+            Found::Json(json) if json == "null" => Ok(String::new()),
+            Found::Json(json) if json.starts_with('"') => serde_json::from_str(json).map_err(|_| {
+                let message = format!("`{expression}` holds characters that are no text");
+                Failure::permanent(Cause::Poison, message)
+            }),
+            Found::Json(json) => Ok(json.to_string()),
+            Found::Bytes(_) => Err(Failure::permanent(Cause::Poison, format!("`{expression}` is not text"))),
+        })
+    }
+
     /// The text with its places filled, each as `write` says.
-    fn fill(
+    fn fill_with(
         &self,
         event: &HandedEvent,
         write: impl Fn(&Expression, &Found<'_>) -> Result<String, Failure>,
@@ -297,12 +279,12 @@ impl Places {
 ///
 /// `{{$body}}` is the event's body: the JSON itself, if it is JSON of at most [`PLAIN_LEVELS`] levels, and a string otherwise.
 #[derive(Debug, Clone)]
-pub struct Template(Places);
+pub struct Template(HeaderTemplate);
 
 impl Template {
     /// Reads a template. The error is for the author of the configuration.
     pub fn parse(text: &str) -> Result<Self, String> {
-        let places = Places::parse(text)?;
+        let places = HeaderTemplate::parse(text)?;
         // Null shows a place that is no value (a name), a string one inside quotes.
         let fits = |probe: &str| serde_json::from_str::<&RawValue>(&places.texts.join(probe)).is_ok();
         if !fits("null") || !fits("\"x\"") {
@@ -311,67 +293,23 @@ impl Template {
         Ok(Self(places))
     }
 
-    /// Whether a place needs the result of a delivery before.
+    /// Whether a place satisfies that.
     #[must_use]
-    pub fn needs_result(&self) -> bool {
-        self.0.values.needs_result()
-    }
-
-    /// Whether it needs what is fetched from the provider.
-    #[must_use]
-    pub fn needs_current(&self) -> bool {
-        self.0.values.any(Expression::needs_current)
+    pub fn any(&self, needs: impl Fn(&Expression) -> bool) -> bool {
+        self.0.any(needs)
     }
 
     /// The text with its places filled.
     pub fn fill(&self, event: &HandedEvent) -> Result<String, Failure> {
-        self.0.fill(event, |expression, value| {
+        self.0.fill_with(event, |expression, value| {
             Ok(match (expression, value) {
-                (Expression::WholeBody, Found::Text(body)) if is_json_within(body, PLAIN_LEVELS) => {
+                (Expression::Field(field), Found::Text(body))
+                    if field.word == WHOLE_BODY && is_json_within(body, PLAIN_LEVELS) =>
+                {
                     body.trim().to_owned()
                 }
                 _ => value.to_json().into_owned(),
             })
-        })
-    }
-}
-
-/// The text of a header with places, which are filled with the values as plain text: a string without its quotes, null as
-/// nothing, everything else as its JSON text.
-///
-/// Does not: make a value fit into a header. The caller refuses what does not.
-#[derive(Debug, Clone)]
-pub struct HeaderTemplate(Places);
-
-impl HeaderTemplate {
-    /// Reads a template. The error is for the author of the configuration.
-    pub fn parse(text: &str) -> Result<Self, String> {
-        Places::parse(text).map(Self)
-    }
-
-    /// What stands between the places.
-    pub(crate) fn texts(&self) -> impl Iterator<Item = &str> {
-        self.0.texts.iter().map(String::as_str)
-    }
-
-    /// Whether a place satisfies that.
-    #[must_use]
-    pub fn any(&self, needs: impl Fn(&Expression) -> bool) -> bool {
-        self.0.values.any(needs)
-    }
-
-    /// The text with its places filled.
-    pub(crate) fn fill(&self, event: &HandedEvent) -> Result<String, Failure> {
-        self.0.fill(event, |expression, value| match value {
-            Found::Null => Ok(String::new()),
-            Found::Text(text) => Ok(text.to_string()),
-            Found::Json(json) if json == "null" => Ok(String::new()),
-            Found::Json(json) if json.starts_with('"') => serde_json::from_str(json).map_err(|_| {
-                let message = format!("`{expression}` holds characters that are no text");
-                Failure::permanent(Cause::Poison, message)
-            }),
-            Found::Json(json) => Ok(json.to_string()),
-            Found::Bytes(_) => Err(Failure::permanent(Cause::Poison, format!("`{expression}` is not text"))),
         })
     }
 }
@@ -411,25 +349,22 @@ pub(crate) mod tests {
     #[test]
     fn values_are_found_where_they_are() {
         let event = handed(r#"{"a":{"b":1.50},"c":null,"d":"x\"y"}"#, Some(r#"{"id":7,"list":[true]}"#));
-        let found = find(
-            &["/a/b", "/c", "/d", "$key", "$type", "$entity", "$time", "$result/id", "$result", "$source"],
-            &event,
-        );
-        assert_eq!(
-            found.unwrap(),
-            [
-                "1.50",
-                "null",
-                r#""x\"y""#,
-                "\"evt_1\"",
-                "\"order.paid\"",
-                "null",
-                "\"2023-11-14T22:13:20.000000Z\"",
-                "7",
-                r#"{"id":7,"list":[true]}"#,
-                "\"shop\""
-            ]
-        );
+        for (expression, value) in [
+            ("/a/b", "1.50"),
+            ("/c", "null"),
+            ("/d", r#""x\"y""#),
+            ("$key", "\"evt_1\""),
+            ("$type", "\"order.paid\""),
+            ("$entity", "null"),
+            ("$time", "\"2023-11-14T22:13:20.000000Z\""),
+            ("$result/id", "7"),
+            ("$result", r#"{"id":7,"list":[true]}"#),
+            ("$source", "\"shop\""),
+        ] {
+            // Together with others: each pointer into the body has its own value.
+            assert_eq!(find(&["/d", expression, "/c"], &event).unwrap(), [r#""x\"y""#, value, "null"], "{expression}");
+            assert_eq!(Expression::parse(expression).unwrap().to_string(), expression);
+        }
     }
 
     #[test]
@@ -454,7 +389,7 @@ pub(crate) mod tests {
     fn templates_cannot_be_broken_out_of() {
         let template = Template::parse(r#"{"to": {{/mail}}, "key": {{$key}}, "text": "hello"}"#).unwrap();
         let filled = template.fill(&handed(r#"{"mail":"a\",\"admin\":true,\"b\":\""}"#, None)).unwrap();
-        let filled: serde_json::Value = serde_json::from_str(&filled).unwrap();
+        let filled: Value = serde_json::from_str(&filled).unwrap();
         assert_eq!(filled["to"], "a\",\"admin\":true,\"b\":\"");
         assert!(filled.get("admin").is_none());
         assert!(Template::parse("{{$key").is_err() && Template::parse("{\"a\": \"{{$key}}\"}").is_err());

@@ -48,28 +48,12 @@ pub enum Refused {
     /// Nothing that could be connected to.
     #[error("the URL has no host or no usable port")]
     NoHost,
-    /// The address stands in the URL.
-    #[error("{0} is a {reach} address and is never reached", reach = .1.as_str())]
-    Never(IpAddr, Reach),
-    /// The address stands in the URL and would need permission.
-    #[error("{0} is a {reach} address; it needs allow_private = true", reach = .1.as_str())]
-    Written(IpAddr, Reach),
-    /// The name leads to it.
-    #[error("{name} leads to {address}, a {reach} address, which is never reached", reach = .reach.as_str())]
-    LeadsNowhere {
-        /// The name.
-        name: String,
-        /// One of its addresses.
-        address: IpAddr,
-        /// What that is.
-        reach: Reach,
-    },
-    /// The name leads to it, and it would need permission.
-    #[error("{name} leads to {address}, a {reach} address; it needs allow_private = true", reach = .reach.as_str())]
-    Resolved {
-        /// The name.
-        name: String,
-        /// One of its addresses.
+    /// An address that stands in the URL, or that the name leads to.
+    #[error("{}", unreached(.name, .address, *.reach))]
+    Address {
+        /// The name, if there is one.
+        name: Option<String>,
+        /// The address, or one of the name's.
         address: IpAddr,
         /// What that is.
         reach: Reach,
@@ -93,31 +77,34 @@ impl Guard {
             return Err(Refused::NoHost);
         }
         match url.host() {
-            Some(Host::Ipv4(address)) => self.check_written(address.into())?,
-            Some(Host::Ipv6(address)) => self.check_written(address.into())?,
+            Some(Host::Ipv4(address)) => self.check(None, address.into())?,
+            Some(Host::Ipv6(address)) => self.check(None, address.into())?,
             Some(Host::Domain(name)) if !name.is_empty() => {}
             Some(Host::Domain(_)) | None => return Err(Refused::NoHost),
         }
         Ok(url)
     }
 
-    fn check_written(self, address: IpAddr) -> Result<(), Refused> {
-        match Reach::of(address) {
-            Reach::Public | Reach::Private => Ok(()),
-            Reach::LinkLocal if self.allow_private => Ok(()),
-            reach @ Reach::LinkLocal => Err(Refused::Written(address, reach)),
-            reach @ Reach::Nowhere => Err(Refused::Never(address, reach)),
-        }
+    /// Judges an address that stands in a URL, or that this name leads to.
+    pub fn check(self, name: Option<&str>, address: IpAddr) -> Result<(), Refused> {
+        let reach = Reach::of(address);
+        let allowed = match reach {
+            Reach::Public => true,
+            Reach::Private => self.allow_private || name.is_none(),
+            Reach::LinkLocal => self.allow_private,
+            Reach::Nowhere => false,
+        };
+        if allowed { Ok(()) } else { Err(Refused::Address { name: name.map(str::to_owned), address, reach }) }
     }
+}
 
-    /// Judges an address that a name leads to.
-    pub fn check_resolved(&self, name: &str, address: IpAddr) -> Result<(), Refused> {
-        let name = || name.to_owned();
-        match Reach::of(address) {
-            Reach::Public => Ok(()),
-            Reach::Private | Reach::LinkLocal if self.allow_private => Ok(()),
-            reach @ (Reach::Private | Reach::LinkLocal) => Err(Refused::Resolved { name: name(), address, reach }),
-            reach @ Reach::Nowhere => Err(Refused::LeadsNowhere { name: name(), address, reach }),
-        }
+/// Why an address is not reached: it never is, or it needs permission.
+fn unreached(name: &Option<String>, address: &IpAddr, reach: Reach) -> String {
+    let kind = reach.as_str();
+    match (name, reach) {
+        (None, Reach::Nowhere) => format!("{address} is a {kind} address and is never reached"),
+        (None, _) => format!("{address} is a {kind} address; it needs allow_private = true"),
+        (Some(name), Reach::Nowhere) => format!("{name} leads to {address}, a {kind} address, which is never reached"),
+        (Some(name), _) => format!("{name} leads to {address}, a {kind} address; it needs allow_private = true"),
     }
 }

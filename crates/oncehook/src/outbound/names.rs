@@ -2,7 +2,7 @@
 //!
 //! Promises: every address of a name is judged each time the name is looked up, and the client connects to the judged
 //! addresses and to no others: there is no second look-up that could say something else (DNS rebinding). One
-//! address that is not allowed spoils the name; nobody is asked which of them is meant.
+//! address that is not allowed spoils the name, whichever of them is meant.
 
 use std::future::Future;
 use std::io;
@@ -17,7 +17,7 @@ use super::{Guard, Refused};
 /// Addresses that are still being looked up.
 pub type LookingUp = Pin<Box<dyn Future<Output = io::Result<Vec<IpAddr>>> + Send>>;
 
-/// Whoever knows the addresses of names.
+/// A source of the addresses of names.
 pub trait Names: Send + Sync {
     /// The addresses of a name. Waits as long as it takes; the caller has the deadline.
     fn look_up(&self, name: &str) -> LookingUp;
@@ -39,14 +39,8 @@ impl Names for SystemNames {
 
 /// Names behind the guard, as the client asks for them.
 pub(crate) struct GuardedNames {
-    guard: Guard,
-    names: Arc<dyn Names>,
-}
-
-impl GuardedNames {
-    pub(crate) fn new(guard: Guard, names: Arc<dyn Names>) -> Self {
-        Self { guard, names }
-    }
+    pub(crate) guard: Guard,
+    pub(crate) names: Arc<dyn Names>,
 }
 
 impl Resolve for GuardedNames {
@@ -59,7 +53,7 @@ impl Resolve for GuardedNames {
                 return Err(Refused::NoAddress(name.as_str().to_owned()).into());
             }
             for address in &found {
-                guard.check_resolved(name.as_str(), *address)?;
+                guard.check(Some(name.as_str()), *address)?;
             }
             // Port 0 stands for the URL's.
             let addresses: Addrs = Box::new(found.into_iter().map(|address| SocketAddr::new(address, 0)));

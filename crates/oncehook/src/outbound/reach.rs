@@ -48,20 +48,14 @@ fn of_v4(address: Ipv4Addr) -> Reach {
         // Alibaba's metadata (inside the carrier's private range), Oracle's, and Azure's wire server, which is outside
         // any private range.
         [100, 100, 100, 200] | [192, 0, 0, 192] | [168, 63, 129, 16] => Reach::LinkLocal,
-        [169, 254, _, _] => Reach::LinkLocal,
-        [10 | 127, _, _, _] => Reach::Private,
-        [172, 16..=31, _, _] => Reach::Private,
-        [192, 168, _, _] => Reach::Private,
-        [100, 64..=127, _, _] => Reach::Private,
+        [169, 254, ..] => Reach::LinkLocal,
+        [10 | 127, ..] | [172, 16..=31, ..] | [192, 168, ..] | [100, 64..=127, ..] => Reach::Private,
         // Meant for benchmarks, used as one more private network.
-        [198, 18..=19, _, _] => Reach::Private,
+        [198, 18..=19, ..] => Reach::Private,
         // "This network". Linux connects 0.0.0.0 to itself.
-        [0, _, _, _] => Reach::Nowhere,
-        [192, 0, 0 | 2, _] => Reach::Nowhere,
-        [192, 88, 99, _] => Reach::Nowhere,
-        [198, 51, 100, _] => Reach::Nowhere,
-        [203, 0, 113, _] => Reach::Nowhere,
-        [224..=255, _, _, _] => Reach::Nowhere,
+        [0, ..] => Reach::Nowhere,
+        [192, 0, 0 | 2, _] | [192, 88, 99, _] | [198, 51, 100, _] | [203, 0, 113, _] => Reach::Nowhere,
+        [224..=255, ..] => Reach::Nowhere,
         _ => Reach::Public,
     }
 }

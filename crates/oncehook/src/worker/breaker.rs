@@ -3,10 +3,10 @@
 //! Closed, it lets everything through. Failures in a row open it; then it rests. After the rest one probe goes through
 //! (half open): its success closes the breaker, its failure opens it for twice as long, up to the longest rest.
 //!
-//! Promises: while the destination is not known to be up again there is one probe at a time. A permit of which nothing
-//! is heard any more does not stop a route for ever: it lapses after [`PROBE_PATIENCE`].
+//! Promises: while the destination is not known to be up again there is one probe at a time. A probe that is never
+//! reported does not stop a route for ever: it lapses after [`PROBE_PATIENCE`].
 //!
-//! Pure: it reads no clock, and it is told what came of the attempts. Which failures count is the caller's matter: a poison
+//! Pure: it reads no clock, and the caller says what came of the attempts. Which failures count is the caller's matter: a poison
 //! event says nothing about the destination.
 
 use std::time::{Duration, Instant};
@@ -34,85 +34,80 @@ pub(crate) enum Permit {
 }
 
 /// The breaker of one route.
-#[derive(Debug, Clone)]
 pub(crate) struct Breaker {
     policy: BreakerPolicy,
-    state: State,
+    /// In a row.
+    failures: u32,
+    /// Nothing while the breaker is closed.
+    down: Option<Down>,
 }
 
-#[derive(Debug, Clone, Copy)]
-enum State {
-    Closed { failures: u32 },
-    Open { until: Instant, rest: Duration },
-    HalfOpen { lapses: Instant, rest: Duration },
+/// Open until that time; or half open, with a probe that is taken for lost at that time.
+struct Down {
+    until: Instant,
+    rest: Duration,
+    probing: bool,
 }
 
 impl Breaker {
     /// A closed breaker.
     pub(crate) fn new(policy: BreakerPolicy) -> Self {
-        Self { policy, state: State::Closed { failures: 0 } }
+        Self { policy, failures: 0, down: None }
     }
 
     /// How many deliveries may leave now. A permit for one is taken by asking for it.
     pub(crate) fn allows(&mut self, now: Instant) -> Permit {
-        let (until, rest) = match self.state {
-            State::Closed { .. } => return Permit::All,
-            State::Open { until, rest } => (until, rest),
-            State::HalfOpen { lapses, rest } => (lapses, rest),
-        };
-        if now < until {
-            return Permit::None { until };
+        let Some(down) = &mut self.down else { return Permit::All };
+        if now < down.until {
+            return Permit::None { until: down.until };
         }
-        self.state = State::HalfOpen { lapses: now + PROBE_PATIENCE, rest };
+        (down.until, down.probing) = (now + PROBE_PATIENCE, true);
         Permit::One
     }
 
     /// An attempt reached the destination: it is up.
     pub(crate) fn succeeded(&mut self) {
-        self.state = State::Closed { failures: 0 };
+        (self.failures, self.down) = (0, None);
     }
 
     /// An attempt failed at the destination.
     pub(crate) fn failed(&mut self, now: Instant) {
-        let longest = self.policy.longest_rest.min(LONGEST_REST);
-        self.state = match self.state {
-            State::Closed { failures } if failures.saturating_add(1) < self.policy.failures => {
-                State::Closed { failures: failures.saturating_add(1) }
-            }
-            State::Closed { .. } => open(now, self.policy.rest.min(longest)),
-            State::HalfOpen { rest, .. } => open(now, rest.saturating_mul(2).min(longest)),
+        let rest = match &self.down {
             // A straggler that left before the breaker opened. It says nothing new.
-            open @ State::Open { .. } => open,
+            Some(down) if !down.probing => return,
+            Some(down) => down.rest.saturating_mul(2),
+            None => {
+                self.failures = self.failures.saturating_add(1);
+                if self.failures < self.policy.failures {
+                    return;
+                }
+                self.policy.rest
+            }
         };
+        let rest = rest.min(self.policy.longest_rest).min(LONGEST_REST);
+        self.down = Some(Down { until: now + rest, rest, probing: false });
     }
 
-    /// A permit for one was not used: there was nothing to deliver. The next who asks gets it.
+    /// A permit for one was not used: there was nothing to deliver. The next caller that asks gets it.
     pub(crate) fn unused(&mut self, now: Instant) {
-        if let State::HalfOpen { rest, .. } = self.state {
-            self.state = State::Open { until: now, rest };
+        if let Some(down) = self.down.as_mut().filter(|down| down.probing) {
+            (down.until, down.probing) = (now, false);
         }
     }
 
     /// How long it rests in all, while it is open.
     pub(crate) fn rest(&self) -> Option<Duration> {
-        match self.state {
-            State::Open { rest, .. } => Some(rest),
-            State::Closed { .. } | State::HalfOpen { .. } => None,
-        }
+        self.down.as_ref().filter(|down| !down.probing).map(|down| down.rest)
     }
 
     /// The word for people and metrics.
     pub(crate) fn state(&self) -> &'static str {
-        match self.state {
-            State::Closed { .. } => "closed",
-            State::Open { .. } => "open",
-            State::HalfOpen { .. } => "half_open",
+        match &self.down {
+            None => "closed",
+            Some(down) if down.probing => "half_open",
+            Some(_) => "open",
         }
     }
-}
-
-fn open(now: Instant, rest: Duration) -> State {
-    State::Open { until: now + rest, rest }
 }
 
 #[cfg(test)]
@@ -123,182 +118,151 @@ mod tests {
     const POLICY: BreakerPolicy =
         BreakerPolicy { failures: 3, rest: Duration::from_secs(1), longest_rest: Duration::from_secs(5) };
 
-    fn at(start: Instant, millis: u64) -> Instant {
-        start + Duration::from_millis(millis)
+    /// Milliseconds in which a lost probe lapses.
+    const LAPSE: u64 = PROBE_PATIENCE.as_millis() as u64;
+
+    #[derive(Debug, Clone, Copy)]
+    enum Step {
+        Failed,
+        Succeeded,
+        Unused,
+        /// It is asked, and must allow all, one, or none before a time: because it is open, or because a probe is away.
+        All,
+        One,
+        Open(u64),
+        Probing(u64),
+    }
+    use Step::*;
+
+    /// Takes the steps, each at its time in milliseconds.
+    fn check(policy: BreakerPolicy, steps: impl IntoIterator<Item = (u64, Step)>) {
+        let start = Instant::now();
+        let at = |millis| start + Duration::from_millis(millis);
+        let mut breaker = Breaker::new(policy);
+        for (number, (millis, step)) in steps.into_iter().enumerate() {
+            let now = at(millis);
+            let asked = |breaker: &mut Breaker, permit, state| {
+                assert_eq!((breaker.allows(now), breaker.state()), (permit, state), "step {number}");
+            };
+            match step {
+                Failed => breaker.failed(now),
+                Succeeded => breaker.succeeded(),
+                Unused => breaker.unused(now),
+                All => asked(&mut breaker, Permit::All, "closed"),
+                One => asked(&mut breaker, Permit::One, "half_open"),
+                Open(until) => asked(&mut breaker, Permit::None { until: at(until) }, "open"),
+                Probing(until) => asked(&mut breaker, Permit::None { until: at(until) }, "half_open"),
+            }
+        }
     }
 
-    /// Fails until it opens, at `now`.
-    fn opened(now: Instant) -> Breaker {
-        let mut breaker = Breaker::new(POLICY);
-        for _ in 0..POLICY.failures {
-            breaker.failed(now);
-        }
-        breaker
+    /// The breaker fails until it opens, at 0, and then takes the steps.
+    fn check_opened(steps: impl IntoIterator<Item = (u64, Step)>) {
+        check(POLICY, [(0, Failed); 3].into_iter().chain(steps));
     }
 
     #[test]
     fn r28_failures_in_a_row_open_it_and_others_do_not() {
-        let start = Instant::now();
-        let mut breaker = Breaker::new(POLICY);
-        for _ in 0..10 {
-            breaker.failed(start);
-            breaker.failed(start);
-            breaker.succeeded();
-        }
-        assert_eq!((breaker.allows(start), breaker.state()), (Permit::All, "closed"));
-        breaker.failed(start);
-        breaker.failed(start);
-        assert_eq!(breaker.allows(start), Permit::All);
-        breaker.failed(start);
-        assert_eq!((breaker.allows(start), breaker.state()), (Permit::None { until: at(start, 1_000) }, "open"));
+        let others = [Failed, Failed, Succeeded].repeat(10);
+        let row = [All, Failed, Failed, All, Failed, Open(1_000)];
+        check(POLICY, others.into_iter().chain(row).map(|step| (0, step)));
     }
 
     #[test]
     fn r28_one_probe_goes_through_and_its_success_closes() {
-        let start = Instant::now();
-        let mut breaker = opened(start);
-        assert_eq!(breaker.allows(at(start, 999)), Permit::None { until: at(start, 1_000) });
-        assert_eq!((breaker.allows(at(start, 1_000)), breaker.state()), (Permit::One, "half_open"));
-        let lapses = at(start, 1_000) + PROBE_PATIENCE;
-        for later in [1_000, 1_001, 20_000, 200_000] {
-            assert_eq!(breaker.allows(at(start, later)), Permit::None { until: lapses });
-        }
-        breaker.succeeded();
-        assert_eq!((breaker.allows(at(start, 2_000)), breaker.state()), (Permit::All, "closed"));
+        let asked = [(999, Open(1_000)), (1_000, One)];
+        let probing = [1_000, 1_001, 20_000, 200_000].map(|later| (later, Probing(1_000 + LAPSE)));
         // It starts anew: the failures before are forgotten, and so is the longer rest.
-        breaker.failed(at(start, 2_000));
-        assert_eq!(breaker.allows(at(start, 2_000)), Permit::All);
+        let closed = [Succeeded, All, Failed, All].map(|step| (2_000, step));
+        check_opened(asked.into_iter().chain(probing).chain(closed));
     }
 
     #[test]
     fn r28_the_rest_doubles_up_to_the_longest() {
-        let start = Instant::now();
-        let mut breaker = opened(start);
-        let mut now = start;
-        let mut rests = Vec::new();
-        for _ in 0..6 {
-            let Permit::None { until } = breaker.allows(now) else { panic!("it rests") };
-            rests.push((until - now).as_secs());
-            now = until;
-            assert_eq!(breaker.allows(now), Permit::One);
-            breaker.failed(now);
+        let mut now = 0;
+        let mut steps = Vec::new();
+        for rest in [1_000, 2_000, 4_000, 5_000, 5_000, 5_000] {
+            steps.extend([(now, Open(now + rest)), (now + rest, One), (now + rest, Failed)]);
+            now += rest;
         }
-        assert_eq!(rests, [1, 2, 4, 5, 5, 5]);
-        breaker.succeeded();
-        for _ in 0..POLICY.failures {
-            breaker.failed(now);
-        }
-        assert_eq!(breaker.allows(now), Permit::None { until: now + POLICY.rest });
+        steps.extend([Succeeded, Failed, Failed, Failed, Open(now + 1_000)].map(|step| (now, step)));
+        check_opened(steps);
     }
 
     #[test]
     fn stragglers_do_not_prolong_the_rest() {
-        let start = Instant::now();
-        let mut breaker = opened(start);
-        for later in 0..100 {
-            breaker.failed(at(start, later));
-        }
-        assert_eq!(breaker.allows(at(start, 1_000)), Permit::One);
+        check_opened((0..100).map(|later| (later, Failed)).chain([(1_000, One)]));
     }
 
     #[test]
     fn a_permit_that_is_not_used_goes_to_the_next() {
-        let start = Instant::now();
-        let mut breaker = opened(start);
-        assert_eq!(breaker.allows(at(start, 1_000)), Permit::One);
-        breaker.unused(at(start, 1_100));
-        assert_eq!(breaker.allows(at(start, 1_100)), Permit::One);
+        let lapses = 1_100 + LAPSE;
+        let unused = [(1_000, One), (1_100, Unused), (1_100, One)];
         // And one that is lost does not stop the route for ever.
-        let lapses = at(start, 1_100) + PROBE_PATIENCE;
-        assert_eq!(breaker.allows(lapses - Duration::from_millis(1)), Permit::None { until: lapses });
-        assert_eq!(breaker.allows(lapses), Permit::One);
+        let lost = [(lapses - 1, Probing(lapses)), (lapses, One)];
         // Giving back what was not taken changes nothing.
-        breaker.succeeded();
-        breaker.unused(lapses);
-        assert_eq!(breaker.state(), "closed");
+        let not_taken = [Succeeded, Unused, All].map(|step| (lapses, step));
+        check_opened(unused.into_iter().chain(lost).chain(not_taken));
     }
 
     #[test]
     fn odd_policies_are_harmless() {
-        let start = Instant::now();
         let odd = BreakerPolicy { failures: 0, rest: Duration::from_secs(9), longest_rest: Duration::ZERO };
-        let mut breaker = Breaker::new(odd);
-        breaker.failed(start);
-        assert_eq!(breaker.allows(start), Permit::One);
+        check(odd, [(0, Failed), (0, One)]);
         let endless = BreakerPolicy { failures: 1, rest: Duration::MAX, longest_rest: Duration::MAX };
-        let mut breaker = Breaker::new(endless);
-        breaker.failed(start);
-        assert_eq!(breaker.allows(start), Permit::None { until: start + LONGEST_REST });
+        check(endless, [(0, Failed), (0, Open(LONGEST_REST.as_millis() as u64))]);
     }
 
-    /// What the breaker should say, worked out from the whole history instead of kept as a state.
-    fn expected(history: &[(Instant, Step)], now: Instant) -> Permit {
-        let mut row = 0;
-        let mut openings = 0;
-        let mut closed_until: Option<Instant> = None;
-        let mut probe: Option<Instant> = None;
+    /// What the breaker should allow, worked out from the whole history instead of kept as a state.
+    fn expected(history: &[(u64, Step)], now: u64) -> Step {
+        let (mut row, mut openings) = (0, 0);
+        let (mut closed_until, mut probe) = (None, None);
         for (when, step) in history {
             match step {
-                Step::Success => (row, openings, closed_until, probe) = (0, 0, None, None),
-                Step::Probe => probe = Some(*when),
-                Step::Unused if probe.is_some() => (probe, closed_until) = (None, Some(*when)),
-                Step::Unused => {}
-                Step::Failure => {
+                Succeeded => (row, openings, closed_until, probe) = (0, 0, None, None),
+                One => probe = Some(*when),
+                Unused if probe.is_some() => (probe, closed_until) = (None, Some(*when)),
+                Failed => {
                     row += 1;
                     let opens = if openings == 0 { row >= POLICY.failures } else { probe.is_some() };
                     if opens {
                         openings += 1;
-                        let rest = POLICY.rest * 2_u32.pow(openings.min(10) - 1);
-                        (probe, closed_until) = (None, Some(*when + rest.min(POLICY.longest_rest)));
+                        let rest = 1_000 * 2_u64.pow(openings.min(10) - 1);
+                        (probe, closed_until) = (None, Some(*when + rest.min(5_000)));
                     }
                 }
+                Unused | All | Open(_) | Probing(_) => {}
             }
         }
-        let waits = probe.map(|taken| taken + PROBE_PATIENCE).or(closed_until);
-        match waits {
-            None => Permit::All,
-            Some(until) if now < until => Permit::None { until },
-            Some(_) => Permit::One,
+        match (probe.map(|taken| taken + LAPSE), closed_until) {
+            (None, None) => All,
+            (Some(lapses), _) if now < lapses => Probing(lapses),
+            (None, Some(until)) if now < until => Open(until),
+            _ => One,
         }
-    }
-
-    #[derive(Debug, Clone, Copy)]
-    enum Step {
-        Success,
-        Failure,
-        Probe,
-        Unused,
     }
 
     #[test]
     fn random_histories_end_as_worked_out() {
         for seed in 1..=300 {
             let mut chance = Chance::seeded(seed * 7_919);
-            let mut now = Instant::now();
-            let mut breaker = Breaker::new(POLICY);
+            let mut now = 0;
             let mut history = Vec::new();
             for _ in 0..200 {
-                now += Duration::from_millis((chance.draw() * chance.draw() * 3_000.0) as u64);
-                let draw = chance.draw();
-                if draw < 0.5 {
-                    breaker.failed(now);
-                    history.push((now, Step::Failure));
-                } else if draw < 0.6 {
-                    breaker.succeeded();
-                    history.push((now, Step::Success));
-                } else if draw < 0.65 {
-                    breaker.unused(now);
-                    history.push((now, Step::Unused));
-                } else if draw < 0.66 {
-                    now += PROBE_PATIENCE;
-                } else {
-                    let permit = breaker.allows(now);
-                    assert_eq!(permit, expected(&history, now), "seed {seed}: {history:?}");
-                    if permit == Permit::One {
-                        history.push((now, Step::Probe));
+                now += (chance.draw() * chance.draw() * 3_000.0) as u64;
+                let step = match chance.draw() {
+                    ..0.5 => Failed,
+                    0.5..0.6 => Succeeded,
+                    0.6..0.65 => Unused,
+                    0.65..0.66 => {
+                        now += LAPSE;
+                        continue;
                     }
-                }
+                    _ => expected(&history, now),
+                };
+                history.push((now, step));
             }
+            check(POLICY, history);
         }
     }
 }

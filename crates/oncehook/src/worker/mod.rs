@@ -4,17 +4,16 @@
 //! memory that a crash could lose, because the journal holds every attempt before it begins.
 //!
 //! Does not: know how a journal stores. `sql` routes run inside the journal's own transaction ([`Deliveries::apply`]),
-//! all others are leased first (`outside`), whether they go over HTTP or to another database (`errand`, `guards`).
+//! all others are leased first (`leased`), whether they go over HTTP, to an external database or run Rust code (`attempt`).
 
+mod attempt;
 mod breaker;
-mod errand;
-mod guards;
 mod janitor;
 mod lane;
-mod outages;
-mod outside;
+mod leased;
+mod outage;
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -28,10 +27,7 @@ use crate::observe::Metrics;
 use crate::retry::{Chance, Reconnect};
 use crate::route::{Route, Routes};
 
-pub use janitor::Pace;
-use outages::{BreakerNote, Outages};
-
-/// How long a lease holds, unless the worker is told otherwise. It is renewed while its handler runs.
+/// How long a lease usually holds. It is renewed while its handler runs.
 const USUAL_LEASE: Duration = Duration::from_secs(15);
 
 /// How often a lane looks without being woken, and how often it learns what other nodes have paused.
@@ -40,45 +36,46 @@ const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// How long a log line waits for the count of what waits.
 const COUNT_WAIT: Duration = Duration::from_secs(2);
 
-/// How long attempts that left the process may take to end once the worker is told to stop.
-const GRACE: Duration = Duration::from_secs(5);
-
 /// What every lane shares.
 struct Shared {
     deliveries: Arc<dyn Deliveries>,
     clock: Clock,
     metrics: Arc<Metrics>,
     paused: watch::Sender<HashSet<Pausable>>,
-    /// Held while it is read what is paused, or an older answer might be told after a newer one.
+    /// Held while it is read what is paused, or an older answer might replace a newer one.
     learning: tokio::sync::Mutex<()>,
     /// How long lanes wait after the journal refused work. All lanes work on one journal, so they share it.
     trouble: Mutex<Reconnect>,
     /// How long a lease holds.
     lease: Duration,
-    /// What the breakers say.
-    outages: Outages,
+    /// What the breakers say, by route. One that has never opened is not here.
+    breakers: Mutex<HashMap<String, &'static str>>,
     /// What the janitor's last look at the clock came to; nothing before the first.
     clock_seen: Mutex<Option<Result<(), ClockDoubt>>>,
     /// Leased attempts that run now.
     under_way: AtomicUsize,
 }
 
-/// Attempts that count as under way until this is dropped.
-struct UnderWay {
-    shared: Arc<Shared>,
-    attempts: usize,
-}
-
-impl Drop for UnderWay {
-    fn drop(&mut self) {
-        self.shared.under_way.fetch_sub(self.attempts, Ordering::Relaxed);
-    }
+/// A panic of another thread leaves nothing half-done behind these locks.
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Shared {
-    fn begin(self: &Arc<Self>, attempts: usize) -> UnderWay {
-        self.under_way.fetch_add(attempts, Ordering::Relaxed);
-        UnderWay { shared: Arc::clone(self), attempts }
+    fn new(deliveries: Arc<dyn Deliveries>, clock: Clock, metrics: Arc<Metrics>, lease: Duration) -> Self {
+        Self {
+            deliveries,
+            clock,
+            metrics,
+            paused: watch::Sender::new(HashSet::new()),
+            learning: tokio::sync::Mutex::default(),
+            trouble: Mutex::new(Reconnect::new(Chance::random())),
+            // A lease of no time at all could not be renewed.
+            lease: lease.max(Duration::from_millis(30)),
+            breakers: Mutex::default(),
+            clock_seen: Mutex::default(),
+            under_way: AtomicUsize::new(0),
+        }
     }
 
     /// How often leases are renewed, and looked at for those that ran out: two renewals may fail before one does.
@@ -88,21 +85,12 @@ impl Shared {
 
     /// How long to wait after the journal refused work.
     fn after_trouble(&self) -> Duration {
-        self.trouble.lock().unwrap_or_else(PoisonError::into_inner).wait()
+        locked(&self.trouble).wait()
     }
 
     /// The journal works.
     fn is_well(&self) {
-        self.trouble.lock().unwrap_or_else(PoisonError::into_inner).is_back();
-    }
-
-    fn clock_seen(&self) -> MutexGuard<'_, Option<Result<(), ClockDoubt>>> {
-        self.clock_seen.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Whether the clock has been looked at and is not in doubt.
-    fn may_forget(&self) -> bool {
-        matches!(*self.clock_seen(), Some(Ok(())))
+        locked(&self.trouble).is_back();
     }
 
     fn is_paused(&self, route: &Route) -> bool {
@@ -111,19 +99,6 @@ impl Shared {
         !paused.is_empty()
             && (paused.contains(&Pausable::Route(route.name.as_str().to_owned()))
                 || paused.contains(&Pausable::Source(route.source.as_str().to_owned())))
-    }
-
-    fn note_breaker(self: &Arc<Self>, route: &Route, note: BreakerNote) {
-        let (name, state) = (route.name.as_str(), note.state);
-        let (changed, line) = self.outages.note(name, note, Instant::now());
-        if changed {
-            self.metrics.route(name).set_breaker(state);
-        }
-        if let Some(line) = line {
-            let (shared, route) = (Arc::clone(self), name.to_owned());
-            // Counting what waits may take a while, and the lane goes on meanwhile.
-            tokio::spawn(async move { line.log(&route, shared.count_waiting(&route).await) });
-        }
     }
 
     /// How many deliveries of a route wait, unless that takes too long.
@@ -136,13 +111,7 @@ impl Shared {
         let _alone = self.learning.lock().await;
         let paused: HashSet<Pausable> = self.deliveries.paused().await?.into_iter().collect();
         self.is_well();
-        self.paused.send_if_modified(|known| {
-            let changed = *known != paused;
-            if changed {
-                *known = paused;
-            }
-            changed
-        });
+        self.paused.send_if_modified(|known| std::mem::replace(known, paused) != *known);
         Ok(())
     }
 }
@@ -159,7 +128,7 @@ pub struct Worker {
 pub struct WorkerHandle(Arc<Shared>);
 
 impl WorkerHandle {
-    /// Reads anew what is paused, and tells the lanes. Each looks before its next batch; what it has taken before comes to
+    /// Reads anew what is paused, and wakes the lanes. Each looks before its next batch; what it has taken before comes to
     /// its end.
     pub async fn learn_pauses(&self) -> Result<(), WorkError> {
         self.0.learn_pauses().await
@@ -174,7 +143,7 @@ impl WorkerHandle {
     /// Why nothing is forgotten, if the janitor doubts the clock.
     #[must_use]
     pub fn clock_doubt(&self) -> Option<ClockDoubt> {
-        self.0.clock_seen().and_then(Result::err)
+        locked(&self.0.clock_seen).and_then(Result::err)
     }
 
     /// The clock was declared right: says so before the janitor looks again.
@@ -185,7 +154,7 @@ impl WorkerHandle {
     /// What the breaker of a route says: `closed`, `open` or `half_open`.
     #[must_use]
     pub fn breaker(&self, route: &str) -> &'static str {
-        self.0.outages.state(route)
+        locked(&self.0.breakers).get(route).copied().unwrap_or("closed")
     }
 }
 
@@ -213,24 +182,12 @@ impl Worker {
         metrics: Arc<Metrics>,
         lease: Duration,
     ) -> Self {
-        let shared = Arc::new(Shared {
-            deliveries,
-            clock,
-            metrics,
-            paused: watch::Sender::new(HashSet::new()),
-            learning: tokio::sync::Mutex::default(),
-            trouble: Mutex::new(Reconnect::new(Chance::random())),
-            // A lease of no time at all could not be renewed.
-            lease: lease.max(Duration::from_millis(30)),
-            outages: Outages::default(),
-            clock_seen: Mutex::default(),
-            under_way: AtomicUsize::new(0),
-        });
+        let shared = Arc::new(Shared::new(deliveries, clock, metrics, lease));
         let end = watch::Sender::new(false);
         let mut lanes = JoinSet::new();
         lanes.spawn(watch_pauses(Arc::clone(&shared), end.subscribe()));
         lanes.spawn(flush_failures(routes.iter().cloned().collect(), end.subscribe()));
-        lanes.spawn(janitor::run(Arc::clone(&shared), retention, Pace::default(), end.subscribe()));
+        lanes.spawn(janitor::run(Arc::clone(&shared), retention, end.subscribe()));
         for route in routes.iter() {
             lanes.spawn(lane::run(Arc::clone(&shared), Arc::clone(route), end.subscribe()));
         }
@@ -251,7 +208,7 @@ impl Worker {
     }
 }
 
-/// Logs the failed attempts that were counted and not told yet.
+/// Logs the failed attempts that were counted and not logged yet.
 async fn flush_failures(routes: Vec<Arc<Route>>, mut end: watch::Receiver<bool>) {
     while !lane::rest(LOOK_EVERY, &mut end).await {
         let now = Instant::now();

@@ -231,7 +231,7 @@ fn fault_89_r43_every_address_is_what_it_leads_to() {
             let lax = Guard { allow_private: true };
             let host = if address.is_ipv6() { format!("[{text}]") } else { (*text).to_owned() };
             let written = |guard: Guard| guard.check_url(&format!("http://{host}/")).is_ok();
-            let resolved = |guard: Guard| guard.check_resolved("name.test", address).is_ok();
+            let resolved = |guard: Guard| guard.check(Some("name.test"), address).is_ok();
             let expected = match reach {
                 Reach::Public => [true, true, true, true],
                 Reach::Private => [true, true, false, true],

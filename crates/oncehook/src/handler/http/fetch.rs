@@ -1,7 +1,7 @@
 //! The source of truth: what the provider says of an entity now, asked before a handler runs.
 //!
-//! An event tells what was; in between others may have come, or have been lost. Whoever needs the state of today asks for it, and
-//! gets it as `$current`.
+//! An event tells what was; in between others may have come, or have been lost. A handler that needs the state of today asks for
+//! it, and gets it as `$current`.
 //!
 //! Promises: one request per attempt, with one deadline; at most [`MOST_BYTES`] are read; the entity becomes one segment of the
 //! path (or one value of the query) and can lead nowhere else; the guard of `outbound` stands before the connection, redirects
@@ -13,21 +13,19 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use http::header::{ACCEPT, AUTHORIZATION, HeaderValue};
 use oncehook_verify::Secret;
-use tokio::time::{Instant, timeout_at};
+use tokio::time::Instant;
 use url::Url;
 use url::form_urlencoded::byte_serialize;
 
-use super::answer::Destination;
-use super::hidden::{Hidden, url_credentials};
-use super::{LONGEST_TIMEOUT, OnClientError, client};
+use super::destination::{Destination, read};
+use super::hidden::Hidden;
 use crate::delivery::{Cause, Failure, HandedEvent};
 use crate::json::{SHOWN_LEVELS, is_json_within};
-use crate::outbound::{Guard, Names, SystemNames};
+use crate::outbound::{Guard, SystemNames};
 
 /// What stands for the entity in the URL.
 const ENTITY: &str = "{entity}";
@@ -35,7 +33,7 @@ const ENTITY: &str = "{entity}";
 /// An object beyond this size is not read.
 const MOST_BYTES: usize = 1 << 20;
 
-/// How the current state of an entity is asked for.
+/// How the current state of an entity is asked for. Cannot be printed: URL and token may be secret.
 pub struct FetchOptions {
     /// Where, with `{entity}` in the path or the query.
     pub url: String,
@@ -55,21 +53,12 @@ impl FetchOptions {
     }
 }
 
-/// Neither URL nor token: both may hold secrets.
-impl fmt::Debug for FetchOptions {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("FetchOptions").field("timeout", &self.timeout).finish_non_exhaustive()
-    }
-}
-
 /// Asks for the current state of an entity.
 pub struct Fetch {
     /// What stands before the entity, and behind it.
     before: String,
     behind: String,
-    client: reqwest::Client,
     auth: Option<HeaderValue>,
-    timeout: Duration,
     destination: Destination,
 }
 
@@ -83,46 +72,21 @@ impl fmt::Debug for Fetch {
 impl Fetch {
     /// Checks the options. The error is for the author of the configuration.
     pub fn new(options: &FetchOptions) -> Result<Self, String> {
-        Self::with_names(options, Arc::new(SystemNames))
-    }
-
-    /// The same, with names looked up elsewhere than in the operating system.
-    pub fn with_names(options: &FetchOptions, names: Arc<dyn Names>) -> Result<Self, String> {
         let guard = Guard { allow_private: options.allow_private };
         let Some((before, behind)) = options.url.split_once(ENTITY) else {
             return Err(format!("the URL needs {ENTITY} where the entity is to stand"));
         };
         // Judged with something harmless in its place. Where it stood in the host, it would choose who is asked.
-        let asked = |entity: &str| guard.check_url(&format!("{before}{entity}{behind}"));
-        let (url, other) = (asked("a"), asked("b"));
-        let (url, other) = match (url, other) {
-            (Ok(url), Ok(other)) => (url, other),
-            (Err(refused), _) | (_, Err(refused)) => return Err(refused.to_string()),
-        };
-        if url.origin() != other.origin() || behind.contains(ENTITY) || url.fragment().is_some() {
+        let asked =
+            |entity: &str| guard.check_url(&format!("{before}{entity}{behind}")).map_err(|refused| refused.to_string());
+        let url = asked("a")?;
+        if url.origin() != asked("b")?.origin() || behind.contains(ENTITY) || url.fragment().is_some() {
             return Err(format!("{ENTITY} stands once, in the path or the query"));
         }
-        if options.timeout.is_zero() || options.timeout > LONGEST_TIMEOUT {
-            return Err(format!("the timeout must be above zero and at most {} s", LONGEST_TIMEOUT.as_secs()));
-        }
         let auth = options.auth.as_ref().map(|auth| authorization(auth.reveal())).transpose()?;
-        let hidden = Hidden::new(
-            url_credentials(&url).iter().map(String::as_str).chain(options.auth.iter().map(Secret::reveal)),
-        );
-        let destination = Destination {
-            name: url.origin().ascii_serialization(),
-            on_4xx: OnClientError::Retry,
-            hidden,
-            whole: AtomicBool::new(false),
-        };
-        Ok(Self {
-            before: before.to_owned(),
-            behind: behind.to_owned(),
-            client: client::guarded(&url, guard, names)?,
-            auth,
-            timeout: options.timeout,
-            destination,
-        })
+        let hidden = Hidden::new(&url, options.auth.iter().map(Secret::reveal));
+        let destination = Destination::new(&url, guard, Arc::new(SystemNames), options.timeout, hidden)?;
+        Ok(Self { before: before.to_owned(), behind: behind.to_owned(), auth, destination })
     }
 
     /// What the provider says of the event's entity now: JSON text.
@@ -133,33 +97,22 @@ impl Fetch {
         let url = self.url(entity).ok_or_else(|| {
             Failure::permanent(Cause::Poison, "the event's entity cannot stand in the URL that is fetched")
         })?;
-        let deadline = Instant::now() + self.timeout;
-        let mut request = self.client.get(url).header(ACCEPT, HeaderValue::from_static("application/json"));
+        let deadline = Instant::now() + self.destination.timeout;
+        let mut request = self.destination.client.get(url).header(ACCEPT, HeaderValue::from_static("application/json"));
         if let Some(auth) = &self.auth {
             request = request.header(AUTHORIZATION, auth.clone());
         }
-        let mut response = match timeout_at(deadline, request.send()).await {
-            Ok(Ok(response)) => response,
-            Ok(Err(error)) => return Err(self.destination.unreachable(&error)),
-            Err(_) => return Err(self.destination.too_slow(self.timeout)),
-        };
-        if !response.status().is_success() {
-            let failure =
-                self.failure(&format!("answered {} when it was asked for the current state", response.status()));
-            let logged = format!("HTTP {} to the request for the current state", response.status().as_u16());
-            return Err(failure.in_log(logged));
+        let mut response = self.destination.send(request, deadline).await?;
+        let status = response.status();
+        if !status.is_success() {
+            let logged = format!("HTTP {} to the request for the current state", status.as_u16());
+            let answered = format!("answered {status} when it was asked for the current state");
+            return Err(self.failure(&answered).in_log(logged));
         }
-        let mut body = Vec::new();
-        loop {
-            match timeout_at(deadline, response.chunk()).await {
-                Ok(Ok(Some(chunk))) => body.extend_from_slice(&chunk),
-                Ok(Ok(None)) => break,
-                Ok(Err(error)) => return Err(self.destination.unreachable(&error)),
-                Err(_) => return Err(self.destination.too_slow(self.timeout)),
-            }
-            if body.len() > MOST_BYTES {
-                return Err(self.failure(&format!("told more than {MOST_BYTES} bytes about the current state")));
-            }
+        let (body, end) = read(&mut response, deadline, MOST_BYTES + 1).await;
+        end.map_err(|broken| self.destination.unanswered(broken))?;
+        if body.len() > MOST_BYTES {
+            return Err(self.failure(&format!("told more than {MOST_BYTES} bytes about the current state")));
         }
         let text = String::from_utf8(body).ok().map(|text| self.destination.hidden.censor(&text).into_owned());
         text.filter(|text| is_json_within(text, SHOWN_LEVELS)).ok_or_else(|| {

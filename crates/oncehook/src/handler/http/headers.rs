@@ -4,6 +4,7 @@
 //! cannot be configured, nor come from the provider. What an event says can neither end a header nor begin another. The
 //! signature is made with the data of the `standard-webhooks` preset, with which a receiver made from it verifies.
 
+use std::collections::HashSet;
 use std::sync::OnceLock;
 
 use http::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
@@ -11,78 +12,74 @@ use oncehook_verify::{EventHeaders, Preset, Request, Secret, Signer, UnixMicros}
 use url::Url;
 
 use super::HttpOptions;
-use super::hidden::{Hidden, is_credential, url_credentials};
+use super::hidden::{Hidden, is_credential};
 use crate::delivery::{Cause, Claim, Failure, HandedEvent};
-use crate::handler::{Expression, HeaderTemplate};
-
-/// Names that belong to the connection, to the message's frame, or to us.
-const TAKEN: [&str; 13] = [
-    "connection",
-    "content-encoding",
-    "content-length",
-    "expect",
-    "host",
-    "idempotency-key",
-    "keep-alive",
-    "proxy-authorization",
-    "proxy-connection",
-    "te",
-    "trailer",
-    "transfer-encoding",
-    "upgrade",
-];
-
-/// Families of names that are ours.
-const TAKEN_FAMILIES: [&str; 2] = ["webhook-", "oncehook-"];
-
-/// Names of headers that carry credentials, whoever sends them.
-const CREDENTIALS: [&str; 2] = ["authorization", "cookie"];
+use crate::handler::HeaderTemplate;
 
 /// No value that is made from an event is longer.
 const LONGEST_VALUE: usize = 8 << 10;
 
 pub(super) struct Headers {
     signer: Option<Signer>,
-    configured: HeaderMap,
+    configured: Vec<(HeaderName, HeaderValue)>,
     templates: Vec<(HeaderName, HeaderTemplate)>,
     /// Whether the body is a template, which is JSON whatever the event was.
     templated: bool,
     /// The provider's headers that go along with the original body.
-    forwarded: OnceLock<EventHeaders>,
+    pub(super) forwarded: OnceLock<EventHeaders>,
 }
 
 /// May a header of this name be forwarded? Not what frames the message, what is ours, or what carries credentials.
 #[must_use]
 pub fn may_be_forwarded(name: &str) -> bool {
-    !is_taken(name) && !CREDENTIALS.contains(&name) && name != "content-type"
+    !is_taken(name) && !matches!(name, "authorization" | "cookie" | "content-type")
 }
 
+/// Names that belong to the connection, to the message's frame, or to us.
 fn is_taken(name: &str) -> bool {
-    TAKEN.contains(&name) || TAKEN_FAMILIES.iter().any(|family| name.starts_with(family))
+    let of_connection = matches!(name, "connection" | "expect" | "host" | "keep-alive" | "te" | "trailer" | "upgrade");
+    let of_proxy = matches!(name, "proxy-authorization" | "proxy-connection");
+    let of_frame = matches!(name, "content-encoding" | "content-length" | "transfer-encoding");
+    let ours = name == "idempotency-key" || name.starts_with("webhook-") || name.starts_with("oncehook-");
+    of_connection || of_proxy || of_frame || ours
 }
 
 impl Headers {
+    /// Checks the headers of the configuration, those that are filled from events as far as they can be without one.
     pub(super) fn new(options: &HttpOptions) -> Result<Self, String> {
-        let signer = match &options.secret {
-            None => None,
-            Some(secret) => {
-                let preset = Preset::named("standard-webhooks").ok_or("the preset standard-webhooks is missing")?;
-                Some(Signer::new(&preset.verify, secret).map_err(|error| error.to_string())?)
+        let preset = Preset::named("standard-webhooks").ok_or("the preset standard-webhooks is missing")?;
+        let signer = options.secret.as_ref().map(|secret| Signer::new(&preset.verify, secret)).transpose();
+        let signer = signer.map_err(|error| error.to_string())?;
+        let mut names = HashSet::new();
+        let mut name_to_set = |name: &str| {
+            let name: HeaderName = name.parse().map_err(|_| format!("{name:?} cannot be the name of a header"))?;
+            match name.as_str() {
+                taken if is_taken(taken) => {
+                    Err(format!("the header `{name}` cannot be set; oncehook decides about it"))
+                }
+                _ if !names.insert(name.clone()) => Err(format!("the header `{name}` is set twice")),
+                _ => Ok(name),
             }
         };
-        let configured = configured(&options.headers)?;
-        let templates = templates(&options.header_templates, &configured)?;
+        let checked = |name: &HeaderName, text: &str| {
+            let unfit = |_| format!("the value of the header `{name}` holds characters that a header cannot");
+            HeaderValue::from_str(text).map_err(unfit)
+        };
+        let mut configured = Vec::with_capacity(options.headers.len());
+        for (name, value) in &options.headers {
+            let name = name_to_set(name)?;
+            let mut value = checked(&name, value)?;
+            value.set_sensitive(true);
+            configured.push((name, value));
+        }
+        let mut templates = Vec::with_capacity(options.header_templates.len());
+        for (name, template) in &options.header_templates {
+            let name = name_to_set(name)?;
+            template.texts.iter().try_for_each(|text| checked(&name, text).map(drop))?;
+            templates.push((name, template.clone()));
+        }
         let templated = options.body.is_some();
         Ok(Self { signer, configured, templates, templated, forwarded: OnceLock::new() })
-    }
-
-    pub(super) fn forward(&self, headers: EventHeaders) {
-        // Nobody sets it twice.
-        let _ = self.forwarded.set(headers);
-    }
-
-    pub(super) fn needs_result(&self) -> bool {
-        self.templates.iter().any(|(_, template)| template.any(Expression::needs_result))
     }
 
     /// All headers of one attempt.
@@ -111,13 +108,10 @@ impl Headers {
         if let Some(kind) = &claim.event.kind {
             put("oncehook-type", kind);
         }
-        let content_type = if self.templated {
-            Some(HeaderValue::from_static("application/json"))
-        } else {
-            stored(&claim.event).find_map(|(name, value)| (name == CONTENT_TYPE).then_some(value))
-        };
-        if let Some(value) = content_type {
-            headers.insert(CONTENT_TYPE, value);
+        if self.templated {
+            headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        } else if let Some((name, value)) = stored(&claim.event).find(|(name, _)| name == CONTENT_TYPE) {
+            headers.insert(name, value);
         }
         if let Some(signer) = &self.signer {
             let request = Request { method: "POST", path: "/", headers: &HeaderMap::new(), body };
@@ -162,67 +156,12 @@ fn stored(event: &HandedEvent) -> impl Iterator<Item = (HeaderName, HeaderValue)
     })
 }
 
-/// The configured headers, checked.
-fn configured(pairs: &[(String, String)]) -> Result<HeaderMap, String> {
-    let mut headers = HeaderMap::with_capacity(pairs.len());
-    for (name, value) in pairs {
-        let name = name_to_set(name)?;
-        let mut value = HeaderValue::from_str(value).map_err(|_| unfit(&name))?;
-        value.set_sensitive(true);
-        if headers.insert(name.clone(), value).is_some() {
-            return Err(twice(&name));
-        }
-    }
-    Ok(headers)
-}
-
-/// The headers that are filled from events, checked as far as they can be without one.
-fn templates(
-    pairs: &[(String, HeaderTemplate)],
-    configured: &HeaderMap,
-) -> Result<Vec<(HeaderName, HeaderTemplate)>, String> {
-    let mut templates: Vec<(HeaderName, HeaderTemplate)> = Vec::with_capacity(pairs.len());
-    for (name, template) in pairs {
-        let name = name_to_set(name)?;
-        if template.texts().any(|text| HeaderValue::from_str(text).is_err()) {
-            return Err(unfit(&name));
-        }
-        if configured.contains_key(&name) || templates.iter().any(|(known, _)| *known == name) {
-            return Err(twice(&name));
-        }
-        templates.push((name, template.clone()));
-    }
-    Ok(templates)
-}
-
-fn name_to_set(name: &str) -> Result<HeaderName, String> {
-    let name: HeaderName = name.parse().map_err(|_| format!("{name:?} cannot be the name of a header"))?;
-    if is_taken(name.as_str()) {
-        return Err(format!("the header `{name}` cannot be set; oncehook decides about it"));
-    }
-    Ok(name)
-}
-
-fn unfit(name: &HeaderName) -> String {
-    format!("the value of the header `{name}` holds characters that a header cannot")
-}
-
-fn twice(name: &HeaderName) -> String {
-    format!("the header `{name}` is set twice")
-}
-
 /// What must not come back to us in an error or a result, should the other side repeat its request: the configured secrets,
 /// and whatever stands in a header or a parameter whose name says that it is one.
 pub(super) fn credentials(options: &HttpOptions, url: &Url) -> Hidden {
-    let in_url = url_credentials(url);
+    let values = options.headers.iter().map(|(_, value)| value.as_str());
     let named = options.header_templates.iter().filter(|(name, _)| is_credential(name));
     let secret = options.secret.iter().map(Secret::reveal);
-    let values = options.headers.iter().map(|(_, value)| value.as_str());
     let signing = secret.flat_map(|secret| [Some(secret), secret.strip_prefix("whsec_")]).flatten();
-    Hidden::new(
-        values
-            .chain(named.flat_map(|(_, template)| template.texts()))
-            .chain(signing)
-            .chain(in_url.iter().map(String::as_str)),
-    )
+    Hidden::new(url, values.chain(named.flat_map(|(_, template)| &template.texts).map(String::as_str)).chain(signing))
 }

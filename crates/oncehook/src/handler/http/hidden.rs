@@ -26,7 +26,6 @@ const CREDENTIAL_NAMES: [&str; 9] =
     ["auth", "token", "secret", "key", "cookie", "password", "signature", "credential", "session"];
 
 /// What must not be seen in answers.
-#[derive(Default)]
 pub(super) struct Hidden {
     /// The longest first, so that none leaves a part of a longer one behind.
     words: Vec<String>,
@@ -38,16 +37,13 @@ pub(super) fn is_credential(name: &str) -> bool {
     CREDENTIAL_NAMES.iter().any(|part| name.contains(part))
 }
 
-/// The credentials in the query of a URL: the values of parameters with such a name.
-pub(super) fn url_credentials(url: &url::Url) -> Vec<String> {
-    url.query_pairs().filter(|(name, _)| is_credential(name)).map(|(_, value)| value.into_owned()).collect()
-}
-
 impl Hidden {
-    /// Hides these values: whole, word for word (`Bearer x`), the parts of basic authentication, and in base64.
-    pub(super) fn new<'v>(values: impl IntoIterator<Item = &'v str>) -> Self {
+    /// Hides these values: whole, word for word (`Bearer x`), the parts of basic authentication, and in base64. Also those
+    /// parameters in the query of the URL whose names say that they are credentials.
+    pub(super) fn new<'v>(url: &'v url::Url, values: impl IntoIterator<Item = &'v str>) -> Self {
+        let in_url = url.query_pairs().filter(|(name, _)| is_credential(name)).map(|(_, value)| value);
         let mut words: Vec<String> = Vec::new();
-        for value in values {
+        for value in values.into_iter().map(Cow::Borrowed).chain(in_url) {
             words.push(value.trim().to_owned());
             for word in value.split_whitespace() {
                 let word = word.trim_matches([';', ',']);
@@ -92,9 +88,8 @@ impl Hidden {
 
     /// Looks at what the strings of a JSON text mean, not at how they are written. Nothing if none of them is changed.
     fn censor_strings(&self, text: &str, nested: u32) -> Option<String> {
-        let mut changed = None;
-        let mut kept = 0;
-        let mut from = 0;
+        let mut changed = String::new();
+        let (mut kept, mut from) = (0, 0);
         while let Some(start) = text.get(from..)?.find('"').map(|at| from + at) {
             let Some(end) = string_end(text, start) else { break };
             from = end + 1;
@@ -104,31 +99,25 @@ impl Hidden {
             }
             let meant = unescape(inside);
             if let Cow::Owned(censored) = self.censor_nested(&meant, nested - 1) {
-                let written: &mut String = changed.get_or_insert_default();
-                written.push_str(text.get(kept..start)?);
-                written.push_str(&serde_json::Value::from(censored).to_string());
+                changed.push_str(text.get(kept..start)?);
+                changed.push_str(&serde_json::Value::from(censored).to_string());
                 kept = from;
             }
         }
-        let mut changed = changed?;
         changed.push_str(text.get(kept..)?);
-        Some(changed)
+        (kept > 0).then_some(changed)
     }
 }
 
 /// Where the string that begins with the quote at `start` ends: the place of its closing quote.
 fn string_end(text: &str, start: usize) -> Option<usize> {
     let mut escaped = false;
-    let inside = text.as_bytes().iter().enumerate().skip(start + 1);
-    for (at, byte) in inside {
-        match byte {
-            _ if escaped => escaped = false,
-            b'\\' => escaped = true,
-            b'"' => return Some(at),
-            _ => {}
-        }
-    }
-    None
+    let is_end = |byte: &u8| {
+        let ends = *byte == b'"' && !escaped;
+        escaped = *byte == b'\\' && !escaped;
+        ends
+    };
+    text.as_bytes().iter().skip(start + 1).position(is_end).map(|inside| start + 1 + inside)
 }
 
 /// What the inside of a JSON string means. Escapes that mean nothing become U+FFFD.
@@ -136,22 +125,19 @@ fn unescape(text: &str) -> String {
     let mut units: Vec<u16> = Vec::with_capacity(text.len());
     let mut chars = text.chars();
     while let Some(letter) = chars.next() {
-        let meant = match letter {
-            '\\' => match chars.next() {
-                Some('u') => {
-                    let code: String = chars.by_ref().take(4).collect();
-                    units.push(u16::from_str_radix(&code, 16).unwrap_or(0xfffd));
-                    continue;
-                }
-                Some('n') => '\n',
-                Some('r') => '\r',
-                Some('t') => '\t',
-                Some('b') => '\u{8}',
-                Some('f') => '\u{c}',
-                Some(other) => other,
-                None => '\\',
-            },
-            letter => letter,
+        let meant = match (letter == '\\').then(|| chars.next()).flatten() {
+            Some('u') => {
+                let code: String = chars.by_ref().take(4).collect();
+                units.push(u16::from_str_radix(&code, 16).unwrap_or(0xfffd));
+                continue;
+            }
+            Some('n') => '\n',
+            Some('r') => '\r',
+            Some('t') => '\t',
+            Some('b') => '\u{8}',
+            Some('f') => '\u{c}',
+            Some(other) => other,
+            None => letter,
         };
         units.extend_from_slice(meant.encode_utf16(&mut [0; 2]));
     }
@@ -164,12 +150,13 @@ mod tests {
 
     const TOKEN: &str = "tok/0123456789\"x";
 
-    fn censored(text: &str) -> String {
-        Hidden::new(["Bearer tok/0123456789\"x", "Basic dXNlcjpodW50ZXIyaHVudGVyMg=="]).censor(text).into_owned()
+    fn hidden(values: &[&'static str]) -> Hidden {
+        Hidden::new(&"http://127.0.0.1/".parse().unwrap(), values.iter().copied())
     }
 
     #[test]
     fn a_credential_is_found_however_it_is_written() {
+        let hidden = hidden(&["Bearer tok/0123456789\"x", "Basic dXNlcjpodW50ZXIyaHVudGVyMg=="]);
         let escaped: String = TOKEN.encode_utf16().map(|unit| format!("\\u{unit:04X}")).collect();
         let inner = serde_json::Value::from(format!("{{\"a\":\"{escaped}\"}}")).to_string();
         for (text, wanted) in [
@@ -181,7 +168,7 @@ mod tests {
             ("hunter2hunter2 user:hunter2hunter2".to_owned(), "(hidden) (hidden)".to_owned()),
             (STANDARD.encode(TOKEN), "(hidden)==".to_owned()),
         ] {
-            assert_eq!(censored(&text), wanted, "{text}");
+            assert_eq!(hidden.censor(&text), wanted, "{text}");
         }
     }
 
@@ -195,9 +182,9 @@ mod tests {
             "\"\\",
             "",
         ] {
-            assert!(matches!(Hidden::new([TOKEN]).censor(text), Cow::Borrowed(same) if same == text), "{text}");
+            assert!(matches!(hidden(&[TOKEN]).censor(text), Cow::Borrowed(same) if same == text), "{text}");
         }
-        assert!(Hidden::new(["short", ""]).words.is_empty());
+        assert!(hidden(&["short", ""]).words.is_empty());
     }
 
     #[test]

@@ -13,7 +13,7 @@
 //! Does not: make it exactly once on the other side. The key is there for that.
 
 mod answer;
-mod client;
+mod destination;
 mod fetch;
 mod headers;
 mod hidden;
@@ -25,18 +25,19 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use oncehook_verify::{EventHeaders, Secret, UnixMicros};
-use tokio::time::{Instant, timeout_at};
+use tokio::time::Instant;
 use url::Url;
 
 use super::{HeaderTemplate, Template};
 use crate::delivery::{Claim, Failure};
 use crate::outbound::{Guard, Names, SystemNames};
-use answer::{Answer, Destination};
+use answer::Answer;
+use destination::Destination;
 pub use fetch::{Fetch, FetchOptions};
 use headers::Headers;
 pub use headers::may_be_forwarded;
 
-/// No exchange may take longer: whoever waits holds one of the route's few places.
+/// No exchange may take longer: a request that waits holds one of the route's few places.
 pub const LONGEST_TIMEOUT: Duration = Duration::from_secs(300);
 
 /// How a request is made.
@@ -63,7 +64,7 @@ pub struct HttpOptions {
 /// What an answer of 4xx means.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum OnClientError {
-    /// Try again, up to the route's limit: most are mistakes that somebody mends.
+    /// Try again, up to the route's limit: most are mistakes that people mend.
     #[default]
     Retry,
     /// Give up at once.
@@ -92,21 +93,18 @@ impl HttpOptions {
 /// Neither URL nor headers: both may hold secrets.
 impl fmt::Debug for HttpOptions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("HttpOptions")
-            .field("timeout", &self.timeout)
-            .field("allow_private", &self.allow_private)
-            .field("on_4xx", &self.on_4xx)
-            .finish_non_exhaustive()
+        f.debug_struct("HttpOptions").field("timeout", &self.timeout).finish_non_exhaustive()
     }
 }
 
 /// A request to the user's application.
 pub struct HttpHandler {
     url: Url,
-    client: reqwest::Client,
     headers: Headers,
     body: Option<Template>,
-    timeout: Duration,
+    on_4xx: OnClientError,
+    /// Whether answers are kept whole.
+    whole: AtomicBool,
     destination: Destination,
 }
 
@@ -127,35 +125,21 @@ impl HttpHandler {
     pub fn with_names(options: HttpOptions, names: Arc<dyn Names>) -> Result<Self, String> {
         let guard = Guard { allow_private: options.allow_private };
         let url = guard.check_url(&options.url).map_err(|refused| refused.to_string())?;
-        if options.timeout.is_zero() || options.timeout > LONGEST_TIMEOUT {
-            return Err(format!("the timeout must be above zero and at most {} s", LONGEST_TIMEOUT.as_secs()));
-        }
-        let client = client::guarded(&url, guard, names)?;
-        let headers = Headers::new(&options)?;
-        let destination = Destination {
-            name: url.origin().ascii_serialization(),
-            on_4xx: options.on_4xx,
-            hidden: headers::credentials(&options, &url),
-            whole: AtomicBool::new(false),
-        };
-        Ok(Self { url, client, headers, body: options.body, timeout: options.timeout, destination })
+        let hidden = headers::credentials(&options, &url);
+        let destination = Destination::new(&url, guard, names, options.timeout, hidden)?;
+        let (headers, whole) = (Headers::new(&options)?, AtomicBool::new(false));
+        Ok(Self { url, headers, body: options.body, on_4xx: options.on_4xx, whole, destination })
     }
 
     /// Sends these of the provider's headers along with the original body. Credentials and names that are ours are left
     /// out. A second list is not taken.
     pub fn forward(&self, headers: EventHeaders) {
-        self.headers.forward(headers);
+        let _ = self.headers.forwarded.set(headers);
     }
 
-    /// Keeps answers whole, as far as they are read: somebody waits for them.
+    /// Keeps answers whole, as far as they are read: a client waits for them.
     pub fn keep_whole_answers(&self) {
-        self.destination.whole.store(true, Ordering::Relaxed);
-    }
-
-    /// Whether the body or a header needs the result of a delivery before.
-    #[must_use]
-    pub fn needs_result(&self) -> bool {
-        self.body.as_ref().is_some_and(Template::needs_result) || self.headers.needs_result()
+        self.whole.store(true, Ordering::Relaxed);
     }
 
     /// Makes one attempt. The result is JSON: the answer's status and an excerpt of its body.
@@ -168,14 +152,9 @@ impl HttpHandler {
             None => claim.event.body.clone(),
         };
         let headers = self.headers.of_attempt(claim, &body, now)?;
-        let deadline = Instant::now() + self.timeout;
-        let request = self.client.post(self.url.clone()).headers(headers).body(body);
-        let response = match timeout_at(deadline, request.send()).await {
-            Ok(Ok(response)) => response,
-            Ok(Err(error)) => return Err(self.destination.unreachable(&error)),
-            Err(_) => return Err(self.destination.too_slow(self.timeout)),
-        };
-        let answer = Answer::read(response, deadline).await;
-        self.destination.judge(answer, now)
+        let deadline = Instant::now() + self.destination.timeout;
+        let request = self.destination.client.post(self.url.clone()).headers(headers).body(body);
+        let response = self.destination.send(request, deadline).await?;
+        self.judge(&Answer::read(response, deadline).await, now)
     }
 }

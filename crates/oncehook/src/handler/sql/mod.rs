@@ -116,12 +116,6 @@ impl SqlHandler {
         &self.statements
     }
 
-    /// Whether a binding needs the result of a delivery before.
-    #[must_use]
-    pub fn needs_result(&self) -> bool {
-        self.lookup.needs_result()
-    }
-
     /// What an engine says of an error, without values of the event that were bound.
     pub(crate) fn without_values(&self, told: &str, event: &HandedEvent) -> String {
         // Without values nothing was run that could repeat them.
