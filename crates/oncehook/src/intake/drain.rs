@@ -41,6 +41,12 @@ const COPIES_COUNTED: u64 = 10_000;
 /// Why a batch did not come through.
 struct Stopped(String);
 
+impl<E: std::error::Error> From<E> for Stopped {
+    fn from(error: E) -> Self {
+        Self(error.to_string())
+    }
+}
+
 impl Intake {
     /// Drains until told to end. `usable` says whether the journal is known to be well.
     pub async fn drain(
@@ -90,7 +96,7 @@ impl Intake {
         usable: &(impl Fn() -> bool + Send),
         refused: &mut HashMap<i64, u32>,
     ) -> Result<(), Stopped> {
-        let batch = self.spool.read(BATCH_EVENTS, BATCH_BYTES).await.map_err(|error| Stopped(error.to_string()))?;
+        let batch = self.spool.read(BATCH_EVENTS, BATCH_BYTES).await?;
         if batch.is_empty() {
             // What is outstanding is still on its way into the file.
             tokio::time::sleep(A_MOMENT).await;
@@ -121,9 +127,7 @@ impl Intake {
             Ok(receipt) => return self.landed(journal, &batch, receipt).await,
             Err(stopped) => stopped,
         };
-        if let Err(error) = journal.self_test().await {
-            return Err(Stopped(error.to_string()));
-        }
+        journal.self_test().await?;
         let [spooled] = batch;
         let tries = refused.entry(spooled.seq).or_default();
         *tries += 1;
@@ -132,7 +136,7 @@ impl Intake {
         }
         refused.remove(&spooled.seq);
         tracing::error!(event = %spooled.id, reason, "the journal does not take event {}; it stays in the spool", spooled.id);
-        self.spool.set_aside(spooled.seq, reason).await.map_err(|error| Stopped(error.to_string()))
+        Ok(self.spool.set_aside(spooled.seq, reason).await?)
     }
 
     /// The journal has them: remembers what they were called, and removes them here.
@@ -145,11 +149,11 @@ impl Intake {
             renamed.map(|(spooled, appended)| Alias { alias: spooled.id, event: appended.id }).collect();
         crate::crash::point("drained");
         if !aliases.is_empty() {
-            journal.keep_aliases(aliases).await.map_err(|error| Stopped(error.to_string()))?;
+            journal.keep_aliases(aliases).await?;
         }
         crate::crash::point("aliased");
         let seqs = batch.iter().map(|spooled| spooled.seq).collect();
-        self.spool.remove(seqs).await.map_err(|error| Stopped(error.to_string()))?;
+        self.spool.remove(seqs).await?;
         crate::crash::point("cleared");
         for (spooled, appended) in batch.iter().zip(&receipt) {
             self.count(journal, spooled, appended);
@@ -181,13 +185,9 @@ impl Intake {
 async fn bring(journal: &dyn Journal, batch: &[Spooled]) -> Result<Receipt, Stopped> {
     let events: NewEvents = batch.iter().map(|spooled| spooled.event.clone()).collect();
     let appending = async {
-        let ticket = journal.submit(events).map_err(|error| Stopped(error.to_string()))?;
-        match ticket.await {
-            Ok(outcome) => outcome.map_err(|error| Stopped(error.to_string())),
-            Err(_) => Err(Stopped("the journal is gone".to_owned())),
-        }
+        let outcome = journal.submit(events)?.await.map_err(|_| Stopped("the journal is gone".to_owned()))?;
+        Ok(outcome?)
     };
-    tokio::time::timeout(ANSWER, appending)
-        .await
-        .unwrap_or_else(|_| Err(Stopped("the journal does not answer".to_owned())))
+    let appended = tokio::time::timeout(ANSWER, appending).await;
+    appended.unwrap_or_else(|_| Err(Stopped("the journal does not answer".to_owned())))
 }

@@ -57,7 +57,7 @@ impl From<NotStored> for Refused {
 
 /// Which way new events go.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Way {
+enum IntakeMode {
     /// To the journal: nothing waits in the spool.
     Journal,
     /// Behind those that wait.
@@ -71,7 +71,7 @@ const HOLD: Duration = Duration::from_millis(500);
 const NOT_HELD: Duration = Duration::from_secs(1);
 
 struct Door {
-    way: Way,
+    mode: IntakeMode,
     hold_after: Instant,
 }
 
@@ -93,9 +93,9 @@ impl Intake {
     #[must_use]
     pub fn new(spool: Spool, patience: Duration, metrics: Arc<Metrics>) -> Self {
         // What an earlier process has left comes first.
-        let way = if spool.outstanding() > 0 { Way::Spool } else { Way::Journal };
+        let mode = if spool.outstanding() > 0 { IntakeMode::Spool } else { IntakeMode::Journal };
         let (changed, filled) = (Notify::new(), Notify::new());
-        let door = Mutex::new(Door { way, hold_after: Instant::now() });
+        let door = Mutex::new(Door { mode, hold_after: Instant::now() });
         Self { spool, patience, door, changed, filled, metrics }
     }
 
@@ -151,17 +151,15 @@ impl Intake {
         let changed = self.changed.notified();
         tokio::pin!(changed);
         changed.as_mut().enable();
-        let way = self.door().way;
-        match way {
-            Way::Journal => return usable,
-            Way::Spool => return false,
-            Way::Held => {}
+        let mode = self.door().mode;
+        if mode != IntakeMode::Held {
+            return usable && mode == IntakeMode::Journal;
         }
         if tokio::time::timeout(HOLD, changed).await.is_err() {
             self.let_go();
             self.door().hold_after = Instant::now() + NOT_HELD;
         }
-        usable && self.door().way == Way::Journal
+        usable && self.door().mode == IntakeMode::Journal
     }
 
     async fn take_over(&self, events: NewEvents) -> Result<Receipt, SpoolError> {
@@ -169,13 +167,13 @@ impl Intake {
             // Under the lock: nobody can find the spool empty between the look at the way and the submission.
             let mut door = self.door();
             let ticket = self.spool.submit(events)?;
-            if door.way == Way::Journal {
-                door.way = Way::Spool;
+            if door.mode == IntakeMode::Journal {
+                door.mode = IntakeMode::Spool;
             }
             ticket
         };
         self.filled.notify_one();
-        ticket.await.unwrap_or_else(|_| Err(SpoolError::Unavailable("its writer is gone".to_owned())))
+        Ok(ticket.await.unwrap_or(Err(AppendError::Gone))?)
     }
 
     fn door(&self) -> MutexGuard<'_, Door> {
@@ -186,16 +184,16 @@ impl Intake {
     fn hold(&self, few: usize) {
         let mut door = self.door();
         let soon = self.spool.outstanding() <= few && Instant::now() >= door.hold_after;
-        if door.way == Way::Spool && soon {
-            door.way = Way::Held;
+        if door.mode == IntakeMode::Spool && soon {
+            door.mode = IntakeMode::Held;
         }
     }
 
     /// Lets those go who are held: behind the ones that wait.
     fn let_go(&self) {
         let mut door = self.door();
-        if door.way == Way::Held {
-            door.way = Way::Spool;
+        if door.mode == IntakeMode::Held {
+            door.mode = IntakeMode::Spool;
             drop(door);
             self.changed.notify_waiters();
         }
@@ -205,8 +203,8 @@ impl Intake {
     fn open_if_empty(&self) -> bool {
         let mut door = self.door();
         let empty = self.spool.outstanding() == 0;
-        if empty && door.way != Way::Journal {
-            door.way = Way::Journal;
+        if empty && door.mode != IntakeMode::Journal {
+            door.mode = IntakeMode::Journal;
             drop(door);
             self.changed.notify_waiters();
         }

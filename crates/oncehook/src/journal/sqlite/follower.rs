@@ -28,11 +28,7 @@ const TYPES_LISTED: usize = 100;
 
 /// Seals the next block, if there are enough events behind the last one. `no_replays` says that none of them waits to be
 /// looked at for replays, so that search need not walk them later. After an error the gathering must begin anew.
-pub(super) fn seal(
-    connection: &mut Connection,
-    no_replays: bool,
-    gathering: &mut Gathering,
-) -> Result<bool, rusqlite::Error> {
+pub(super) fn seal(connection: &mut Connection, no_replays: bool, gathering: &mut Gathering) -> rusqlite::Result<bool> {
     let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
     let block = Block::read(&transaction, sealed_to(&transaction)?, i64::MAX)?;
     if block.count < BLOCK {
@@ -66,7 +62,7 @@ pub(super) fn seal(
 }
 
 /// Gathers a block that was sealed before this process, or its last failure. After an error the gathering must begin anew.
-pub(super) fn gather(connection: &mut Connection, gathering: &mut Gathering) -> Result<(), rusqlite::Error> {
+pub(super) fn gather(connection: &mut Connection, gathering: &mut Gathering) -> rusqlite::Result<()> {
     let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
     let next = transaction
         .prepare_cached("SELECT first, last FROM oncehook_blocks WHERE last > ?1 ORDER BY last LIMIT 1")?
@@ -97,7 +93,7 @@ struct Block {
 
 impl Block {
     /// Reads the events behind one, not beyond another, and not more than a block has.
-    fn read(connection: &Connection, after: i64, to: i64) -> Result<Self, rusqlite::Error> {
+    fn read(connection: &Connection, after: i64, to: i64) -> rusqlite::Result<Self> {
         let mut block = Self::default();
         let mut statement = connection.prepare_cached(
             "SELECT seq, source, type, entity FROM oncehook_events WHERE seq > ?1 AND seq <= ?2 ORDER BY seq LIMIT ?3",
@@ -146,12 +142,12 @@ fn insert_new(names: &mut BTreeSet<String>, name: &str) {
 }
 
 /// The last event that is in a block.
-pub(super) fn sealed_to(connection: &Connection) -> Result<i64, rusqlite::Error> {
+pub(super) fn sealed_to(connection: &Connection) -> rusqlite::Result<i64> {
     connection.prepare_cached("SELECT coalesce(max(last), 0) FROM oncehook_blocks")?.query_row([], |row| row.get(0))
 }
 
 /// How many events are behind the last block. Counts rows: for start-up only.
-pub(super) fn unsealed(connection: &Connection) -> Result<u64, rusqlite::Error> {
+pub(super) fn unsealed(connection: &Connection) -> rusqlite::Result<u64> {
     let count: i64 = connection
         .prepare("SELECT count(*) FROM oncehook_events WHERE seq > ?1")?
         .query_row([sealed_to(connection)?], |row| row.get(0))?;
@@ -159,7 +155,7 @@ pub(super) fn unsealed(connection: &Connection) -> Result<u64, rusqlite::Error> 
 }
 
 /// Looks at the next events whose keys are unsigned. Returns whether there may be more.
-pub(super) fn find_replays(connection: &mut Connection, now: UnixMicros) -> Result<bool, rusqlite::Error> {
+pub(super) fn find_replays(connection: &mut Connection, now: UnixMicros) -> rusqlite::Result<bool> {
     let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
     let checked: Option<i64> = transaction
         .prepare_cached("SELECT value FROM oncehook_meta WHERE name = 'replays_to'")?
@@ -196,7 +192,7 @@ pub(super) fn find_replays(connection: &mut Connection, now: UnixMicros) -> Resu
 }
 
 /// Remembers up to which event there is nothing left to look at. Never goes back.
-fn set_replays_to(connection: &Connection, event: i64) -> Result<(), rusqlite::Error> {
+fn set_replays_to(connection: &Connection, event: i64) -> rusqlite::Result<()> {
     connection
         .prepare_cached(
             "INSERT INTO oncehook_meta (name, value) VALUES ('replays_to', ?1)

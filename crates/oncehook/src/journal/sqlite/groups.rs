@@ -78,7 +78,7 @@ impl Gathering {
     }
 
     /// The last event that was gathered, or is in a group.
-    pub(super) fn reached(&self, connection: &Connection) -> Result<i64, rusqlite::Error> {
+    pub(super) fn reached(&self, connection: &Connection) -> rusqlite::Result<i64> {
         self.last.map_or_else(|| grouped_to(connection), Ok)
     }
 
@@ -95,7 +95,7 @@ impl Gathering {
         first: i64,
         last: i64,
         items: &[Item],
-    ) -> Result<(), rusqlite::Error> {
+    ) -> rusqlite::Result<()> {
         for item in items {
             if let Some(cell) = self.cells.get_mut(item.cell(CELLS)) {
                 cell.insert(*item);
@@ -121,7 +121,7 @@ impl Gathering {
 }
 
 /// The last event that is in a group.
-pub(super) fn grouped_to(connection: &Connection) -> Result<i64, rusqlite::Error> {
+pub(super) fn grouped_to(connection: &Connection) -> rusqlite::Result<i64> {
     connection
         .prepare_cached("SELECT coalesce(max(last), 0) FROM oncehook_groups WHERE cell = 0")?
         .query_row([], |row| row.get(0))
@@ -133,8 +133,8 @@ pub(super) fn each(
     connection: &Connection,
     (from, to): (i64, i64),
     items: &[Item],
-    mut look: impl FnMut(i64, i64) -> Result<bool, rusqlite::Error>,
-) -> Result<(), rusqlite::Error> {
+    mut look: impl FnMut(i64, i64) -> rusqlite::Result<bool>,
+) -> rusqlite::Result<()> {
     let Some((first, others)) = items.split_first() else { return Ok(()) };
     let mut statement = connection.prepare_cached(
         "SELECT first, last, items FROM oncehook_groups WHERE cell = ?1 AND last >= ?2 AND first <= ?3 ORDER BY last DESC",
@@ -162,12 +162,12 @@ fn cell(item: Item) -> i64 {
     item.cell(CELLS).cast_signed() as i64
 }
 
-fn holds(row: &Row<'_>, column: usize, item: Item) -> Result<bool, rusqlite::Error> {
+fn holds(row: &Row<'_>, column: usize, item: Item) -> rusqlite::Result<bool> {
     Ok(may_contain(row.get_ref(column)?.as_blob()?, item))
 }
 
 /// Drops the groups up to an event that have no block left. The last group stays: it says how far groups go.
-pub(super) fn drop_empty(connection: &Connection, reached: i64) -> Result<(), rusqlite::Error> {
+pub(super) fn drop_empty(connection: &Connection, reached: i64) -> rusqlite::Result<()> {
     let empty: Vec<i64> = connection
         .prepare_cached(
             "SELECT last FROM oncehook_groups g

@@ -5,11 +5,10 @@ use oncehook_verify::UnixMicros;
 use rusqlite::{CachedStatement, Connection, OptionalExtension, Transaction, TransactionBehavior, params};
 use std::collections::VecDeque;
 
-use super::ledger::{Known, Ledger};
+use super::ledger::{Fact, Ledger};
 use crate::event::{EventId, EventIds, NewEvent};
 use crate::journal::tally::{Pending, Tally, latest_text, parse_latest, remember};
 use crate::journal::{Appended, CONFLICTS_KEPT, SourceCounts, Verdict};
-use crate::planted::{self, Bug};
 
 /// The statements of an append, prepared once per batch.
 pub(super) struct Statements<'t> {
@@ -19,7 +18,7 @@ pub(super) struct Statements<'t> {
 }
 
 impl<'t> Statements<'t> {
-    pub(super) fn prepare(transaction: &'t Transaction<'t>) -> Result<Self, rusqlite::Error> {
+    pub(super) fn prepare(transaction: &'t Transaction<'t>) -> rusqlite::Result<Self> {
         Ok(Self {
             transaction,
             insert_event: transaction.prepare_cached(
@@ -42,12 +41,12 @@ impl<'t> Statements<'t> {
         ledger: &mut Ledger,
         event: &NewEvent,
         now: UnixMicros,
-    ) -> Result<Appended, rusqlite::Error> {
+    ) -> rusqlite::Result<Appended> {
         let hash = ledger.hash(event);
         let known = ledger.recall(self.transaction, hash, event)?;
-        let forgotten =
-            |known: &Known| planted::has(Bug::ShortMemory) && event.expires_at.0 - known.expires_at.0 > 1_000_000;
-        let Some(Known { event: first, digest, expires_at }) = known.filter(|known| !forgotten(known)) else {
+        #[cfg(feature = "planted")]
+        let known = super::planted::recalled(known, event);
+        let Some(Fact { event: first, digest, expires_at, .. }) = known else {
             let appended = self.insert_event(ids.next(event.received_at), event, now)?;
             ledger.stage(hash, event, appended.id);
             return Ok(appended);
@@ -60,7 +59,7 @@ impl<'t> Statements<'t> {
         Ok(Appended { id: first, verdict: Verdict::Conflict, expires_at })
     }
 
-    fn insert_event(&mut self, id: EventId, event: &NewEvent, now: UnixMicros) -> Result<Appended, rusqlite::Error> {
+    fn insert_event(&mut self, id: EventId, event: &NewEvent, now: UnixMicros) -> rusqlite::Result<Appended> {
         let expires_at = event.remembered_until(id);
         self.insert_event.execute(params![
             id.sequence(),
@@ -98,7 +97,7 @@ impl<'t> Statements<'t> {
 
 /// Keeps another body under a known key: one row per digest, at most [`CONFLICTS_KEPT`] of them, the rest counted in a
 /// row with an empty digest.
-fn keep_conflict(connection: &Connection, first: EventId, event: &NewEvent) -> Result<(), rusqlite::Error> {
+fn keep_conflict(connection: &Connection, first: EventId, event: &NewEvent) -> rusqlite::Result<()> {
     let counted = connection
         .prepare_cached(
             "UPDATE oncehook_conflicts SET count = count + 1, last_at = ?3 WHERE event = ?1 AND digest = ?2",
@@ -130,7 +129,7 @@ pub(super) fn flag(
     flag: &str,
     at: UnixMicros,
     reason: Option<&str>,
-) -> Result<(), rusqlite::Error> {
+) -> rusqlite::Result<()> {
     connection
         .prepare_cached(
             "INSERT INTO oncehook_flags (event, flag, at, reason) VALUES (?1, ?2, ?3, ?4)
@@ -141,7 +140,7 @@ pub(super) fn flag(
 }
 
 /// Adds to a source's counts.
-pub(super) fn add_totals(connection: &Connection, source: &str, counts: &SourceCounts) -> Result<(), rusqlite::Error> {
+pub(super) fn add_totals(connection: &Connection, source: &str, counts: &SourceCounts) -> rusqlite::Result<()> {
     connection
         .prepare_cached(
             "INSERT INTO oncehook_totals (source, events, duplicates, conflicts, quarantined)
@@ -163,7 +162,7 @@ pub(super) fn add_totals(connection: &Connection, source: &str, counts: &SourceC
 }
 
 /// Stores the pending counts of duplicates in one transaction.
-pub(super) fn store_duplicates(connection: &mut Connection, tally: &Tally) -> Result<(), rusqlite::Error> {
+pub(super) fn store_duplicates(connection: &mut Connection, tally: &Tally) -> rusqlite::Result<()> {
     let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
     for (event, pending) in tally.iter() {
         store_duplicates_of(&transaction, *event, pending)?;
@@ -171,7 +170,7 @@ pub(super) fn store_duplicates(connection: &mut Connection, tally: &Tally) -> Re
     transaction.commit()
 }
 
-fn store_duplicates_of(connection: &Connection, event: EventId, pending: &Pending) -> Result<(), rusqlite::Error> {
+fn store_duplicates_of(connection: &Connection, event: EventId, pending: &Pending) -> rusqlite::Result<()> {
     let stored: Option<String> = connection
         .prepare_cached("SELECT latest FROM oncehook_duplicates WHERE event = ?1")?
         .query_row([event.sequence()], |row| row.get(0))
@@ -203,7 +202,7 @@ fn store_duplicates_of(connection: &Connection, event: EventId, pending: &Pendin
 }
 
 /// The highest sequence ever stored, so that new ids stay above it.
-pub(super) fn last_sequence(connection: &Connection) -> Result<i64, rusqlite::Error> {
+pub(super) fn last_sequence(connection: &Connection) -> rusqlite::Result<i64> {
     // Events may have been forgotten while their keys live on; the blocks and the ledger remember how far it went. (An id
     // at or below the ledger's mark would not be read back at the next start.)
     connection.query_row(

@@ -51,7 +51,7 @@ pub(super) fn check(connection: &Connection) -> Result<(), OpenError> {
 }
 
 /// Every object on our tables: its kind, its name and the text that made it.
-fn shape(connection: &Connection) -> Result<Vec<String>, rusqlite::Error> {
+fn shape(connection: &Connection) -> rusqlite::Result<Vec<String>> {
     let mut statement = connection.prepare(
         r"SELECT type || ' ' || name || ' ' || coalesce(sql, '') FROM sqlite_schema
            WHERE tbl_name LIKE 'oncehook\_%' ESCAPE '\'",

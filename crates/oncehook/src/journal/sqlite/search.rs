@@ -33,7 +33,7 @@ pub(super) fn find(
     connection: &Connection,
     query: &EventQuery,
     recent: &[EventId],
-) -> Result<Vec<EventSummary>, rusqlite::Error> {
+) -> rusqlite::Result<Vec<EventSummary>> {
     let wanted = query.limit + 1;
     if let Some(key) = &query.key {
         return find_by_key(connection, query, key, recent);
@@ -64,7 +64,7 @@ fn find_by_blocks(
     span: Span,
     events: &mut Vec<EventSummary>,
     wanted: usize,
-) -> Result<(), rusqlite::Error> {
+) -> rusqlite::Result<()> {
     let (sealed_to, grouped_to) = (follower::sealed_to(connection)?, groups::grouped_to(connection)?);
     let behind = Span { from: span.from.max(sealed_to + 1), to: span.to };
     events.extend(scan(connection, query, behind, wanted - events.len())?);
@@ -87,7 +87,7 @@ fn look_through(
     span: Span,
     events: &mut Vec<EventSummary>,
     wanted: usize,
-) -> Result<(), rusqlite::Error> {
+) -> rusqlite::Result<()> {
     // The last one is the first that reaches to the span's end: without it the walk would begin at the newest block of all.
     let mut statement = connection.prepare_cached(
         "SELECT first, last, sources, types, entities, unrouted FROM oncehook_blocks
@@ -127,7 +127,7 @@ impl Hints {
     }
 
     /// Whether a block may hold a match.
-    fn may_match(&self, block: &Row<'_>) -> Result<bool, rusqlite::Error> {
+    fn may_match(&self, block: &Row<'_>) -> rusqlite::Result<bool> {
         if let Some(entity) = self.entity
             && !bloom::may_contain(block.get_ref(4)?.as_blob()?, entity)
         {
@@ -137,7 +137,7 @@ impl Hints {
             return Ok(false);
         }
         // No list means that anything may be there. A list is not parsed: the name as it was written is hint enough.
-        let lists = |column: usize, name: &Option<String>| -> Result<bool, rusqlite::Error> {
+        let lists = |column: usize, name: &Option<String>| -> rusqlite::Result<bool> {
             let Some(name) = name else { return Ok(true) };
             Ok(block.get_ref(column)?.as_str_or_null()?.is_none_or(|listed| listed.contains(name)))
         };
@@ -178,7 +178,7 @@ fn ahead(
     query: &EventQuery,
     usual: Span,
     wanted: usize,
-) -> Result<Vec<EventSummary>, rusqlite::Error> {
+) -> rusqlite::Result<Vec<EventSummary>> {
     let mut events = Vec::new();
     let Some(until) = query.until else { return Ok(events) };
     let mut statement = connection.prepare_cached(
@@ -196,12 +196,7 @@ fn ahead(
 }
 
 /// Walks the events of a span.
-fn scan(
-    connection: &Connection,
-    query: &EventQuery,
-    span: Span,
-    limit: usize,
-) -> Result<Vec<EventSummary>, rusqlite::Error> {
+fn scan(connection: &Connection, query: &EventQuery, span: Span, limit: usize) -> rusqlite::Result<Vec<EventSummary>> {
     // Whoever has no delivery is told by reading the deliveries of the span once. The status would look for those of each event by
     // itself, and the deeper the tables, the longer that takes.
     let unrouted = if query.status == Some(EventStatus::Unrouted) {
@@ -246,7 +241,7 @@ fn find_by_key(
     query: &EventQuery,
     key: &EventKey,
     recent: &[EventId],
-) -> Result<Vec<EventSummary>, rusqlite::Error> {
+) -> rusqlite::Result<Vec<EventSummary>> {
     let mut events = connection
         .prepare_cached(
             "SELECT k.event FROM oncehook_totals t CROSS JOIN oncehook_keys k ON k.source = t.source AND k.key = ?1",
@@ -333,7 +328,7 @@ fn find_by_status(
     marks: &Marks,
     mut span: Span,
     wanted: usize,
-) -> Result<Vec<EventSummary>, rusqlite::Error> {
+) -> rusqlite::Result<Vec<EventSummary>> {
     let mut events = Vec::new();
     if !marks.in_order {
         // A long queue fills a page right here. Without this, every page of it would sort all of it.
@@ -358,7 +353,7 @@ fn find_by_status(
 }
 
 /// The sequence of the event that comes so many after the newest of a span, if there are so many.
-fn after_stretch(connection: &Connection, span: Span, count: usize) -> Result<Option<i64>, rusqlite::Error> {
+fn after_stretch(connection: &Connection, span: Span, count: usize) -> rusqlite::Result<Option<i64>> {
     connection
         .prepare_cached(
             "SELECT seq FROM oncehook_events WHERE seq BETWEEN ?1 AND ?2 ORDER BY seq DESC LIMIT 1 OFFSET ?3",
@@ -367,7 +362,7 @@ fn after_stretch(connection: &Connection, span: Span, count: usize) -> Result<Op
         .optional()
 }
 
-pub(super) fn by_sequence(connection: &Connection, sequence: i64) -> Result<Option<EventSummary>, rusqlite::Error> {
+pub(super) fn by_sequence(connection: &Connection, sequence: i64) -> rusqlite::Result<Option<EventSummary>> {
     let sql = format!("{SUMMARY} FROM oncehook_events e {BESIDE} WHERE e.seq = ?1");
     connection.prepare_cached(&sql)?.query_row([sequence], summary).optional()
 }
@@ -376,7 +371,7 @@ fn first_sequence(millis: i64) -> i64 {
     millis.clamp(0, (1 << 48) - 1) << 15
 }
 
-fn summary(row: &Row<'_>) -> Result<EventSummary, rusqlite::Error> {
+fn summary(row: &Row<'_>) -> rusqlite::Result<EventSummary> {
     let status: String = row.get(5)?;
     let flags: Option<String> = row.get(11)?;
     let (flags, quarantine) = Flag::parse_list(flags.as_deref());
@@ -399,12 +394,12 @@ fn summary(row: &Row<'_>) -> Result<EventSummary, rusqlite::Error> {
 }
 
 /// A key as it was stored. Anything else in that column is damage.
-fn key(row: &Row<'_>, column: usize) -> Result<EventKey, rusqlite::Error> {
+fn key(row: &Row<'_>, column: usize) -> rusqlite::Result<EventKey> {
     let bytes = row.get::<_, Vec<u8>>(column)?;
     EventKey::from_bytes(&bytes).ok_or(rusqlite::Error::IntegralValueOutOfRange(column, bytes.len() as i64))
 }
 
-pub(super) fn count(row: &Row<'_>, column: usize) -> Result<u64, rusqlite::Error> {
+pub(super) fn count(row: &Row<'_>, column: usize) -> rusqlite::Result<u64> {
     Ok(row.get::<_, i64>(column)?.unsigned_abs())
 }
 

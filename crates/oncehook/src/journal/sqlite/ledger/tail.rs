@@ -4,9 +4,7 @@
 //! key are found here, before anything is accepted.
 //! Does not: need a clean end of the last process. Nothing is written when one ends, so there is nothing to miss.
 
-use std::ops::ControlFlow;
-
-use oncehook_verify::{EventKey, UnixMicros};
+use oncehook_verify::EventKey;
 use rusqlite::{Connection, OptionalExtension, Row, params};
 
 use super::filter::Filter;
@@ -22,10 +20,10 @@ pub(super) fn page(
     connection: &Connection,
     hasher: &KeyHasher,
     after: i64,
-    mut take: impl FnMut(Entry) -> Result<(), rusqlite::Error>,
-) -> Result<Option<i64>, rusqlite::Error> {
+    mut take: impl FnMut(Entry) -> rusqlite::Result<()>,
+) -> rusqlite::Result<Option<i64>> {
     let mut statement = connection.prepare_cached(
-        "SELECT id, source, key, digest, received_at, key_expires_at FROM oncehook_events
+        "SELECT source, key, id, digest, received_at, key_expires_at FROM oncehook_events
           WHERE seq > ?1 ORDER BY seq LIMIT ?2",
     )?;
     let mut rows = statement.query([after, PAGE])?;
@@ -38,29 +36,20 @@ pub(super) fn page(
     Ok(last)
 }
 
-fn entry(row: &Row<'_>, hasher: &KeyHasher) -> Result<Entry, rusqlite::Error> {
+fn entry(row: &Row<'_>, hasher: &KeyHasher) -> rusqlite::Result<Entry> {
     let damaged = |column: usize| rusqlite::Error::IntegralValueOutOfRange(column, 0);
-    let source = row.get_ref(1)?.as_str()?;
-    let key = row.get_ref(2)?.as_blob()?;
-    let fact = Fact {
-        event: EventId::from_bytes(row.get(0)?),
-        digest: row.get(3)?,
-        first_seen: UnixMicros(row.get(4)?),
-        expires_at: UnixMicros(row.get(5)?),
-    };
+    let (source, key) = (row.get_ref(0)?.as_str()?, row.get_ref(1)?.as_blob()?);
     let hash = hasher.hash(source, key);
     let source = match source {
         PROBE_SOURCE => SourceName::probe(),
-        source => SourceName::new(source).map_err(|_| damaged(1))?,
+        source => SourceName::new(source).map_err(|_| damaged(0))?,
     };
-    Ok(Entry { hash, source, key: EventKey::from_bytes(key).ok_or_else(|| damaged(2))?, fact })
+    let key = EventKey::from_bytes(key).ok_or_else(|| damaged(1))?;
+    Ok(Entry { hash, source, key, fact: Fact::read(row, 2)? })
 }
 
 /// Two events that hold one key, one of them merged and one behind the watermark: the ledger failed at some time.
-pub(super) fn contradiction(
-    connection: &Connection,
-    after: i64,
-) -> Result<Option<(EventId, EventId)>, rusqlite::Error> {
+pub(super) fn contradiction(connection: &Connection, after: i64) -> rusqlite::Result<Option<(EventId, EventId)>> {
     connection
         .prepare(
             "SELECT k.event, e.id FROM oncehook_events e
@@ -71,27 +60,23 @@ pub(super) fn contradiction(
         .optional()
 }
 
-/// Where a walk through the table has come to.
-#[derive(Default)]
-pub(in super::super) struct Place(Option<(String, Vec<u8>)>);
+/// Where a walk through the table has come to: source and key. It begins before every key, at the empty text.
+pub(in super::super) type TableCursor = (String, Vec<u8>);
 
 /// Keys of the table that are put into the filter by one read.
 const KEYS_AT_ONCE: i64 = 4_096;
 
-/// Puts the next keys of the table into the filter. The walk is in steps, so that no read keeps the log from starting over.
+/// Puts the next keys of the table into the filter. Returns where to go on, if there may be more. The walk is in steps, so that no read keeps the log from starting over.
 pub(in super::super) fn load(
     connection: &Connection,
     hasher: &KeyHasher,
-    place: &Place,
+    (after_source, after_key): &TableCursor,
     mut insert: impl FnMut(u64),
-) -> Result<ControlFlow<(), Place>, rusqlite::Error> {
+) -> rusqlite::Result<Option<TableCursor>> {
     let mut statement = connection.prepare_cached(
         "SELECT source, key FROM oncehook_keys WHERE (source, key) > (?1, ?2) ORDER BY source, key LIMIT ?3",
     )?;
-    // Before every key: the empty text.
-    let (source, key): (&str, &[u8]) =
-        place.0.as_ref().map_or(("", &[]), |(source, key)| (source.as_str(), key.as_slice()));
-    let mut rows = statement.query(params![source, key, KEYS_AT_ONCE])?;
+    let mut rows = statement.query(params![after_source, after_key, KEYS_AT_ONCE])?;
     let (mut last, mut count) = (None, 0);
     while let Some(row) = rows.next()? {
         let (source, key) = (row.get_ref(0)?.as_str()?, row.get_ref(1)?.as_blob()?);
@@ -101,17 +86,12 @@ pub(in super::super) fn load(
             last = Some((source.to_owned(), key.to_vec()));
         }
     }
-    Ok(match last {
-        Some(last) => ControlFlow::Continue(Place(Some(last))),
-        None => ControlFlow::Break(()),
-    })
+    Ok(last)
 }
 
 /// Whether there is anything to load.
-pub(super) fn table_is_empty(connection: &Connection) -> Result<bool, rusqlite::Error> {
-    let any: Option<i64> =
-        connection.query_row("SELECT 1 FROM oncehook_keys LIMIT 1", [], |row| row.get(0)).optional()?;
-    Ok(any.is_none())
+pub(super) fn table_is_empty(connection: &Connection) -> rusqlite::Result<bool> {
+    connection.query_row("SELECT NOT EXISTS (SELECT 1 FROM oncehook_keys)", [], |row| row.get(0))
 }
 
 /// A filter on its way, made beside the writer.

@@ -36,7 +36,7 @@ impl Bench {
         self.try_batch(keys, end).unwrap()
     }
 
-    fn try_batch(&mut self, keys: &[&str], end: End) -> Result<Vec<Appended>, rusqlite::Error> {
+    fn try_batch(&mut self, keys: &[&str], end: End) -> rusqlite::Result<Vec<Appended>> {
         self.ledger.begin();
         let transaction = self.connection.transaction_with_behavior(TransactionBehavior::Immediate).unwrap();
         let mut appended = Vec::new();
