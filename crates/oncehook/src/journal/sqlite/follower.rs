@@ -54,7 +54,7 @@ pub(super) fn seal(connection: &mut Connection, no_replays: bool, gathering: &mu
     if no_replays {
         set_replays_to(&transaction, block.last)?;
     }
-    if gathering.is_complete() {
+    if gathering.complete {
         gathering.add(&transaction, block.first, block.last, &block.items())?;
     }
     transaction.commit()?;
@@ -69,7 +69,7 @@ pub(super) fn gather(connection: &mut Connection, gathering: &mut Gathering) -> 
         .query_row([gathering.reached(&transaction)?], |row| Ok((row.get::<_, i64>(0)?, row.get::<_, i64>(1)?)))
         .optional()?;
     let Some((first, last)) = next else {
-        gathering.completed();
+        gathering.complete = true;
         return Ok(());
     };
     // Events of it may be forgotten by now; behind it there are others.

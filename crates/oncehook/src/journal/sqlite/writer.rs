@@ -370,7 +370,7 @@ impl Writer {
 
     /// Whether there is something to do for the search index.
     fn is_behind(&self) -> bool {
-        (self.unsealed >= follower::BLOCK || !self.gathering.is_complete()) && Instant::now() >= self.seal_after
+        (self.unsealed >= follower::BLOCK || !self.gathering.complete) && Instant::now() >= self.seal_after
     }
 
     /// Goes on with the search index while nobody wants anything.
@@ -400,12 +400,12 @@ impl Writer {
     fn seal_some(&mut self) -> rusqlite::Result<()> {
         let Some(connection) = self.connection.as_mut() else { return Ok(()) };
         for _ in 0..4 {
-            if !self.gathering.is_complete() {
+            if !self.gathering.complete {
                 follower::gather(connection, &mut self.gathering)?;
             }
         }
         // Gathering must get ahead of sealing, or it would never come to an end.
-        let blocks = if self.gathering.is_complete() { 4 } else { 1 };
+        let blocks = if self.gathering.complete { 4 } else { 1 };
         for _ in 0..blocks {
             if self.unsealed >= follower::BLOCK {
                 let sealed = follower::seal(connection, !self.replays_pending, &mut self.gathering)?;
