@@ -4,7 +4,7 @@
 //! (source, key, digest) is unique: a copy is counted at its row, another body under the key is a row of its own, which the
 //! journal will find to be a conflict.
 
-use aws_lc_rs::digest::{Context, SHA256};
+use aws_lc_rs::digest::{Context, Digest, SHA256};
 use bytes::Bytes;
 use oncehook_verify::{EventKey, Integrity, Quarantine, UnixMicros};
 use rusqlite::types::FromSql;
@@ -186,7 +186,7 @@ pub(super) fn insert(connection: &Connection, id: EventId, event: &NewEvent) -> 
             event.peer.to_string(),
             &event.headers[..],
             &event.body[..],
-            sum(id, event),
+            sum(id, event).as_ref(),
             event.version,
             event.by_entity,
         ])?;
@@ -293,12 +293,12 @@ fn decode(row: &Row<'_>) -> Option<Spooled> {
         peer: text(14)?.parse().ok()?,
     };
     let copies = u64::try_from(get::<i64>(row, 18)?).unwrap_or(0);
-    let sound = blob(17)? == sum(id, &event)[..];
+    let sound = blob(17)? == sum(id, &event).as_ref();
     sound.then_some(Spooled { seq: get(row, 0)?, id, event, copies, aside: get(row, 19)? })
 }
 
 /// A digest of all that a row says, each part with its length.
-fn sum(id: EventId, event: &NewEvent) -> [u8; 32] {
+fn sum(id: EventId, event: &NewEvent) -> Digest {
     let mut context = Context::new(&SHA256);
     let mut add = |part: &[u8]| {
         context.update(&(part.len() as u64).to_le_bytes());
@@ -325,8 +325,5 @@ fn sum(id: EventId, event: &NewEvent) -> [u8; 32] {
     add(event.peer.to_string().as_bytes());
     add(&event.headers);
     add(&event.body);
-    let mut sum = [0; 32];
-    // The digest has 32 bytes; the shorter one would decide, and they are equally long.
-    sum.iter_mut().zip(context.finish().as_ref()).for_each(|(to, from)| *to = *from);
-    sum
+    context.finish()
 }

@@ -197,12 +197,8 @@ impl Writer {
     fn recount(&mut self, counts: Counts, arrived: usize) {
         let rows = |counts: Counts| usize::try_from(counts.rows).unwrap_or(usize::MAX);
         let (before, now) = (rows(self.counts).saturating_add(arrived), rows(counts));
-        // In one step: whoever finds nothing outstanding opens the way past what is in the file.
-        if now >= before {
-            self.shared.outstanding.fetch_add(now - before, Ordering::AcqRel);
-        } else {
-            self.shared.outstanding.fetch_sub(before - now, Ordering::AcqRel);
-        }
+        // In one step, which also goes down: if nothing is outstanding, the way past what is in the file is opened.
+        self.shared.outstanding.fetch_add(now.wrapping_sub(before), Ordering::AcqRel);
         self.counts = counts;
         let share = |of: u64, most: u64| of.saturating_mul(100).checked_div(most).unwrap_or(100).min(100);
         let percent =
@@ -244,11 +240,9 @@ impl Writer {
 
     /// Gives the disk back what a long outage took.
     fn shrink(&mut self) {
-        let Some(connection) = self.connection.as_ref().filter(|_| self.counts == Counts::default()) else {
-            return;
-        };
-        let pages = connection.pragma_query_value(None, "page_count", |row| row.get::<_, i64>(0));
-        if pages.is_ok_and(|pages| pages > SHRINK_PAGES)
+        if let Some(connection) = self.connection.as_ref().filter(|_| self.counts == Counts::default())
+            && let Ok(pages) = connection.pragma_query_value(None, "page_count", |row| row.get::<_, i64>(0))
+            && pages > SHRINK_PAGES
             && let Err(error) = connection.execute_batch("VACUUM; PRAGMA wal_checkpoint(TRUNCATE)")
         {
             self.note(&error);

@@ -52,14 +52,6 @@ struct Progress {
     abandon: AtomicBool,
 }
 
-/// What became of the log.
-pub(super) enum Tended {
-    /// It goes on.
-    Continues,
-    /// It starts over with the next commit.
-    StartsOver,
-}
-
 impl Checkpointer {
     pub(super) fn start(path: &Path) -> Result<Self, OpenError> {
         let connection = connection::open_writer(path)?;
@@ -83,45 +75,39 @@ impl Checkpointer {
         Ok(Self { helper, progress, restart_after: Instant::now() })
     }
 
-    /// Called by the writer between commits with the length of the log.
+    /// Called by the writer between commits with the length of the log. Returns whether it starts over with the next commit.
     ///
     /// An error means that pages may have been counted as copied that never reached the disk. Nothing may be accepted
     /// until the log has been copied anew from its beginning.
-    pub(super) fn tend(&mut self, writer: &Connection, pages: u64) -> Result<Tended, String> {
+    pub(super) fn tend(&mut self, writer: &Connection, pages: u64) -> Result<bool, String> {
         if let Some(reason) = self.helper.failure() {
             return Err(reason);
         }
         if self.progress.copying.load(Ordering::Acquire) {
-            return Ok(Tended::Continues);
+            return Ok(false);
         }
         let left = pages.saturating_sub(self.progress.copied.load(Ordering::Acquire));
         let long = pages >= RESTART_AT_PAGES;
         if (long && left <= pages / RESTART_LEFT_PART) || pages >= RESTART_ANYWAY_PAGES {
-            return if Instant::now() >= self.restart_after { self.restart(writer) } else { Ok(Tended::Continues) };
+            return if Instant::now() >= self.restart_after { self.restart(writer) } else { Ok(false) };
         }
         if left >= COPY_EVERY_PAGES || long {
             self.progress.copying.store(true, Ordering::Release);
             // The helper has copied what it was last woken for, so there is room. If it has died, the next call says so.
             let _ = self.helper.hand_over(());
         }
-        Ok(Tended::Continues)
+        Ok(false)
     }
 
     /// Never waits for readers: an acknowledgement would wait with it.
-    fn restart(&mut self, writer: &Connection) -> Result<Tended, String> {
-        let pass = busy::without_waiting(|| checkpoint(writer, "RESTART"));
-        match pass {
-            Ok(pass) if !pass.busy => {
-                self.progress.copied.store(0, Ordering::Release);
-                Ok(Tended::StartsOver)
-            }
-            Ok(pass) => {
-                self.progress.copied.store(pass.copied, Ordering::Release);
-                self.restart_after = Instant::now() + RESTART_RETRY;
-                Ok(Tended::Continues)
-            }
-            Err(error) => Err(format!("restarting the write-ahead log failed: {error}")),
+    fn restart(&mut self, writer: &Connection) -> Result<bool, String> {
+        let restarted = busy::without_waiting(|| checkpoint(writer, "RESTART"));
+        let (busy, copied) = restarted.map_err(|error| format!("restarting the write-ahead log failed: {error}"))?;
+        self.progress.copied.store(if busy { copied } else { 0 }, Ordering::Release);
+        if busy {
+            self.restart_after = Instant::now() + RESTART_RETRY;
         }
+        Ok(!busy)
     }
 
     /// Ends the helper.
@@ -139,32 +125,25 @@ impl Checkpointer {
 /// Copies what is in the log, and sees it to the disk. Returns how much of the log is copied.
 fn copy(connection: &Connection, file: &DatabaseFile) -> Result<u64, String> {
     let pass = checkpoint(connection, "PASSIVE");
-    let pass = pass.map_err(|error| format!("copying the write-ahead log failed: {error}"))?;
+    let (_, copied) = pass.map_err(|error| format!("copying the write-ahead log failed: {error}"))?;
     file.sync().map_err(|error| format!("syncing the database file failed: {error}"))?;
-    Ok(pass.copied)
+    Ok(copied)
 }
 
-struct Pass {
-    busy: bool,
-    copied: u64,
-}
-
-fn checkpoint(connection: &Connection, mode: &str) -> rusqlite::Result<Pass> {
+/// One pass over the log. Returns whether a connection was in the way, and how much of the log is copied.
+fn checkpoint(connection: &Connection, mode: &str) -> rusqlite::Result<(bool, u64)> {
     connection.query_row(&format!("PRAGMA wal_checkpoint({mode})"), [], |row| {
-        let busy: i64 = row.get(0)?;
-        let copied: i64 = row.get(2)?;
-        Ok(Pass { busy: busy != 0, copied: u64::try_from(copied).unwrap_or(0) })
+        Ok((row.get(0)?, u64::try_from(row.get::<_, i64>(2)?).unwrap_or(0)))
     })
 }
 
 /// Writes what is in the log to the database file, syncs it, and empties the log, or fails. On the only connection to the
 /// file that is everything in the log; with others open, what they have not copied yet.
 pub(super) fn empty_the_log(connection: &Connection) -> Result<(), OpenError> {
-    let pass = checkpoint(connection, "TRUNCATE")?;
-    if pass.busy {
-        return Err(OpenError::Durability("the write-ahead log is in use and cannot be emptied".to_owned()));
+    match checkpoint(connection, "TRUNCATE")? {
+        (false, _) => Ok(()),
+        (true, _) => Err(OpenError::Durability("the write-ahead log is in use and cannot be emptied".to_owned())),
     }
-    Ok(())
 }
 
 /// Opens a file to write to it. A log left by a crash may hold commits that were written but never synced. They look stored, and

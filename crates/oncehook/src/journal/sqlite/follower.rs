@@ -14,7 +14,8 @@ use rusqlite::{Connection, OptionalExtension, TransactionBehavior, params};
 
 use super::bloom::{Bloom, Item};
 use super::groups::{self, Gathering};
-use super::queries::flag;
+use super::queries::{flag, raise_watermark, watermark};
+use super::search::count;
 use crate::event::EventId;
 
 /// Events per block: few enough to look through in a moment, enough to make the index small.
@@ -39,20 +40,12 @@ pub(super) fn seal(connection: &mut Connection, no_replays: bool, gathering: &mu
     let types = (block.types.len() <= TYPES_LISTED).then(|| list(&block.types));
     let mut entities = Bloom::for_items(BLOCK as usize);
     block.entities.iter().for_each(|entity| entities.insert(*entity));
-    transaction
-        .prepare_cached(
-            "INSERT INTO oncehook_blocks (last, first, sources, types, entities, unrouted) VALUES (?1, ?2, ?3, ?4, ?5, ?6)",
-        )?
-        .execute(params![
-            block.last,
-            block.first,
-            list(&block.sources),
-            types,
-            entities.as_bytes(),
-            block.unrouted
-        ])?;
+    let sql =
+        "INSERT INTO oncehook_blocks (last, first, sources, types, entities, unrouted) VALUES (?1, ?2, ?3, ?4, ?5, ?6)";
+    let row = params![block.last, block.first, list(&block.sources), types, entities.as_bytes(), block.unrouted];
+    transaction.prepare_cached(sql)?.execute(row)?;
     if no_replays {
-        set_replays_to(&transaction, block.last)?;
+        raise_watermark(&transaction, REPLAYS_TO, block.last)?;
     }
     if gathering.complete {
         gathering.add(&transaction, block.first, block.last, &block.items())?;
@@ -64,9 +57,9 @@ pub(super) fn seal(connection: &mut Connection, no_replays: bool, gathering: &mu
 /// Gathers a block that was sealed before this process, or its last failure. After an error the gathering must begin anew.
 pub(super) fn gather(connection: &mut Connection, gathering: &mut Gathering) -> rusqlite::Result<()> {
     let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
-    let next = transaction
+    let next: Option<(i64, i64)> = transaction
         .prepare_cached("SELECT first, last FROM oncehook_blocks WHERE last > ?1 ORDER BY last LIMIT 1")?
-        .query_row([gathering.reached(&transaction)?], |row| Ok((row.get::<_, i64>(0)?, row.get::<_, i64>(1)?)))
+        .query_row([gathering.reached(&transaction)?], |row| Ok((row.get(0)?, row.get(1)?)))
         .optional()?;
     let Some((first, last)) = next else {
         gathering.complete = true;
@@ -107,16 +100,12 @@ impl Block {
             if let Some(kind) = row.get_ref(2)?.as_str_or_null()? {
                 insert_new(&mut block.types, kind);
             }
-            if let Some(entity) = row.get_ref(3)?.as_str_or_null()? {
-                block.entities.push(groups::entity(entity));
-            }
+            block.entities.extend(row.get_ref(3)?.as_str_or_null()?.map(groups::entity));
         }
-        let routed: i64 = connection
-            .prepare_cached(
-                "SELECT count(*) FROM (SELECT 1 FROM oncehook_deliveries WHERE event BETWEEN ?1 AND ?2 GROUP BY event)",
-            )?
-            .query_row([block.first, block.last], |row| row.get(0))?;
-        block.unrouted = routed.unsigned_abs() < block.count;
+        let sql =
+            "SELECT count(*) FROM (SELECT 1 FROM oncehook_deliveries WHERE event BETWEEN ?1 AND ?2 GROUP BY event)";
+        let routed = connection.prepare_cached(sql)?.query_row([block.first, block.last], |row| count(row, 0))?;
+        block.unrouted = routed < block.count;
         Ok(block)
     }
 
@@ -148,21 +137,15 @@ pub(super) fn sealed_to(connection: &Connection) -> rusqlite::Result<i64> {
 
 /// How many events are behind the last block. Counts rows: for start-up only.
 pub(super) fn unsealed(connection: &Connection) -> rusqlite::Result<u64> {
-    let count: i64 = connection
-        .prepare("SELECT count(*) FROM oncehook_events WHERE seq > ?1")?
-        .query_row([sealed_to(connection)?], |row| row.get(0))?;
-    Ok(count.unsigned_abs())
+    let sql = "SELECT count(*) FROM oncehook_events WHERE seq > ?1";
+    connection.query_row(sql, [sealed_to(connection)?], |row| count(row, 0))
 }
 
 /// Looks at the next events whose keys are unsigned. Returns whether there may be more.
 pub(super) fn find_replays(connection: &mut Connection, now: UnixMicros) -> rusqlite::Result<bool> {
     let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
-    let checked: Option<i64> = transaction
-        .prepare_cached("SELECT value FROM oncehook_meta WHERE name = 'replays_to'")?
-        .query_row([], |row| row.get(0))
-        .optional()?;
-    let mut reached = None;
-    let mut count = 0;
+    let mut reached = watermark(&transaction, REPLAYS_TO)?;
+    let mut seen = 0;
     {
         let mut next = transaction.prepare_cached(
             "SELECT id, source, digest, key_signed FROM oncehook_events WHERE seq > ?1 ORDER BY seq LIMIT ?2",
@@ -172,11 +155,11 @@ pub(super) fn find_replays(connection: &mut Connection, now: UnixMicros) -> rusq
             "INSERT INTO oncehook_bodies (source, digest, event) VALUES (?1, ?2, ?3)
              ON CONFLICT (source, digest) DO NOTHING",
         )?;
-        let mut rows = next.query([checked.unwrap_or(0), REPLAY_BATCH])?;
+        let mut rows = next.query([reached, REPLAY_BATCH])?;
         while let Some(row) = rows.next()? {
             let event = EventId::from_bytes(row.get(0)?);
-            reached = Some(event.sequence());
-            count += 1;
+            reached = event.sequence();
+            seen += 1;
             let (source, digest) = (row.get_ref(1)?.as_str()?, row.get_ref(2)?.as_blob()?);
             let signed: bool = row.get(3)?;
             if !signed && claim.execute(params![source, digest, event.sequence()])? == 0 {
@@ -184,20 +167,12 @@ pub(super) fn find_replays(connection: &mut Connection, now: UnixMicros) -> rusq
             }
         }
     }
-    if let Some(reached) = reached {
-        set_replays_to(&transaction, reached)?;
+    if seen > 0 {
+        raise_watermark(&transaction, REPLAYS_TO, reached)?;
     }
     transaction.commit()?;
-    Ok(count == REPLAY_BATCH)
+    Ok(seen == REPLAY_BATCH)
 }
 
-/// Remembers up to which event there is nothing left to look at. Never goes back.
-fn set_replays_to(connection: &Connection, event: i64) -> rusqlite::Result<()> {
-    connection
-        .prepare_cached(
-            "INSERT INTO oncehook_meta (name, value) VALUES ('replays_to', ?1)
-             ON CONFLICT (name) DO UPDATE SET value = max(value, excluded.value)",
-        )?
-        .execute([event])?;
-    Ok(())
-}
+/// Up to which event there is nothing left to look at for replays.
+const REPLAYS_TO: &str = "replays_to";

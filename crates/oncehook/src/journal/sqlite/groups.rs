@@ -91,18 +91,16 @@ impl Gathering {
                 cell.insert(*item);
             }
         }
-        if self.blocks == 0 {
-            self.first = first;
-        }
+        self.first = if self.blocks == 0 { first } else { self.first };
         self.last = Some(last);
         self.blocks += 1;
         if self.blocks < BLOCKS {
             return Ok(());
         }
-        let mut insert = connection
-            .prepare_cached("INSERT INTO oncehook_groups (cell, last, first, items) VALUES (?1, ?2, ?3, ?4)")?;
-        for (number, cell) in self.cells.iter_mut().enumerate() {
-            insert.execute(params![number.cast_signed() as i64, last, self.first, cell.as_bytes()])?;
+        let sql = "INSERT INTO oncehook_groups (cell, last, first, items) VALUES (?1, ?2, ?3, ?4)";
+        let mut insert = connection.prepare_cached(sql)?;
+        for (number, cell) in (0_i64..).zip(&mut self.cells) {
+            insert.execute(params![number, last, self.first, cell.as_bytes()])?;
             *cell = Bloom::of_bytes(FILTER_BYTES);
         }
         self.blocks = 0;
@@ -166,11 +164,10 @@ pub(super) fn drop_empty(connection: &Connection, reached: i64) -> rusqlite::Res
         )?
         .query_map([reached], |row| row.get(0))?
         .collect::<Result<_, _>>()?;
+    let mut delete = connection.prepare_cached("DELETE FROM oncehook_groups WHERE cell = ?1 AND last = ?2")?;
     for last in empty {
-        for number in 0..CELLS {
-            connection
-                .prepare_cached("DELETE FROM oncehook_groups WHERE cell = ?1 AND last = ?2")?
-                .execute((number.cast_signed() as i64, last))?;
+        for number in 0..CELLS as i64 {
+            delete.execute([number, last])?;
         }
     }
     Ok(())

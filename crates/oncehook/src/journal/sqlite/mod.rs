@@ -153,7 +153,7 @@ pub enum OpenError {
     Ledger(String),
     /// SQLite said no.
     #[error("SQLite: {0}")]
-    Sqlite(#[from] rusqlite::Error),
+    Sqlite(#[source] rusqlite::Error),
 }
 
 impl OpenError {
@@ -161,9 +161,11 @@ impl OpenError {
     pub(crate) fn place<E: ToString>(path: &Path) -> impl Fn(E) -> Self + Copy {
         move |error| Self::Place { path: path.to_path_buf(), reason: error.to_string() }
     }
+}
 
-    /// An error of the ledger's: SQLite's own, or what [`ledger`] found to be wrong.
-    fn of_ledger(error: rusqlite::Error) -> Self {
+/// SQLite's own error, or what [`ledger`] found to be wrong.
+impl From<rusqlite::Error> for OpenError {
+    fn from(error: rusqlite::Error) -> Self {
         match error {
             rusqlite::Error::ToSqlConversionFailure(what) => Self::Ledger(what.to_string()),
             error => Self::Sqlite(error),

@@ -201,6 +201,20 @@ fn store_duplicates_of(connection: &Connection, event: EventId, pending: &Pendin
     add_totals(connection, pending.source.as_str(), &counts)
 }
 
+/// Up to which event something is done; 0 at first.
+pub(super) fn watermark(connection: &Connection, name: &str) -> rusqlite::Result<i64> {
+    let sql = "SELECT coalesce(max(value), 0) FROM oncehook_meta WHERE name = ?1";
+    connection.prepare_cached(sql)?.query_row([name], |row| row.get(0))
+}
+
+/// Raises a watermark. It never goes back.
+pub(super) fn raise_watermark(connection: &Connection, name: &str, event: i64) -> rusqlite::Result<()> {
+    let sql = "INSERT INTO oncehook_meta (name, value) VALUES (?1, ?2)
+               ON CONFLICT (name) DO UPDATE SET value = max(value, excluded.value)";
+    connection.prepare_cached(sql)?.execute(params![name, event])?;
+    Ok(())
+}
+
 /// The highest sequence ever stored, so that new ids stay above it.
 pub(super) fn last_sequence(connection: &Connection) -> rusqlite::Result<i64> {
     // Events may have been forgotten while their keys live on; the blocks and the ledger remember how far it went. (An id

@@ -181,7 +181,7 @@ mod tests {
         syncer.wait();
         syncer.wait();
         assert!(!syncer.is_busy());
-        heard.map(|heard| assert!(heard.blocking_recv().unwrap().is_ok()));
+        heard.into_iter().for_each(|heard| assert!(heard.blocking_recv().unwrap().is_ok()));
         assert_eq!(syncer.failure(), None);
     }
 

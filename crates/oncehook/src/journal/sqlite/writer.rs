@@ -26,7 +26,7 @@ use tokio::sync::oneshot;
 
 use super::answered::{self, Answered};
 use super::busy::{self, BUSY_WAIT};
-use super::checkpoint::{Checkpointer, Tended, empty_the_log, open_emptied};
+use super::checkpoint::{Checkpointer, empty_the_log, open_emptied};
 use super::commands::{BATCH_USUAL, Batch, Commands, Work, refuse};
 use super::connection::Synced;
 use super::groups::Gathering;
@@ -329,8 +329,8 @@ impl Writer {
     fn tend_the_log(&mut self) {
         let Some(connection) = &self.connection else { return };
         match self.checkpointer.tend(connection, self.setup.shared.wal_pages.load(Ordering::Relaxed)) {
-            Ok(Tended::Continues) => {}
-            Ok(Tended::StartsOver) => self.setup.shared.wal_pages.store(0, Ordering::Relaxed),
+            Ok(false) => {}
+            Ok(true) => self.setup.shared.wal_pages.store(0, Ordering::Relaxed),
             Err(reason) => self.fail(&reason),
         }
     }

@@ -10,6 +10,7 @@ use std::thread::JoinHandle;
 
 use rusqlite::{Connection, OptionalExtension, params};
 
+use super::super::queries::{raise_watermark, watermark};
 use super::filter::Filter;
 use super::generation::{Entry, Fact, Generation};
 use super::{broken, same_key};
@@ -78,7 +79,7 @@ impl Merge {
         if self.pending == self.order.len()
             && let Some(last) = self.generation.last
         {
-            set_merged_to(connection, last)?;
+            raise_watermark(connection, MERGED_TO, last)?;
         }
         Ok(())
     }
@@ -122,20 +123,7 @@ pub(super) fn find_in_table(connection: &Connection, source: &str, key: &[u8]) -
 ///
 /// **Only events at or below it may ever be forgotten.** A later event's row is the only durable record of its key.
 pub(in super::super) fn merged_to(connection: &Connection) -> rusqlite::Result<i64> {
-    let stored = connection
-        .prepare_cached("SELECT value FROM oncehook_meta WHERE name = 'ledger_to'")?
-        .query_row([], |row| row.get(0))
-        .optional()?;
-    Ok(stored.unwrap_or(0))
+    watermark(connection, MERGED_TO)
 }
 
-/// Never goes back.
-fn set_merged_to(connection: &Connection, event: i64) -> rusqlite::Result<()> {
-    connection
-        .prepare_cached(
-            "INSERT INTO oncehook_meta (name, value) VALUES ('ledger_to', ?1)
-             ON CONFLICT (name) DO UPDATE SET value = max(value, excluded.value)",
-        )?
-        .execute([event])?;
-    Ok(())
-}
+const MERGED_TO: &str = "ledger_to";

@@ -137,12 +137,12 @@ impl Ledger {
         self.filter_is_whole |= tail::table_is_empty(connection)?;
         let mut after = merged_to(connection)?;
         if let Some((merged, unmerged)) = tail::contradiction(connection, after)? {
-            return Err(OpenError::Ledger(format!("{merged} and {unmerged} hold the same key")));
+            return Err(same_key(merged, unmerged).into());
         }
-        while let Some(last) = self.read_back(connection, after).map_err(OpenError::of_ledger)? {
+        while let Some(last) = self.read_back(connection, after)? {
             after = last;
             while self.merge.is_some() {
-                self.merge_alone(connection, MERGED_ALONE).map_err(OpenError::of_ledger)?;
+                self.merge_alone(connection, MERGED_ALONE)?;
             }
         }
         Ok(())
