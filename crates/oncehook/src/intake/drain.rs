@@ -2,9 +2,9 @@
 //!
 //! Promises: a crash at any moment loses nothing, because a row is removed only after the journal's receipt and the alias of its
 //! id are committed; it doubles nothing, because a row that is brought again meets its own key. An event that the journal refuses
-//! although it is well is set aside after a few tries and holds up nobody.
+//! although it is well is set aside after a few tries and holds up no other.
 //!
-//! Does not: run beside another drain of the same spool. Whoever starts it starts one.
+//! Does not: run beside another drain of the same spool. The caller starts one.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use super::{Intake, Spooled};
 use crate::event::NewEvents;
 use crate::journal::{Alias, Appended, Journal, Layer, Receipt, Verdict};
 
-/// How much goes into the journal at once: one request of so many events or bytes.
+/// How much goes into the journal at once: one request of at most this many events or bytes.
 const BATCH_EVENTS: usize = 512;
 const BATCH_BYTES: u64 = 4 << 20;
 
@@ -48,7 +48,7 @@ impl<E: std::error::Error> From<E> for Stopped {
 }
 
 impl Intake {
-    /// Drains until told to end. `usable` says whether the journal is known to be well.
+    /// Drains until it is asked to end. `usable` says whether the journal is known to be well.
     pub async fn drain(
         self: Arc<Self>,
         journal: Arc<dyn Journal>,
@@ -181,7 +181,7 @@ impl Intake {
     }
 }
 
-/// Appends a batch as one request: all of it is durable, or nobody can say.
+/// Appends a batch as one request: all of it is durable, or the outcome is unknown.
 async fn bring(journal: &dyn Journal, batch: &[Spooled]) -> Result<Receipt, Stopped> {
     let events: NewEvents = batch.iter().map(|spooled| spooled.event.clone()).collect();
     let appending = async {

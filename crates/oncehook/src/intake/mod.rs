@@ -5,7 +5,7 @@
 //! While events wait in the spool, later ones go behind them, so the events of one entity keep their order on this node. The
 //! way back to the journal is bounded: when little is left, new events are held for a moment, until the spool is empty.
 //!
-//! Does not: know which sources may be spooled; whoever calls does. Nor does it keep order between nodes, or with an event
+//! Does not: know which sources may be spooled; the caller does. Nor does it keep order between nodes, or with an event
 //! that the spool had to refuse and the journal took: being durable is worth more.
 
 mod drain;
@@ -32,7 +32,7 @@ pub enum Taken {
     Spool(Receipt),
 }
 
-/// Why nobody has them, or nobody can say so. The sender must try again.
+/// Why neither has them, or why that is unknown. The sender must try again.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Refused {
     /// The journal could not, and it was asked last.
@@ -81,9 +81,9 @@ pub struct Intake {
     /// How long the journal may take before the spool takes over.
     patience: Duration,
     door: Mutex<Door>,
-    /// Told to those who are held when the way has changed.
+    /// Wakes those who are held when the mode has changed.
     changed: Notify,
-    /// Told to whoever drains when there is something to drain.
+    /// Wakes the drain when there is something to drain.
     filled: Notify,
     metrics: Arc<Metrics>,
 }
@@ -120,7 +120,7 @@ impl Intake {
         if self.may_pass(usable).await {
             match self.ask_journal(fast_path, journal, events.clone()).await {
                 Ok(settled) => return Ok(Taken::Journal(settled)),
-                // Stored or not, or nobody knows: the key will settle it.
+                // The outcome is unknown. If it was stored, the drain will find the key.
                 Err(refused) => tried = Some(refused),
             }
         } else if let Some(receipt) = fast_path.recall(journal, &events) {
@@ -164,7 +164,7 @@ impl Intake {
 
     async fn take_over(&self, events: NewEvents) -> Result<Receipt, SpoolError> {
         let ticket = {
-            // Under the lock: nobody can find the spool empty between the look at the way and the submission.
+            // Under the lock: the spool cannot be found empty between the look at the mode and the submission.
             let mut door = self.door();
             let ticket = self.spool.submit(events)?;
             if door.mode == IntakeMode::Journal {

@@ -1,9 +1,9 @@
 //! The spool: a small SQLite file of this node's own that takes events while the journal cannot.
 //!
 //! Promises: an accepted event is in the file's log and synced, like in the embedded journal (`synchronous=FULL`, read back);
-//! events come out in the order in which they were accepted, and leave only when whoever drains says so; the file is
+//! events come out in the order in which they were accepted, and leave only when the drain says so; the file is
 //! bounded in events and bytes; one process per file; a file that was removed under the process takes no more events, and
-//! what is in it can still be drained; damaged rows are set aside and told, never handed on.
+//! what is in it can still be drained; damaged rows are set aside and reported, never handed on.
 //!
 //! Does not: decide about duplicates for good. It recognises the copies of what it holds itself; the journal settles the
 //! rest when the events are drained. Nor does it outlive its disk: it needs one that stays with the node.
@@ -31,9 +31,9 @@ use writer::{Job, Writer};
 pub struct SpoolOptions {
     /// The file. Nothing else may be in it.
     pub path: PathBuf,
-    /// At most so many events.
+    /// At most this many events.
     pub max_events: u64,
-    /// At most so many bytes of events, about.
+    /// At most this many bytes of events, about.
     pub max_bytes: u64,
 }
 
@@ -76,7 +76,7 @@ impl From<AppendError> for SpoolError {
 pub struct Spooled {
     /// Its place in the order.
     pub seq: i64,
-    /// The id that its sender was told.
+    /// The id that its sender was answered.
     pub id: EventId,
     /// The event, as it would have gone to the journal, with that id.
     pub event: NewEvent,
@@ -201,7 +201,7 @@ impl Spool {
     }
 
     /// Refuses what comes from now on, stores what is queued, then stops. Returns whether that was done within `patience`. If not,
-    /// the writer goes on by itself; whoever waits for an append has no answer yet, and so no promise.
+    /// the writer goes on by itself; a sender that waits for an append has no answer yet, and so no promise.
     pub async fn close(&self, patience: Duration) -> bool {
         self.queue.state.close();
         tokio::time::timeout(patience, self.queue.close()).await.is_ok()
@@ -232,7 +232,6 @@ mod tests {
     struct Rig {
         spool: Arc<Spool>,
         lock: rusqlite::Connection,
-        path: PathBuf,
         _directory: tempfile::TempDir,
     }
 
@@ -243,7 +242,7 @@ mod tests {
             let spool = Arc::new(Spool::open(&SpoolOptions::new(&path)).unwrap());
             let lock = rusqlite::Connection::open(&path).unwrap();
             lock.execute_batch("BEGIN IMMEDIATE").unwrap();
-            Self { spool, lock, path, _directory: directory }
+            Self { spool, lock, _directory: directory }
         }
 
         fn submit(&self, key: &str) -> Result<Ticket, SpoolError> {
@@ -266,10 +265,8 @@ mod tests {
             self.lock.execute_batch("ROLLBACK").unwrap();
         }
 
-        fn stored(&self) -> Vec<String> {
-            let file = rusqlite::Connection::open(&self.path).unwrap();
-            let mut keys = file.prepare("SELECT CAST(key AS TEXT) FROM oncehook_spool ORDER BY key").unwrap();
-            keys.query_map([], |row| row.get(0)).unwrap().collect::<Result<_, _>>().unwrap()
+        fn stored(&self) -> i64 {
+            self.lock.query_row("SELECT count(*) FROM oncehook_spool", [], |row| row.get(0)).unwrap()
         }
     }
 
@@ -293,9 +290,7 @@ mod tests {
         rig.unlock();
         assert!(first.await.unwrap().is_ok());
         match second {
-            Err(error) => {
-                assert_eq!(error, SpoolError::Closed, "nothing was stored, and the sender is told so")
-            }
+            Err(error) => assert_eq!(error, SpoolError::Closed, "nothing was stored, and the sender learns it"),
             Ok(ticket) => assert!(matches!(ticket.await, Ok(Ok(_))), "the append was dropped"),
         }
         assert!(closing.await.unwrap());
@@ -316,7 +311,7 @@ mod tests {
         for ticket in &mut tickets {
             assert!(ticket.try_recv().is_ok(), "the close is over, and an append has no answer yet");
         }
-        assert_eq!(rig.stored().len(), QUEUE + 1);
+        assert_eq!(rig.stored(), QUEUE as i64 + 1);
     }
 
     #[tokio::test]
@@ -330,6 +325,6 @@ mod tests {
         rig.unlock();
         assert!(first.await.unwrap().is_ok());
         assert!(rig.spool.close(PLENTY).await);
-        assert_eq!(rig.stored(), ["evt_first"]);
+        assert_eq!(rig.stored(), 1);
     }
 }

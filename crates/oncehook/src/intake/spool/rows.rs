@@ -197,7 +197,7 @@ const COLUMNS: &str =
     "seq, id, source, key, digest, key_signed, type, entity, occurred_at, received_at, expires_at, integrity,
                        quarantine, routes, peer, headers, body, sum, copies, aside, version, by_entity";
 
-/// The first events that wait, so many or so many bytes at most, but one at least. A row that is damaged is told apart.
+/// The first events that wait, at most `limit` of them or this many bytes, but one at least; and the rows that are damaged.
 pub(super) fn read(connection: &Connection, limit: usize, bytes: u64) -> rusqlite::Result<(Vec<Spooled>, Vec<i64>)> {
     let sql = format!("SELECT {COLUMNS} FROM oncehook_spool WHERE aside IS NULL ORDER BY seq LIMIT ?1");
     let mut statement = connection.prepare_cached(&sql)?;

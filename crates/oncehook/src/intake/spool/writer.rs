@@ -254,7 +254,7 @@ impl Writer {
 fn open_file(path: &Path) -> Result<(Connection, Counts), OpenError> {
     let mut connection = checkpoint::open_emptied(path)?;
     rows::prepare(&mut connection)?;
-    // Nobody reads beside the writer, so SQLite's own checkpoints do.
+    // There are no readers beside the writer, so SQLite's own checkpoints are enough.
     connection.pragma_update(None, "wal_autocheckpoint", 2_000)?;
     let counts = rows::counts(&connection)?;
     Ok((connection, counts))

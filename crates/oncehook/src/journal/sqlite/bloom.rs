@@ -9,7 +9,7 @@ const PROBES: u64 = 7;
 
 /// What is put into a filter.
 pub(super) trait Probes {
-    /// Its bits in a filter of so many bytes.
+    /// Its bits in a filter of this size.
     fn probes(self, bytes: usize) -> impl Iterator<Item = usize>;
 }
 
@@ -30,7 +30,7 @@ impl Item {
         Self { first: part(0..8), step: part(8..16) | 1, third: part(16..24) }
     }
 
-    /// One of so many cells, whatever the probes are.
+    /// One of the cells, whatever the probes are.
     pub(super) fn cell(self, cells: usize) -> usize {
         usize::try_from(self.third % (cells as u64).max(1)).unwrap_or(0)
     }
@@ -71,7 +71,7 @@ pub(super) fn may_contain(bytes: &[u8], item: impl Probes) -> bool {
 pub(super) struct Bloom(Vec<u8>);
 
 impl Bloom {
-    /// An empty filter for about so many items.
+    /// An empty filter for about this many items.
     pub(super) fn for_items(items: usize) -> Self {
         Self::of_bytes((items * BITS_PER_ITEM).div_ceil(8).max(8))
     }

@@ -33,7 +33,7 @@ const RESTART_LEFT_PART: u64 = 32;
 /// A log of this size (1 GB) is restarted whatever it costs.
 const RESTART_ANYWAY_PAGES: u64 = 131_072;
 
-/// How long to leave a log alone that somebody is reading.
+/// How long to leave a log alone that is being read.
 const RESTART_RETRY: Duration = Duration::from_secs(1);
 
 pub(super) struct Checkpointer {
@@ -57,17 +57,17 @@ impl Checkpointer {
         let connection = connection::open_writer(path)?;
         let file = DatabaseFile::open(path).map_err(OpenError::place(path))?;
         let progress = Arc::new(Progress::default());
-        let told = Arc::clone(&progress);
+        let copied_to = Arc::clone(&progress);
         let died = "the thread that copies the write-ahead log has died";
         let helper = Helper::start("journal-checkpoint", died, move |woken: Receiver<()>, failure| {
             while woken.recv().is_ok() {
                 match copy(&connection, &file) {
-                    Ok(copied) => told.copied.store(copied, Ordering::Release),
+                    Ok(copied) => copied_to.copied.store(copied, Ordering::Release),
                     Err(reason) => failure.set(reason),
                 }
-                told.copying.store(false, Ordering::Release);
+                copied_to.copying.store(false, Ordering::Release);
             }
-            if told.abandon.load(Ordering::Acquire) {
+            if copied_to.abandon.load(Ordering::Acquire) {
                 connection::abandon(connection);
             }
         });
@@ -173,6 +173,6 @@ mod tests {
         checkpointer.helper.thread = Some(died);
         // As it was at work when it died.
         checkpointer.progress.copying.store(true, Ordering::Release);
-        assert!(checkpointer.tend(&writer, 10_000).is_err(), "the log grows and nobody says so");
+        assert!(checkpointer.tend(&writer, 10_000).is_err(), "the log grows and no error says so");
     }
 }

@@ -103,7 +103,7 @@ pub(crate) struct CommandQueue<J> {
 }
 
 impl<J> CommandQueue<J> {
-    /// A queue for so many commands, and the thread's end of it. `died`: what to say if the thread has panicked.
+    /// A queue for at most `limit` commands, and the thread's end of it. `died`: what to say if the thread has panicked.
     pub(crate) fn bounded(limit: usize, died: &'static str) -> (Self, Commands<J>) {
         let (commands, receiver) = crossbeam_channel::bounded(limit);
         let state = Arc::new(QueueState::default());

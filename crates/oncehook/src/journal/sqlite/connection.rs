@@ -67,7 +67,7 @@ fn full_sync() -> (&'static str, i64) {
 pub(super) enum Synced {
     /// Before they return (`synchronous = FULL`). Every connection begins like that.
     ByThemselves,
-    /// When the [`syncer`](super::syncer) has synced the log (`synchronous = NORMAL`): nobody may be told before.
+    /// When the [`syncer`](super::syncer) has synced the log (`synchronous = NORMAL`): no sender is answered before.
     BySyncer,
 }
 

@@ -3,7 +3,7 @@
 //! Index rows per event on the accept path would cost it a third of its speed. Instead every thousand events get one row
 //! that says what may be found among them ([`seal`]), and some of these are summed up once more ([`Gathering`]);
 //! readers skip the groups and blocks that cannot match and look at the events of the others, and at those behind the last
-//! block, so nobody sees a lag.
+//! block, so a list shows no lag.
 //!
 //! A suspected replay is the same body under a new key that the signature does not cover ([`find_replays`]).
 

@@ -338,7 +338,7 @@ fn prepare(place: &Place, clock: &Clock) -> Result<(Connection, Vec<String>), Op
     Ok((connection, applied))
 }
 
-/// A life that nobody has seen before. Without chance there is no name, and nothing is shared.
+/// An identity that was never used before. Without random bytes there is no name, and nothing is shared.
 fn drawn() -> Incarnation {
     let mut name = [0; 16];
     match aws_lc_rs::rand::fill(&mut name) {

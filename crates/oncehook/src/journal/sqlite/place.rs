@@ -1,5 +1,5 @@
-//! Where the database file lies: one process at a time, on a disk that keeps what it is told to keep, and closed to other
-//! users of the machine: bodies are in it, and whoever holds the lock file keeps the gateway from starting.
+//! Where the database file lies: one process at a time, on a disk that keeps what is synced to it, and closed to other
+//! users of the machine: bodies are in it, and a user that holds the lock file keeps the gateway from starting.
 
 use std::ffi::OsString;
 use std::fs::{File, Metadata, OpenOptions, Permissions, TryLockError};
@@ -50,7 +50,7 @@ fn check(written: &Path) -> Result<Place, OpenError> {
     Ok(Place { directory, path, durability })
 }
 
-/// Read and written by the user that runs the gateway, and by nobody else.
+/// Read and written by the user that runs the gateway, and by no other.
 const PRIVATE: u32 = 0o600;
 
 /// What SQLite and we keep beside a database file.
@@ -145,7 +145,7 @@ impl LockFile {
     fn take(path: &Path) -> Result<Self, OpenError> {
         let lock = beside(path, ".lock");
         let place = OpenError::place(path);
-        // Not through a link: what is written to the lock file would end up in a file of somebody else's choice.
+        // Not through a link: what is written to the lock file would end up in a file that another user chose.
         let opened = OpenOptions::new()
             .create(true)
             .truncate(false)
@@ -195,12 +195,12 @@ mod tests {
         assert!(!elsewhere.exists());
         std::fs::remove_file(&lock).unwrap();
         let _held = LockFile::take(&path).unwrap();
-        let told = LockFile::take(&path).err().unwrap().to_string();
-        assert!(told.contains("in use by another oncehook process") && !told.contains("belongs to"), "{told}");
+        let refused = LockFile::take(&path).err().unwrap().to_string();
+        assert!(refused.contains("in use by another oncehook process") && !refused.contains("belongs to"), "{refused}");
         if rustix::process::geteuid().is_root() {
             std::os::unix::fs::chown(&lock, Some(4_711), None).unwrap();
-            let told = LockFile::take(&path).err().unwrap().to_string();
-            assert!(told.contains("belongs to user id 4711"), "{told}");
+            let refused = LockFile::take(&path).err().unwrap().to_string();
+            assert!(refused.contains("belongs to user id 4711"), "{refused}");
         }
     }
 }

@@ -98,27 +98,22 @@ impl<'t> Statements<'t> {
 /// Keeps another body under a known key: one row per digest, at most [`CONFLICTS_KEPT`] of them, the rest counted in a
 /// row with an empty digest.
 fn keep_conflict(connection: &Connection, first: EventId, event: &NewEvent) -> rusqlite::Result<()> {
-    let counted = connection
-        .prepare_cached(
-            "UPDATE oncehook_conflicts SET count = count + 1, last_at = ?3 WHERE event = ?1 AND digest = ?2",
-        )?
-        .execute(params![first.sequence(), event.digest, event.received_at.0])?;
-    if counted == 1 {
+    let sql = "UPDATE oncehook_conflicts SET count = count + 1, last_at = ?3 WHERE event = ?1 AND digest = ?2";
+    let seen = params![first.sequence(), event.digest, event.received_at.0];
+    if connection.prepare_cached(sql)?.execute(seen)? == 1 {
         return Ok(());
     }
-    let kept: i64 = connection
-        .prepare_cached("SELECT count(*) FROM oncehook_conflicts WHERE event = ?1 AND digest <> x''")?
-        .query_row([first.sequence()], |row| row.get(0))?;
-    let keep = usize::try_from(kept).is_ok_and(|kept| kept < CONFLICTS_KEPT);
+    let sql = "SELECT count(*) < ?2 FROM oncehook_conflicts WHERE event = ?1 AND digest <> x''";
+    let keep = connection
+        .prepare_cached(sql)?
+        .query_row(params![first.sequence(), CONFLICTS_KEPT as i64], |row| row.get(0))?;
     let (digest, headers, body): (&[u8], &[u8], &[u8]) =
         if keep { (&event.digest, &event.headers, &event.body) } else { (&[], &[], &[]) };
-    connection
-        .prepare_cached(
-            "INSERT INTO oncehook_conflicts (event, digest, count, first_at, last_at, headers, body)
-             VALUES (?1, ?2, 1, ?3, ?3, ?4, ?5)
-             ON CONFLICT (event, digest) DO UPDATE SET count = count + 1, last_at = excluded.last_at",
-        )?
-        .execute(params![first.sequence(), digest, event.received_at.0, headers, body])?;
+    let sql = "INSERT INTO oncehook_conflicts (event, digest, count, first_at, last_at, headers, body)
+               VALUES (?1, ?2, 1, ?3, ?3, ?4, ?5)
+               ON CONFLICT (event, digest) DO UPDATE SET count = count + 1, last_at = excluded.last_at";
+    let row = params![first.sequence(), digest, event.received_at.0, headers, body];
+    connection.prepare_cached(sql)?.execute(row)?;
     Ok(())
 }
 
@@ -130,34 +125,24 @@ pub(super) fn flag(
     at: UnixMicros,
     reason: Option<&str>,
 ) -> rusqlite::Result<()> {
-    connection
-        .prepare_cached(
-            "INSERT INTO oncehook_flags (event, flag, at, reason) VALUES (?1, ?2, ?3, ?4)
-             ON CONFLICT (event, flag) DO NOTHING",
-        )?
-        .execute(params![event.sequence(), flag, at.0, reason])?;
+    let sql = "INSERT INTO oncehook_flags (event, flag, at, reason) VALUES (?1, ?2, ?3, ?4)
+               ON CONFLICT (event, flag) DO NOTHING";
+    connection.prepare_cached(sql)?.execute(params![event.sequence(), flag, at.0, reason])?;
     Ok(())
 }
 
 /// Adds to a source's counts.
 pub(super) fn add_totals(connection: &Connection, source: &str, counts: &SourceCounts) -> rusqlite::Result<()> {
-    connection
-        .prepare_cached(
-            "INSERT INTO oncehook_totals (source, events, duplicates, conflicts, quarantined)
-             VALUES (?1, ?2, ?3, ?4, ?5)
-             ON CONFLICT (source) DO UPDATE SET
-               events      = events      + excluded.events,
-               duplicates  = duplicates  + excluded.duplicates,
-               conflicts   = conflicts   + excluded.conflicts,
-               quarantined = quarantined + excluded.quarantined",
-        )?
-        .execute(params![
-            source,
-            counts.events.cast_signed(),
-            counts.duplicates.cast_signed(),
-            counts.conflicts.cast_signed(),
-            counts.quarantined.cast_signed(),
-        ])?;
+    let sql = "INSERT INTO oncehook_totals (source, events, duplicates, conflicts, quarantined)
+               VALUES (?1, ?2, ?3, ?4, ?5)
+               ON CONFLICT (source) DO UPDATE SET
+                 events      = events      + excluded.events,
+                 duplicates  = duplicates  + excluded.duplicates,
+                 conflicts   = conflicts   + excluded.conflicts,
+                 quarantined = quarantined + excluded.quarantined";
+    let [events, duplicates, conflicts, quarantined] =
+        [counts.events, counts.duplicates, counts.conflicts, counts.quarantined].map(u64::cast_signed);
+    connection.prepare_cached(sql)?.execute(params![source, events, duplicates, conflicts, quarantined])?;
     Ok(())
 }
 
@@ -171,32 +156,23 @@ pub(super) fn store_duplicates(connection: &mut Connection, tally: &Tally) -> ru
 }
 
 fn store_duplicates_of(connection: &Connection, event: EventId, pending: &Pending) -> rusqlite::Result<()> {
-    let stored: Option<String> = connection
-        .prepare_cached("SELECT latest FROM oncehook_duplicates WHERE event = ?1")?
-        .query_row([event.sequence()], |row| row.get(0))
-        .optional()?;
+    let sql = "SELECT latest FROM oncehook_duplicates WHERE event = ?1";
+    let stored: Option<String> =
+        connection.prepare_cached(sql)?.query_row([event.sequence()], |row| row.get(0)).optional()?;
     let mut latest = stored.map_or_else(VecDeque::new, |text| parse_latest(&text));
     pending.latest.iter().for_each(|seen| remember(&mut latest, *seen));
-    connection
-        .prepare_cached(
-            "INSERT INTO oncehook_duplicates (event, journal, memory, redis, first_at, last_at, latest)
-             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)
-             ON CONFLICT (event) DO UPDATE SET
-               journal = journal + excluded.journal,
-               memory  = memory + excluded.memory,
-               redis   = redis + excluded.redis,
-               last_at = max(last_at, excluded.last_at),
-               latest  = excluded.latest",
-        )?
-        .execute(params![
-            event.sequence(),
-            pending.journal.cast_signed(),
-            pending.memory.cast_signed(),
-            pending.redis.cast_signed(),
-            pending.first_at.0,
-            pending.last_at.0,
-            latest_text(&latest),
-        ])?;
+    let sql = "INSERT INTO oncehook_duplicates (event, journal, memory, redis, first_at, last_at, latest)
+               VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)
+               ON CONFLICT (event) DO UPDATE SET
+                 journal = journal + excluded.journal,
+                 memory  = memory + excluded.memory,
+                 redis   = redis + excluded.redis,
+                 last_at = max(last_at, excluded.last_at),
+                 latest  = excluded.latest";
+    let [journal, memory, redis] = [pending.journal, pending.memory, pending.redis].map(u64::cast_signed);
+    let (first, last, latest) = (pending.first_at.0, pending.last_at.0, latest_text(&latest));
+    let row = params![event.sequence(), journal, memory, redis, first, last, latest];
+    connection.prepare_cached(sql)?.execute(row)?;
     let counts = SourceCounts { duplicates: pending.count(), ..SourceCounts::default() };
     add_totals(connection, pending.source.as_str(), &counts)
 }

@@ -107,12 +107,27 @@ impl Search<'_> {
               WHERE last >= ?1 AND first <= ?2
                 AND last <= coalesce((SELECT min(last) FROM oncehook_blocks WHERE last >= ?2), ?2) ORDER BY last DESC",
         )?;
-        let hints = Hints::of(self.query);
+        let query = self.query;
+        let entity = query.entity.as_deref().map(groups::entity);
+        // As they stand in a block's lists.
+        let source = query.source.as_deref().map(follower::listed);
+        let kind = query.kind.as_deref().map(follower::listed);
+        // No list means that anything may be there. A list is not parsed: the name as it was written is hint enough.
+        let lists = |block: &Row<'_>, column: usize, name: &Option<String>| -> rusqlite::Result<bool> {
+            let Some(name) = name else { return Ok(true) };
+            Ok(block.get_ref(column)?.as_str_or_null()?.is_none_or(|listed| listed.contains(name)))
+        };
         let mut blocks = statement.query([span.from, span.to])?;
         while !self.is_full()
             && let Some(block) = blocks.next()?
         {
-            if hints.may_match(block)? {
+            let entity_may = match entity {
+                Some(entity) => bloom::may_contain(block.get_ref(4)?.as_blob()?, entity),
+                None => true,
+            };
+            let unrouted_may =
+                query.status != Some(EventStatus::Unrouted) || block.get::<_, Option<bool>>(5)? != Some(false);
+            if entity_may && unrouted_may && lists(block, 2, &source)? && lists(block, 3, &kind)? {
                 self.scan(Span { from: span.from.max(block.get(0)?), to: span.to.min(block.get(1)?) })?;
             }
         }
@@ -201,43 +216,6 @@ impl Search<'_> {
     }
 }
 
-/// What is asked of a block.
-struct Hints {
-    /// As they stand in its lists.
-    source: Option<String>,
-    kind: Option<String>,
-    entity: Option<Item>,
-    unrouted: bool,
-}
-
-impl Hints {
-    fn of(query: &EventQuery) -> Self {
-        Self {
-            source: query.source.as_deref().map(follower::listed),
-            kind: query.kind.as_deref().map(follower::listed),
-            entity: query.entity.as_deref().map(groups::entity),
-            unrouted: query.status == Some(EventStatus::Unrouted),
-        }
-    }
-
-    /// Whether a block may hold a match.
-    fn may_match(&self, block: &Row<'_>) -> rusqlite::Result<bool> {
-        let entity = match self.entity {
-            Some(entity) => bloom::may_contain(block.get_ref(4)?.as_blob()?, entity),
-            None => true,
-        };
-        if !entity || self.unrouted && block.get::<_, Option<bool>>(5)? == Some(false) {
-            return Ok(false);
-        }
-        // No list means that anything may be there. A list is not parsed: the name as it was written is hint enough.
-        let lists = |column: usize, name: &Option<String>| -> rusqlite::Result<bool> {
-            let Some(name) = name else { return Ok(true) };
-            Ok(block.get_ref(column)?.as_str_or_null()?.is_none_or(|listed| listed.contains(name)))
-        };
-        Ok(lists(2, &self.source)? && lists(3, &self.kind)?)
-    }
-}
-
 /// A range of sequences, both ends included.
 #[derive(Clone, Copy)]
 struct Span {
@@ -302,7 +280,7 @@ impl Marks {
 const DUE: &str = "deliveries INDEXED BY oncehook_deliveries_due";
 const ASIDE: &str = "deliveries INDEXED BY oncehook_deliveries_aside";
 
-/// The sequence of the event that comes so many after the newest of a span, if there are so many.
+/// The sequence of the event that comes `count` after the newest of a span, if the span has that many.
 fn after_stretch(connection: &Connection, span: Span, count: usize) -> rusqlite::Result<Option<i64>> {
     connection
         .prepare_cached(
@@ -406,7 +384,7 @@ pub(super) mod tests {
         made(EVENTS, [&seq, "iif(value % 2, 'odd', 'even')", "NULL", "NULL"], &format!("{succeeded} {odd}"))
     }
 
-    /// What a query finds on so many pages of two, and the most work that a page took, in hundreds of SQLite's steps.
+    /// What a query finds on `count` pages of two, and the most work that a page took, in hundreds of SQLite's steps.
     fn pages(connection: &mut Connection, query: &EventQuery, count: usize) -> (Vec<i64>, u64) {
         let mut query = EventQuery { limit: 2, ..query.clone() };
         let (mut found, mut most) = (Vec::new(), 0);

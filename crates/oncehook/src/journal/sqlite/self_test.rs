@@ -1,6 +1,6 @@
 //! Does the ledger still remember? Asked at start-up, after a failure, and every minute (R44).
 //!
-//! A renamed column, a lost or folding unique key: each once made somebody's dedup fail silently. Here it is tried out in a
+//! A renamed column, a lost or folding unique key: each has made deduplication fail silently in another system. Here it is tried out in a
 //! transaction that is rolled back, with the very code that accepts events, and the schema is compared with the one
 //! that this program makes. A probe key goes the whole way: staged with its batch, in the current generation, read back
 //! from the event log as after a crash, half merged, in the table. At each place it must be recognised. Probe rows never

@@ -197,7 +197,7 @@ impl Writer {
         }
     }
 
-    /// A log that could not be synced is the end of the connection, whoever tried.
+    /// A log that could not be synced is the end of the connection.
     fn notice_failure(&mut self) {
         if self.connection.is_some()
             && let Some(reason) = self.syncer.failure()
@@ -335,7 +335,7 @@ impl Writer {
         }
     }
 
-    /// Nobody waits: merges keys into the table until somebody does.
+    /// Merges keys into the table until a command arrives.
     fn merge_keys(&mut self, commands: &Commands<Job>) {
         while commands.receiver.is_empty() && self.ledger.is_merging() {
             let Some(connection) = self.connection.as_mut() else { return };
@@ -355,7 +355,7 @@ impl Writer {
             return;
         }
         let flushing = self.setup.shared.flushing.lock().unwrap_or_else(PoisonError::into_inner);
-        // Taken out, not locked: whoever counts a duplicate must not wait for the disk.
+        // Taken out, not locked: to count a duplicate must not wait for the disk.
         let taken = self.setup.shared.tally().take();
         let Err(error) = queries::store_duplicates(connection, &taken) else {
             self.setup.shared.flushes.fetch_add(1, Ordering::Release);
@@ -373,7 +373,7 @@ impl Writer {
         (self.unsealed >= follower::BLOCK || !self.gathering.complete) && Instant::now() >= self.seal_after
     }
 
-    /// Goes on with the search index while nobody wants anything.
+    /// Goes on with the search index until a command arrives.
     fn catch_up(&mut self, commands: &Commands<Job>) {
         while commands.receiver.is_empty() && self.connection.is_some() && self.is_behind() {
             self.seal();
@@ -454,7 +454,7 @@ impl Writer {
             );
         }
         drop(self);
-        // Whoever asked may be gone.
+        // The caller may be gone.
         let _ = done.send(());
     }
 

@@ -9,7 +9,7 @@ use super::super::bloom::{Bloom, CACHE_LINE, KeyHash, may_contain};
 /// Bits per key, for about one needless look in fifty.
 const BITS_PER_KEY: usize = 10;
 
-/// The first layer has room for so many keys, each further one for twice as many as the one before.
+/// The first layer has room for this many keys, each further one for twice as many as the one before.
 const FIRST_LAYER: usize = 1 << 18;
 
 /// All layers together take at most this (some fifty million keys).

@@ -74,7 +74,7 @@ pub(super) struct Generation {
 }
 
 impl Generation {
-    /// An empty generation with room for so many keys. (The kernel gives the memory when it is first written to.)
+    /// An empty generation with room for some keys. (The kernel gives the memory when it is first written to.)
     pub(super) fn with_capacity(keys: usize) -> Self {
         Self { entries: Vec::with_capacity(keys), index: HashTable::with_capacity(keys), ..Self::default() }
     }

@@ -109,7 +109,7 @@ fn expect_ours(connection: &Connection, entry: &Entry) -> rusqlite::Result<()> {
     match find_in_table(connection, entry.source.as_str(), entry.key.as_bytes())? {
         Some(known) if known.event == entry.fact.event => Ok(()),
         Some(known) => Err(same_key(known.event, entry.fact.event)),
-        None => Err(broken(format!("the key of {} was refused, but nobody holds it", entry.fact.event))),
+        None => Err(broken(format!("the key of {} was refused, but no event holds it", entry.fact.event))),
     }
 }
 

@@ -18,7 +18,7 @@
 //! - The first key of every batch is looked up in the table whatever memory and filter say. An answer that contradicts
 //!   them, a changed schema, or a key of another event met while merging stops the journal.
 //!
-//! Does not: forget keys. Whoever deletes events must ask [`merged_to`] first.
+//! Does not: forget keys. Code that deletes events must ask [`merged_to`] first.
 
 mod filter;
 mod generation;
@@ -44,7 +44,7 @@ use merge::{Merge, find_in_table};
 use tail::Loading;
 pub(super) use tail::load;
 
-/// A generation is full with so many keys, unless the options say otherwise …
+/// A generation is full with this many keys, unless the options say otherwise …
 pub(super) const GENERATION: usize = 196_608;
 
 /// … or when it weighs this much. At most two generations are in memory, and what one batch adds.
@@ -53,13 +53,13 @@ const GENERATION_BYTES: usize = 32 << 20;
 /// A generation is merged after this time though it is not full, so that old events can be forgotten.
 const GENERATION_AGE: Duration = Duration::from_secs(600);
 
-/// A batch takes so many keys along for each of its events. More than one, so that a merge ends before the next begins.
+/// A batch takes this many keys along for each of its events. More than one, so that a merge ends before the next begins.
 const MERGED_PER_EVENT: usize = 2;
 
-/// … and at least so many.
+/// … and at least this many.
 const MERGED_AT_LEAST: usize = 64;
 
-/// Keys merged in one transaction when nobody waits.
+/// Keys merged in one transaction when no command waits.
 pub(super) const MERGED_ALONE: usize = 4_096;
 
 /// The keys of committed events that may not be in the table yet. The writer changes it; readers look.
@@ -229,7 +229,7 @@ impl Ledger {
         self.staged.insert(Entry { hash, source: event.source.clone(), key: event.key.clone(), fact });
     }
 
-    /// Takes some keys of the frozen generation along in the transaction of a batch of so many events.
+    /// Takes some keys of the frozen generation along in the transaction of a batch.
     pub(super) fn merge_along(&mut self, connection: &Connection, events: usize) -> rusqlite::Result<()> {
         let full = self.is_full();
         let Some(merge) = &mut self.merge else { return Ok(()) };
@@ -330,7 +330,7 @@ impl Ledger {
         }
     }
 
-    /// Waits for the thread that loads the filter. It has been told to end, or is about to.
+    /// Waits for the thread that loads the filter. It has been asked to end, or is about to.
     pub(super) fn await_filter(&mut self) {
         let Some(loading) = self.loading.take() else { return };
         if let Ok(Some(loaded)) = loading.join() {
@@ -345,7 +345,7 @@ fn same_key(one: EventId, other: EventId) -> rusqlite::Error {
 }
 
 /// The ledger contradicts itself. It travels in SQLite's error type, as one that no row and no lock is to blame for: the
-/// journal stops storing, and reading the tail back says the same again until somebody has looked.
+/// journal stops storing, and reading the tail back says the same again until an operator has looked.
 fn broken(what: String) -> rusqlite::Error {
     rusqlite::Error::ToSqlConversionFailure(format!("the ledger of keys contradicts itself: {what}").into())
 }
