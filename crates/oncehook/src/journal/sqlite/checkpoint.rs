@@ -37,7 +37,8 @@ const RESTART_ANYWAY_PAGES: u64 = 131_072;
 const RESTART_RETRY: Duration = Duration::from_secs(1);
 
 pub(super) struct Checkpointer {
-    helper: Helper<()>,
+    /// Woken with `true` to copy, with `false` to close its connection without another checkpoint.
+    helper: Helper<bool>,
     progress: Arc<Progress>,
     /// A log that was being read is not tried again before this.
     restart_after: Instant,
@@ -48,8 +49,6 @@ struct Progress {
     copying: AtomicBool,
     /// How many pages of the log had been copied when the helper last looked.
     copied: AtomicU64,
-    /// Set when the connection must be closed without another checkpoint.
-    abandon: AtomicBool,
 }
 
 impl Checkpointer {
@@ -59,16 +58,16 @@ impl Checkpointer {
         let progress = Arc::new(Progress::default());
         let copied_to = Arc::clone(&progress);
         let died = "the thread that copies the write-ahead log has died";
-        let helper = Helper::start("journal-checkpoint", died, move |woken: Receiver<()>, failure| {
-            while woken.recv().is_ok() {
+        let helper = Helper::start("journal-checkpoint", died, move |woken: Receiver<bool>, failure| {
+            while let Ok(copies) = woken.recv() {
+                if !copies {
+                    return connection::abandon(connection);
+                }
                 match copy(&connection, &file) {
                     Ok(copied) => copied_to.copied.store(copied, Ordering::Release),
                     Err(reason) => failure.set(reason),
                 }
                 copied_to.copying.store(false, Ordering::Release);
-            }
-            if copied_to.abandon.load(Ordering::Acquire) {
-                connection::abandon(connection);
             }
         });
         let helper = helper.map_err(OpenError::place(path))?;
@@ -94,7 +93,7 @@ impl Checkpointer {
         if left >= COPY_EVERY_PAGES || long {
             self.progress.copying.store(true, Ordering::Release);
             // The helper has copied what it was last woken for, so there is room. If it has died, the next call says so.
-            let _ = self.helper.hand_over(());
+            let _ = self.helper.hand_over(true);
         }
         Ok(false)
     }
@@ -117,7 +116,8 @@ impl Checkpointer {
 
     /// Ends the helper without another checkpoint.
     pub(super) fn abandon(&mut self) {
-        self.progress.abandon.store(true, Ordering::Release);
+        // If the helper has died, its connection is closed.
+        let _ = self.helper.hand_over(false);
         self.stop();
     }
 }

@@ -179,7 +179,6 @@ const READS_AT_ONCE: usize = 8;
 /// The embedded journal. See the module's text.
 pub struct SqliteJournal {
     queue: CommandQueue<Job>,
-    queue_limit: usize,
     durability: Durability,
     readers: Arc<Readers>,
     /// Reads at once; further ones wait.
@@ -293,7 +292,6 @@ impl SqliteJournal {
             .map_err(OpenError::place(&options.path))?;
         Ok(Self {
             queue,
-            queue_limit: options.queue_limit,
             durability: place.durability,
             readers,
             reading: Semaphore::new(READS_AT_ONCE),
@@ -370,7 +368,7 @@ impl Journal for SqliteJournal {
             durability: self.durability,
             failing: self.shared.failing().clone(),
             queued: self.queue.commands.len(),
-            queue_limit: self.queue_limit,
+            queue_limit: self.queue.commands.capacity().unwrap_or_default(),
             index_lag: self.shared.index_lag.load(Ordering::Relaxed),
             wal_pages: self.shared.wal_pages.load(Ordering::Relaxed),
         }

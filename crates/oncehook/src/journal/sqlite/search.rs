@@ -44,9 +44,9 @@ pub(super) fn find(
     let items = groups::wanted(query);
     // An entity has fewer events than a status.
     if query.entity.is_none()
-        && let Some(marks) = query.status.and_then(Marks::of)
+        && let Some((sql, in_order)) = query.status.and_then(marks)
     {
-        search.by_status(&marks, span)?;
+        search.by_status(&sql, in_order, span)?;
     } else if items.is_empty() {
         search.scan(span)?;
     } else {
@@ -146,8 +146,8 @@ impl Search<'_> {
     }
 
     /// Looks at the marked events only. A mark is one delivery's, the status is the event's: the scan decides.
-    fn by_status(&mut self, marks: &Marks, mut span: Span) -> rusqlite::Result<()> {
-        if !marks.in_order {
+    fn by_status(&mut self, sql: &str, in_order: bool, mut span: Span) -> rusqlite::Result<()> {
+        if !in_order {
             // A long queue fills a page right here. Without this, every page of it would sort all of it.
             let Some(from) = after_stretch(self.connection, span, STRETCH + self.query.limit)? else {
                 return self.scan(span);
@@ -155,7 +155,7 @@ impl Search<'_> {
             self.scan(Span { from, ..span })?;
             span.to = from - 1;
         }
-        self.look_at(&marks.sql, (span.from, span.to))
+        self.look_at(sql, (span.from, span.to))
     }
 
     /// Looks at the events that a statement names, until the page is full. One that is named several times in a row is looked at
@@ -249,32 +249,24 @@ fn usual(query: &EventQuery) -> Span {
     Span { to: bounds.to.min(until), ..bounds }
 }
 
-/// Where the events that may be in a status are written down.
-struct Marks {
-    /// Gives the events between two sequences, newest first; one that has several marks comes several times in a row.
-    sql: String,
-    /// Whether the index is in the order of the events. Otherwise all of its part is sorted for each page.
-    in_order: bool,
-}
-
-impl Marks {
-    fn of(status: EventStatus) -> Option<Self> {
-        let (table, state, in_order) = match status {
-            EventStatus::Quarantined => ("flags", "flag = 'quarantined'", true),
-            EventStatus::Dead => ("deliveries INDEXED BY oncehook_deliveries_dead", "state = 'dead'", true),
-            EventStatus::Retrying => (DUE, "state IN ('ready', 'retrying') AND state = 'retrying'", false),
-            EventStatus::Ready => (DUE, "state IN ('ready', 'retrying') AND state = 'ready'", false),
-            EventStatus::Running => ("deliveries INDEXED BY oncehook_deliveries_leased", "state = 'running'", false),
-            EventStatus::Parked => (ASIDE, "state = 'parked'", true),
-            EventStatus::Superseded => (ASIDE, "state = 'superseded'", true),
-            EventStatus::Skipped => (ASIDE, "state = 'skipped'", true),
-            // Nearly every event, or in the filters of blocks.
-            EventStatus::Unrouted | EventStatus::Succeeded => return None,
-        };
-        let sql =
-            format!("SELECT event FROM oncehook_{table} WHERE {state} AND event BETWEEN ?1 AND ?2 ORDER BY event DESC");
-        Some(Self { sql, in_order })
-    }
+/// Names the events between two sequences that may be in a status, newest first; one that has several marks comes several times in
+/// a row. And whether the index is in the order of the events: otherwise all of its part is sorted for each page.
+fn marks(status: EventStatus) -> Option<(String, bool)> {
+    let (table, state, in_order) = match status {
+        EventStatus::Quarantined => ("flags", "flag = 'quarantined'", true),
+        EventStatus::Dead => ("deliveries INDEXED BY oncehook_deliveries_dead", "state = 'dead'", true),
+        EventStatus::Retrying => (DUE, "state IN ('ready', 'retrying') AND state = 'retrying'", false),
+        EventStatus::Ready => (DUE, "state IN ('ready', 'retrying') AND state = 'ready'", false),
+        EventStatus::Running => ("deliveries INDEXED BY oncehook_deliveries_leased", "state = 'running'", false),
+        EventStatus::Parked => (ASIDE, "state = 'parked'", true),
+        EventStatus::Superseded => (ASIDE, "state = 'superseded'", true),
+        EventStatus::Skipped => (ASIDE, "state = 'skipped'", true),
+        // Nearly every event, or in the filters of blocks.
+        EventStatus::Unrouted | EventStatus::Succeeded => return None,
+    };
+    let sql =
+        format!("SELECT event FROM oncehook_{table} WHERE {state} AND event BETWEEN ?1 AND ?2 ORDER BY event DESC");
+    Some((sql, in_order))
 }
 
 const DUE: &str = "deliveries INDEXED BY oncehook_deliveries_due";

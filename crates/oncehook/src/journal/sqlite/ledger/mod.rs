@@ -136,9 +136,7 @@ impl Ledger {
         self.forget();
         self.filter_is_whole |= tail::table_is_empty(connection)?;
         let mut after = merged_to(connection)?;
-        if let Some((merged, unmerged)) = tail::contradiction(connection, after)? {
-            return Err(same_key(merged, unmerged).into());
-        }
+        tail::refuse_contradiction(connection, after)?;
         while let Some(last) = self.read_back(connection, after)? {
             after = last;
             while self.merge.is_some() {
@@ -150,19 +148,21 @@ impl Ledger {
 
     /// Takes the keys of the next events after one back into memory. Returns the last of these events.
     pub(super) fn read_back(&mut self, connection: &Connection, after: i64) -> rusqlite::Result<Option<i64>> {
-        let hasher = self.hasher.clone();
-        tail::page(connection, &hasher, after, |entry| self.take_back(entry))
-    }
-
-    fn take_back(&mut self, entry: Entry) -> rusqlite::Result<()> {
-        let mut recent = self.recent.write().unwrap_or_else(PoisonError::into_inner);
-        if let Some(known) = recent.find(entry.hash, entry.source.as_str(), entry.key.as_bytes()) {
-            return Err(same_key(known.event, entry.fact.event));
+        let mut statement = connection.prepare_cached(tail::EVENTS)?;
+        let mut rows = statement.query([after, tail::PAGE])?;
+        let mut last = None;
+        while let Some(row) = rows.next()? {
+            let entry = tail::entry(row, &self.hasher)?;
+            last = Some(entry.fact.event.sequence());
+            let mut recent = self.recent.write().unwrap_or_else(PoisonError::into_inner);
+            if let Some(known) = recent.find(entry.hash, entry.source.as_str(), entry.key.as_bytes()) {
+                return Err(same_key(known.event, entry.fact.event));
+            }
+            recent.current.insert(entry);
+            drop(recent);
+            self.freeze_if_due();
         }
-        recent.current.insert(entry);
-        drop(recent);
-        self.freeze_if_due();
-        Ok(())
+        Ok(last)
     }
 
     /// Memory as of no event at all. The filter stays: the table has lost no key.

@@ -1,6 +1,6 @@
 //! What is read back at the start: the keys of the events behind the watermark, and the filter over the table.
 //!
-//! Promises: after [`read`] memory and table together know every key of every stored event, exactly; two events with one
+//! Promises: after `Ledger::rebuild` memory and table together know every key of every stored event, exactly; two events with one
 //! key are found here, before anything is accepted.
 //! Does not: need a clean end of the last process. Nothing is written when one ends, so there is nothing to miss.
 
@@ -9,34 +9,19 @@ use rusqlite::{Connection, OptionalExtension, Row, params};
 
 use super::filter::Filter;
 use super::generation::{Entry, Fact, KeyHasher};
+use super::same_key;
 use crate::event::{EventId, SourceName};
 use crate::journal::PROBE_SOURCE;
 
 /// Events read at once.
-const PAGE: i64 = 4_096;
+pub(super) const PAGE: i64 = 4_096;
 
-/// One page of the events after `after`, oldest first, each given to `take`. Returns the last one's sequence.
-pub(super) fn page(
-    connection: &Connection,
-    hasher: &KeyHasher,
-    after: i64,
-    mut take: impl FnMut(Entry) -> rusqlite::Result<()>,
-) -> rusqlite::Result<Option<i64>> {
-    let mut statement = connection.prepare_cached(
-        "SELECT source, key, id, digest, received_at, key_expires_at FROM oncehook_events
-          WHERE seq > ?1 ORDER BY seq LIMIT ?2",
-    )?;
-    let mut rows = statement.query([after, PAGE])?;
-    let mut last = None;
-    while let Some(row) = rows.next()? {
-        let entry = entry(row, hasher)?;
-        last = Some(entry.fact.event.sequence());
-        take(entry)?;
-    }
-    Ok(last)
-}
+/// One page of the events after one, oldest first, for [`entry`].
+pub(super) const EVENTS: &str = "SELECT source, key, id, digest, received_at, key_expires_at FROM oncehook_events
+                                  WHERE seq > ?1 ORDER BY seq LIMIT ?2";
 
-fn entry(row: &Row<'_>, hasher: &KeyHasher) -> rusqlite::Result<Entry> {
+/// The key of an event that was read back.
+pub(super) fn entry(row: &Row<'_>, hasher: &KeyHasher) -> rusqlite::Result<Entry> {
     let damaged = |column: usize| rusqlite::Error::IntegralValueOutOfRange(column, 0);
     let (source, key) = (row.get_ref(0)?.as_str()?, row.get_ref(1)?.as_blob()?);
     let hash = hasher.hash(source, key);
@@ -48,16 +33,13 @@ fn entry(row: &Row<'_>, hasher: &KeyHasher) -> rusqlite::Result<Entry> {
     Ok(Entry { hash, source, key, fact: Fact::read(row, 2)? })
 }
 
-/// Two events that hold one key, one of them merged and one behind the watermark: the ledger failed at some time.
-pub(super) fn contradiction(connection: &Connection, after: i64) -> rusqlite::Result<Option<(EventId, EventId)>> {
-    connection
-        .prepare(
-            "SELECT k.event, e.id FROM oncehook_events e
-              CROSS JOIN oncehook_keys k ON k.source = e.source AND k.key = e.key
-              WHERE e.seq > ?1 AND k.event <> e.id LIMIT 1",
-        )?
-        .query_row([after], |row| Ok((EventId::from_bytes(row.get(0)?), EventId::from_bytes(row.get(1)?))))
-        .optional()
+/// Refuses two events that hold one key, one of them merged and one behind the watermark: the ledger failed at some time.
+pub(super) fn refuse_contradiction(connection: &Connection, after: i64) -> rusqlite::Result<()> {
+    let sql = "SELECT k.event, e.id FROM oncehook_events e
+                CROSS JOIN oncehook_keys k ON k.source = e.source AND k.key = e.key
+                WHERE e.seq > ?1 AND k.event <> e.id LIMIT 1";
+    let found = connection.query_row(sql, [after], |row| Ok([row.get(0)?, row.get(1)?].map(EventId::from_bytes)));
+    found.optional()?.map_or(Ok(()), |[merged, unmerged]| Err(same_key(merged, unmerged)))
 }
 
 /// Where a walk through the table has come to: source and key. It begins before every key, at the empty text.
