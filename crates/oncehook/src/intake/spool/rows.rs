@@ -105,18 +105,15 @@ pub(super) fn weight(event: &NewEvent) -> u64 {
 
 /// The highest sequence among the ids.
 pub(super) fn last_sequence(connection: &Connection) -> rusqlite::Result<i64> {
-    let last: Option<[u8; 16]> = connection
-        .query_row("SELECT id FROM oncehook_spool ORDER BY id DESC LIMIT 1", [], |row| row.get(0))
-        .optional()?;
+    let sql = "SELECT id FROM oncehook_spool ORDER BY id DESC LIMIT 1";
+    let last = connection.query_row(sql, [], |row| row.get(0)).optional()?;
     Ok(last.map_or(0, |id| EventId::from_bytes(id).sequence()))
 }
 
 /// When the first event that waits was received.
 pub(super) fn oldest(connection: &Connection) -> rusqlite::Result<Option<i64>> {
-    connection
-        .prepare_cached("SELECT received_at FROM oncehook_spool WHERE aside IS NULL ORDER BY seq LIMIT 1")?
-        .query_row([], |row| row.get(0))
-        .optional()
+    let sql = "SELECT received_at FROM oncehook_spool WHERE aside IS NULL ORDER BY seq LIMIT 1";
+    connection.prepare_cached(sql)?.query_row([], |row| row.get(0)).optional()
 }
 
 /// Why a row is set aside that does not say what was written.
@@ -163,33 +160,30 @@ pub(super) fn count_copy(connection: &Connection, seq: i64) -> rusqlite::Result<
 
 pub(super) fn insert(connection: &Connection, id: EventId, event: &NewEvent) -> rusqlite::Result<()> {
     let routes: Vec<&str> = event.routes.iter().map(RouteName::as_str).collect();
-    connection
-        .prepare_cached(
-            "INSERT INTO oncehook_spool (id, source, key, digest, key_signed, type, entity, occurred_at, received_at, expires_at,
-                                         integrity, quarantine, routes, peer, headers, body, sum, version, by_entity)
-             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19)",
-        )?
-        .execute(params![
-            id.as_bytes(),
-            event.source.as_str(),
-            event.key.as_bytes(),
-            event.digest,
-            event.key_signed,
-            event.kind,
-            event.entity,
-            event.occurred_at.map(|at| at.0),
-            event.received_at.0,
-            event.expires_at.0,
-            event.integrity.as_str(),
-            event.quarantine.map(Quarantine::as_str),
-            routes.join(" "),
-            event.peer.to_string(),
-            &event.headers[..],
-            &event.body[..],
-            sum(id, event).as_ref(),
-            event.version,
-            event.by_entity,
-        ])?;
+    let sql = "INSERT INTO oncehook_spool (id, source, key, digest, key_signed, type, entity, occurred_at, received_at, expires_at,
+                                           integrity, quarantine, routes, peer, headers, body, sum, version, by_entity)
+               VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19)";
+    connection.prepare_cached(sql)?.execute(params![
+        id.as_bytes(),
+        event.source.as_str(),
+        event.key.as_bytes(),
+        event.digest,
+        event.key_signed,
+        event.kind,
+        event.entity,
+        event.occurred_at.map(|at| at.0),
+        event.received_at.0,
+        event.expires_at.0,
+        event.integrity.as_str(),
+        event.quarantine.map(Quarantine::as_str),
+        routes.join(" "),
+        event.peer.to_string(),
+        &event.headers[..],
+        &event.body[..],
+        sum(id, event).as_ref(),
+        event.version,
+        event.by_entity,
+    ])?;
     Ok(())
 }
 

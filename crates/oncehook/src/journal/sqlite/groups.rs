@@ -110,9 +110,8 @@ impl Gathering {
 
 /// The last event that is in a group.
 pub(super) fn grouped_to(connection: &Connection) -> rusqlite::Result<i64> {
-    connection
-        .prepare_cached("SELECT coalesce(max(last), 0) FROM oncehook_groups WHERE cell = 0")?
-        .query_row([], |row| row.get(0))
+    let sql = "SELECT coalesce(max(last), 0) FROM oncehook_groups WHERE cell = 0";
+    connection.prepare_cached(sql)?.query_row([], |row| row.get(0))
 }
 
 /// Calls `look` for the groups that touch a span of sequences and may hold all items, newest first, until it says that it has
@@ -156,14 +155,11 @@ fn holds(row: &Row<'_>, column: usize, item: Item) -> rusqlite::Result<bool> {
 
 /// Drops the groups up to an event that have no block left. The last group stays: it says how far groups go.
 pub(super) fn drop_empty(connection: &Connection, reached: i64) -> rusqlite::Result<()> {
-    let empty: Vec<i64> = connection
-        .prepare_cached(
-            "SELECT last FROM oncehook_groups g
-              WHERE cell = 0 AND last <= ?1 AND last < (SELECT max(last) FROM oncehook_groups WHERE cell = 0)
-                AND NOT EXISTS (SELECT 1 FROM oncehook_blocks b WHERE b.last BETWEEN g.first AND g.last)",
-        )?
-        .query_map([reached], |row| row.get(0))?
-        .collect::<Result<_, _>>()?;
+    let sql = "SELECT last FROM oncehook_groups g
+                WHERE cell = 0 AND last <= ?1 AND last < (SELECT max(last) FROM oncehook_groups WHERE cell = 0)
+                  AND NOT EXISTS (SELECT 1 FROM oncehook_blocks b WHERE b.last BETWEEN g.first AND g.last)";
+    let mut statement = connection.prepare_cached(sql)?;
+    let empty = statement.query_map([reached], |row| row.get(0))?.collect::<rusqlite::Result<Vec<i64>>>()?;
     let mut delete = connection.prepare_cached("DELETE FROM oncehook_groups WHERE cell = ?1 AND last = ?2")?;
     for last in empty {
         for number in 0..CELLS as i64 {

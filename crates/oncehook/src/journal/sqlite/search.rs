@@ -70,13 +70,11 @@ impl Search<'_> {
 
     /// Asks the ledger. Keys are scoped to a source, so without one every source is asked.
     fn by_key(&mut self, key: &EventKey, recent: &[EventId]) -> rusqlite::Result<()> {
-        let mut events = self
-            .connection
-            .prepare_cached(
-                "SELECT k.event FROM oncehook_totals t CROSS JOIN oncehook_keys k ON k.source = t.source AND k.key = ?1",
-            )?
-            .query_map([key.as_bytes()], |row| Ok(EventId::from_bytes(row.get(0)?)))?
-            .collect::<rusqlite::Result<Vec<_>>>()?;
+        let sql =
+            "SELECT k.event FROM oncehook_totals t CROSS JOIN oncehook_keys k ON k.source = t.source AND k.key = ?1";
+        let mut statement = self.connection.prepare_cached(sql)?;
+        let stored = statement.query_map([key.as_bytes()], |row| Ok(EventId::from_bytes(row.get(0)?)))?;
+        let mut events = stored.collect::<rusqlite::Result<Vec<_>>>()?;
         events.extend_from_slice(recent);
         events.sort_unstable_by(|a, b| b.cmp(a));
         events.dedup();
@@ -274,12 +272,9 @@ const ASIDE: &str = "deliveries INDEXED BY oncehook_deliveries_aside";
 
 /// The sequence of the event that comes `count` after the newest of a span, if the span has that many.
 fn after_stretch(connection: &Connection, span: Span, count: usize) -> rusqlite::Result<Option<i64>> {
-    connection
-        .prepare_cached(
-            "SELECT seq FROM oncehook_events WHERE seq BETWEEN ?1 AND ?2 ORDER BY seq DESC LIMIT 1 OFFSET ?3",
-        )?
-        .query_row((span.from, span.to, i64::try_from(count).unwrap_or(i64::MAX)), |row| row.get(0))
-        .optional()
+    let sql = "SELECT seq FROM oncehook_events WHERE seq BETWEEN ?1 AND ?2 ORDER BY seq DESC LIMIT 1 OFFSET ?3";
+    let params = (span.from, span.to, i64::try_from(count).unwrap_or(i64::MAX));
+    connection.prepare_cached(sql)?.query_row(params, |row| row.get(0)).optional()
 }
 
 pub(super) fn by_sequence(connection: &Connection, sequence: i64) -> rusqlite::Result<Option<EventSummary>> {
