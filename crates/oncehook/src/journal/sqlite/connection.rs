@@ -1,4 +1,7 @@
 //! Connections whose settings are read back: what SQLite says is in force, not what we asked for.
+//!
+//! Promises: a connection that may write is in WAL mode and syncs its commits, or it is not opened; a reader's cannot write.
+//! Does not: empty the log (`checkpoint`), or know the tables.
 
 use std::path::Path;
 

@@ -5,6 +5,9 @@
 //! readers skip the groups and blocks that cannot match and look at the events of the others, and at those behind the last
 //! block, so a list shows no lag.
 //!
+//! Promises: a block is written in one transaction with the group that it completes. Does not: hold up accepts; what is behind
+//! is found without the index.
+//!
 //! A suspected replay is the same body under a new key that the signature does not cover ([`find_replays`]).
 
 use std::collections::BTreeSet;

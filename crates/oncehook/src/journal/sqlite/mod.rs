@@ -8,10 +8,10 @@
 //!
 //! Does not: share the file with another oncehook (lock file), run on network disks, hold write locks while people read.
 //!
-//! The parts, in the order of an append: [`SqliteJournal::submit`] puts it on a bounded queue; `writer` takes what has
-//! gathered while the last commit ran, asks the `ledger` which keys are known, stores the rest in one transaction
-//! (`queries`) and answers; `follower` fills the search index behind it; `checkpoint` moves the log into the database file. `reader` serves people from read-only
-//! connections, `search` finds what they look for. `place`, `connection` and `schema` check the ground before anything is accepted.
+//! The parts, in the order of an append: [`SqliteJournal::submit`] puts it on a bounded queue (`commands`); `writer` takes what
+//! has gathered while the last commit ran, asks the `ledger` which keys are known, and stores the rest in one transaction
+//! (`queries`); `syncer` answers; `follower` fills the search index behind it; `checkpoint` moves the log into the database
+//! file. `reader` serves people from read-only connections, `search` finds what they look for. `place`, `connection` and `schema` check the ground before anything is accepted.
 //!
 //! On the way out, `deliveries` hands jobs to the same writer: `queue` takes and settles deliveries, `apply` runs the
 //! user's statements (`user_sql`) in the transaction that settles them, `orders` does what operators ask, `forget` removes

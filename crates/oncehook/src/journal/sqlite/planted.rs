@@ -1,4 +1,6 @@
 //! The mistakes of [`crate::planted`] that the embedded journal can make. Only in builds with the feature `planted`.
+//!
+//! Promises: without a choice at run time each function changes nothing. Does not: exist in a release.
 
 use std::time::Duration;
 

@@ -1,5 +1,8 @@
 //! The statements of the writer, one named function each. What is written behind the accepts is in `follower`, what people
 //! ask in `reader`.
+//!
+//! Promises: an append asks the ledger and stores what follows from the answer in the caller's transaction.
+//! Does not: commit an append; the writer does.
 
 use oncehook_verify::UnixMicros;
 use rusqlite::{CachedStatement, Connection, OptionalExtension, Transaction, TransactionBehavior, params};
