@@ -237,13 +237,8 @@ impl Writer {
             self.unsealed += u64::from(matches!(appended.verdict, Verdict::New | Verdict::Quarantined));
             routed |= appended.verdict == Verdict::New && !event.routes.is_empty();
             if appended.verdict == Verdict::Duplicate {
-                tally.get_or_insert_with(|| self.setup.shared.tally()).add(
-                    appended.id,
-                    &event.source,
-                    event.received_at,
-                    event.peer,
-                    Layer::Journal,
-                );
+                let tally = tally.get_or_insert_with(|| self.setup.shared.tally());
+                tally.add(appended.id, &event.source, event.received_at, event.peer, Layer::Journal);
             }
         }
         drop(tally);
