@@ -226,6 +226,31 @@ pub struct NewEvent {
 }
 
 impl NewEvent {
+    /// A probe of a journal's self-test.
+    #[cfg(any(feature = "sqlite", feature = "postgres", feature = "mysql"))]
+    pub(crate) fn probe(key: &EventKey, digest: u8, at: UnixMicros) -> Self {
+        Self {
+            id: None,
+            source: SourceName::probe(),
+            key: key.clone(),
+            key_signed: true,
+            kind: None,
+            entity: None,
+            occurred_at: None,
+            version: None,
+            received_at: at,
+            expires_at: at,
+            integrity: Integrity::None,
+            headers: Bytes::new(),
+            body: Bytes::new(),
+            digest: [digest; 32],
+            quarantine: None,
+            routes: SmallVec::new(),
+            by_entity: false,
+            peer: std::net::Ipv4Addr::UNSPECIFIED.into(),
+        }
+    }
+
     /// Whether the front door has seen that this is a replay. Then it is held, and flagged as a suspected replay too.
     #[must_use]
     pub fn is_replay(&self) -> bool {

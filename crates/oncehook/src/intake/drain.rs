@@ -2,9 +2,9 @@
 //!
 //! Promises: a crash at any moment loses nothing, because a row is removed only after the journal's receipt and the alias of its
 //! id are committed; it doubles nothing, because a row that is brought again meets its own key. An event that the journal refuses
-//! although it is well is set aside after a few tries and holds up nobody.
+//! although it is well is set aside after a few tries and holds up no other.
 //!
-//! Does not: run beside another drain of the same spool. Whoever starts it starts one.
+//! Does not: run beside another drain of the same spool. The caller starts one.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use super::{Intake, Spooled};
 use crate::event::NewEvents;
 use crate::journal::{Alias, Appended, Journal, Layer, Receipt, Verdict};
 
-/// How much goes into the journal at once: one request of so many events or bytes.
+/// How much goes into the journal at once: one request of at most this many events or bytes.
 const BATCH_EVENTS: usize = 512;
 const BATCH_BYTES: u64 = 4 << 20;
 
@@ -41,8 +41,14 @@ const COPIES_COUNTED: u64 = 10_000;
 /// Why a batch did not come through.
 struct Stopped(String);
 
+impl<E: std::error::Error> From<E> for Stopped {
+    fn from(error: E) -> Self {
+        Self(error.to_string())
+    }
+}
+
 impl Intake {
-    /// Drains until told to end. `usable` says whether the journal is known to be well.
+    /// Drains until it is asked to end. `usable` says whether the journal is known to be well.
     pub async fn drain(
         self: Arc<Self>,
         journal: Arc<dyn Journal>,
@@ -90,7 +96,7 @@ impl Intake {
         usable: &(impl Fn() -> bool + Send),
         refused: &mut HashMap<i64, u32>,
     ) -> Result<(), Stopped> {
-        let batch = self.spool.read(BATCH_EVENTS, BATCH_BYTES).await.map_err(|error| Stopped(error.to_string()))?;
+        let batch = self.spool.read(BATCH_EVENTS, BATCH_BYTES).await?;
         if batch.is_empty() {
             // What is outstanding is still on its way into the file.
             tokio::time::sleep(A_MOMENT).await;
@@ -121,9 +127,7 @@ impl Intake {
             Ok(receipt) => return self.landed(journal, &batch, receipt).await,
             Err(stopped) => stopped,
         };
-        if let Err(error) = journal.self_test().await {
-            return Err(Stopped(error.to_string()));
-        }
+        journal.self_test().await?;
         let [spooled] = batch;
         let tries = refused.entry(spooled.seq).or_default();
         *tries += 1;
@@ -132,7 +136,7 @@ impl Intake {
         }
         refused.remove(&spooled.seq);
         tracing::error!(event = %spooled.id, reason, "the journal does not take event {}; it stays in the spool", spooled.id);
-        self.spool.set_aside(spooled.seq, reason).await.map_err(|error| Stopped(error.to_string()))
+        Ok(self.spool.set_aside(spooled.seq, reason).await?)
     }
 
     /// The journal has them: remembers what they were called, and removes them here.
@@ -145,11 +149,11 @@ impl Intake {
             renamed.map(|(spooled, appended)| Alias { alias: spooled.id, event: appended.id }).collect();
         crate::crash::point("drained");
         if !aliases.is_empty() {
-            journal.keep_aliases(aliases).await.map_err(|error| Stopped(error.to_string()))?;
+            journal.keep_aliases(aliases).await?;
         }
         crate::crash::point("aliased");
         let seqs = batch.iter().map(|spooled| spooled.seq).collect();
-        self.spool.remove(seqs).await.map_err(|error| Stopped(error.to_string()))?;
+        self.spool.remove(seqs).await?;
         crate::crash::point("cleared");
         for (spooled, appended) in batch.iter().zip(&receipt) {
             self.count(journal, spooled, appended);
@@ -177,17 +181,13 @@ impl Intake {
     }
 }
 
-/// Appends a batch as one request: all of it is durable, or nobody can say.
+/// Appends a batch as one request: all of it is durable, or the outcome is unknown.
 async fn bring(journal: &dyn Journal, batch: &[Spooled]) -> Result<Receipt, Stopped> {
     let events: NewEvents = batch.iter().map(|spooled| spooled.event.clone()).collect();
     let appending = async {
-        let ticket = journal.submit(events).map_err(|error| Stopped(error.to_string()))?;
-        match ticket.await {
-            Ok(outcome) => outcome.map_err(|error| Stopped(error.to_string())),
-            Err(_) => Err(Stopped("the journal is gone".to_owned())),
-        }
+        let outcome = journal.submit(events)?.await.map_err(|_| Stopped("the journal is gone".to_owned()))?;
+        Ok(outcome?)
     };
-    tokio::time::timeout(ANSWER, appending)
-        .await
-        .unwrap_or_else(|_| Err(Stopped("the journal does not answer".to_owned())))
+    let appended = tokio::time::timeout(ANSWER, appending).await;
+    appended.unwrap_or_else(|_| Err(Stopped("the journal does not answer".to_owned())))
 }

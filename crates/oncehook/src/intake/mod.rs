@@ -5,7 +5,7 @@
 //! While events wait in the spool, later ones go behind them, so the events of one entity keep their order on this node. The
 //! way back to the journal is bounded: when little is left, new events are held for a moment, until the spool is empty.
 //!
-//! Does not: know which sources may be spooled; whoever calls does. Nor does it keep order between nodes, or with an event
+//! Does not: know which sources may be spooled; the caller does. Nor does it keep order between nodes, or with an event
 //! that the spool had to refuse and the journal took: being durable is worth more.
 
 mod drain;
@@ -32,7 +32,7 @@ pub enum Taken {
     Spool(Receipt),
 }
 
-/// Why nobody has them, or nobody can say so. The sender must try again.
+/// Why neither has them, or why that is unknown. The sender must try again.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Refused {
     /// The journal could not, and it was asked last.
@@ -57,7 +57,7 @@ impl From<NotStored> for Refused {
 
 /// Which way new events go.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Way {
+enum IntakeMode {
     /// To the journal: nothing waits in the spool.
     Journal,
     /// Behind those that wait.
@@ -71,7 +71,7 @@ const HOLD: Duration = Duration::from_millis(500);
 const NOT_HELD: Duration = Duration::from_secs(1);
 
 struct Door {
-    way: Way,
+    mode: IntakeMode,
     hold_after: Instant,
 }
 
@@ -81,9 +81,9 @@ pub struct Intake {
     /// How long the journal may take before the spool takes over.
     patience: Duration,
     door: Mutex<Door>,
-    /// Told to those who are held when the way has changed.
+    /// Wakes those who are held when the mode has changed.
     changed: Notify,
-    /// Told to whoever drains when there is something to drain.
+    /// Wakes the drain when there is something to drain.
     filled: Notify,
     metrics: Arc<Metrics>,
 }
@@ -93,9 +93,9 @@ impl Intake {
     #[must_use]
     pub fn new(spool: Spool, patience: Duration, metrics: Arc<Metrics>) -> Self {
         // What an earlier process has left comes first.
-        let way = if spool.outstanding() > 0 { Way::Spool } else { Way::Journal };
+        let mode = if spool.outstanding() > 0 { IntakeMode::Spool } else { IntakeMode::Journal };
         let (changed, filled) = (Notify::new(), Notify::new());
-        let door = Mutex::new(Door { way, hold_after: Instant::now() });
+        let door = Mutex::new(Door { mode, hold_after: Instant::now() });
         Self { spool, patience, door, changed, filled, metrics }
     }
 
@@ -120,7 +120,7 @@ impl Intake {
         if self.may_pass(usable).await {
             match self.ask_journal(fast_path, journal, events.clone()).await {
                 Ok(settled) => return Ok(Taken::Journal(settled)),
-                // Stored or not, or nobody knows: the key will settle it.
+                // The outcome is unknown. If it was stored, the drain will find the key.
                 Err(refused) => tried = Some(refused),
             }
         } else if let Some(receipt) = fast_path.recall(journal, &events) {
@@ -151,31 +151,29 @@ impl Intake {
         let changed = self.changed.notified();
         tokio::pin!(changed);
         changed.as_mut().enable();
-        let way = self.door().way;
-        match way {
-            Way::Journal => return usable,
-            Way::Spool => return false,
-            Way::Held => {}
+        let mode = self.door().mode;
+        if mode != IntakeMode::Held {
+            return usable && mode == IntakeMode::Journal;
         }
         if tokio::time::timeout(HOLD, changed).await.is_err() {
             self.let_go();
             self.door().hold_after = Instant::now() + NOT_HELD;
         }
-        usable && self.door().way == Way::Journal
+        usable && self.door().mode == IntakeMode::Journal
     }
 
     async fn take_over(&self, events: NewEvents) -> Result<Receipt, SpoolError> {
         let ticket = {
-            // Under the lock: nobody can find the spool empty between the look at the way and the submission.
+            // Under the lock: the spool cannot be found empty between the look at the mode and the submission.
             let mut door = self.door();
             let ticket = self.spool.submit(events)?;
-            if door.way == Way::Journal {
-                door.way = Way::Spool;
+            if door.mode == IntakeMode::Journal {
+                door.mode = IntakeMode::Spool;
             }
             ticket
         };
         self.filled.notify_one();
-        ticket.await.unwrap_or_else(|_| Err(SpoolError::Unavailable("its writer is gone".to_owned())))
+        Ok(ticket.await.unwrap_or(Err(AppendError::Gone))?)
     }
 
     fn door(&self) -> MutexGuard<'_, Door> {
@@ -186,16 +184,16 @@ impl Intake {
     fn hold(&self, few: usize) {
         let mut door = self.door();
         let soon = self.spool.outstanding() <= few && Instant::now() >= door.hold_after;
-        if door.way == Way::Spool && soon {
-            door.way = Way::Held;
+        if door.mode == IntakeMode::Spool && soon {
+            door.mode = IntakeMode::Held;
         }
     }
 
     /// Lets those go who are held: behind the ones that wait.
     fn let_go(&self) {
         let mut door = self.door();
-        if door.way == Way::Held {
-            door.way = Way::Spool;
+        if door.mode == IntakeMode::Held {
+            door.mode = IntakeMode::Spool;
             drop(door);
             self.changed.notify_waiters();
         }
@@ -205,8 +203,8 @@ impl Intake {
     fn open_if_empty(&self) -> bool {
         let mut door = self.door();
         let empty = self.spool.outstanding() == 0;
-        if empty && door.way != Way::Journal {
-            door.way = Way::Journal;
+        if empty && door.mode != IntakeMode::Journal {
+            door.mode = IntakeMode::Journal;
             drop(door);
             self.changed.notify_waiters();
         }

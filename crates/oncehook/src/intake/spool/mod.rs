@@ -1,9 +1,9 @@
 //! The spool: a small SQLite file of this node's own that takes events while the journal cannot.
 //!
 //! Promises: an accepted event is in the file's log and synced, like in the embedded journal (`synchronous=FULL`, read back);
-//! events come out in the order in which they were accepted, and leave only when whoever drains says so; the file is
+//! events come out in the order in which they were accepted, and leave only when the drain says so; the file is
 //! bounded in events and bytes; one process per file; a file that was removed under the process takes no more events, and
-//! what is in it can still be drained; damaged rows are set aside and told, never handed on.
+//! what is in it can still be drained; damaged rows are set aside and reported, never handed on.
 //!
 //! Does not: decide about duplicates for good. It recognises the copies of what it holds itself; the journal settles the
 //! rest when the events are drained. Nor does it outlive its disk: it needs one that stays with the node.
@@ -12,28 +12,28 @@ mod rows;
 mod writer;
 
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicI64, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use crossbeam_channel::{Sender, TrySendError};
 use oncehook_verify::UnixMicros;
 use tokio::sync::oneshot;
 
 use crate::event::{EventId, NewEvent, NewEvents};
-use crate::journal::Receipt;
-use crate::journal::sqlite::{OpenError, connection, place};
-use place::LockFile;
-use writer::{Command, Post, Work, Writer};
+use crate::journal::sqlite::OpenError;
+use crate::journal::sqlite::commands::{Command, CommandQueue, QueueState, refused};
+use crate::journal::sqlite::place::Place;
+use crate::journal::{AppendError, Ticket};
+use writer::{Job, Writer};
 
 /// How the spool is set up.
 #[derive(Debug, Clone)]
 pub struct SpoolOptions {
     /// The file. Nothing else may be in it.
     pub path: PathBuf,
-    /// At most so many events.
+    /// At most this many events.
     pub max_events: u64,
-    /// At most so many bytes of events, about.
+    /// At most this many bytes of events, about.
     pub max_bytes: u64,
 }
 
@@ -59,12 +59,24 @@ pub enum SpoolError {
     Closed,
 }
 
+/// What the queue in front of the spool says is said by the spool.
+impl From<AppendError> for SpoolError {
+    fn from(error: AppendError) -> Self {
+        match error {
+            AppendError::Full => Self::Full,
+            AppendError::Unavailable(reason) => Self::Unavailable(reason),
+            AppendError::Closed => Self::Closed,
+            AppendError::Gone => Self::Unavailable("its writer is gone".to_owned()),
+        }
+    }
+}
+
 /// An event that waits to be drained.
 #[derive(Debug, Clone)]
 pub struct Spooled {
     /// Its place in the order.
     pub seq: i64,
-    /// The id that its sender was told.
+    /// The id that its sender was answered.
     pub id: EventId,
     /// The event, as it would have gone to the journal, with that id.
     pub event: NewEvent,
@@ -91,72 +103,48 @@ pub struct SpoolState {
     pub failing: Option<String>,
 }
 
-/// The queue holds at most this many requests and bytes of bodies.
+/// The queue holds at most this many requests.
 const QUEUE: usize = 8_192;
-const QUEUE_BYTES: usize = 64 << 20;
-
-/// How often a close looks for room in a full queue.
-const A_MOMENT: Duration = Duration::from_millis(2);
-
-/// Listens for the outcome. Dropping it cancels nothing.
-pub(super) type Ticket = oneshot::Receiver<Result<Receipt, SpoolError>>;
 
 /// See the module's text.
 pub struct Spool {
     path: PathBuf,
-    max_events: u64,
-    max_bytes: u64,
-    queue: Sender<Command>,
+    queue: CommandQueue<Job>,
     shared: Arc<Shared>,
 }
 
 /// What the writer thread and the rest look at together.
 #[derive(Default)]
 struct Shared {
-    /// Set once, under the write lock, when somebody closes the spool or the writer ends. Work is queued under the read lock,
-    /// so none can be queued behind the close, where nobody would answer it.
-    closed: RwLock<bool>,
+    queue: Arc<QueueState>,
     /// Events that wait in the file, and those on their way into it.
     outstanding: AtomicUsize,
-    events: AtomicU64,
-    bytes: AtomicU64,
-    aside: AtomicU64,
-    /// `i64::MIN` if nothing waits.
-    oldest: AtomicI64,
-    queued_bytes: AtomicUsize,
     /// Ids stay above this sequence, which the journal has given.
     above: AtomicI64,
-    failing: Mutex<Option<String>>,
+    /// All but why the file cannot be used.
+    state: Mutex<SpoolState>,
 }
 
 impl Shared {
-    fn failing(&self) -> MutexGuard<'_, Option<String>> {
-        self.failing.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn close(&self) {
-        *self.closed.write().unwrap_or_else(PoisonError::into_inner) = true;
+    fn state(&self) -> MutexGuard<'_, SpoolState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Spool {
     /// Opens the file, making it if need be, and checks it. Blocking.
     pub fn open(options: &SpoolOptions) -> Result<Self, OpenError> {
-        connection::check_library()?;
-        let place = place::check(&options.path)?;
-        let lock = LockFile::take(&place.path)?;
-        place.keep_private()?;
-        let shared = Arc::new(Shared::default());
-        let writer = Writer::open(&place.path, options, lock, Arc::clone(&shared))?;
+        let (place, lock) = Place::claim(&options.path)?;
+        let (queue, commands) = CommandQueue::bounded(QUEUE, "the spool's writer has died");
+        let shared = Arc::new(Shared { queue: Arc::clone(&queue.state), ..Shared::default() });
+        let options = SpoolOptions { path: place.path.clone(), ..options.clone() };
+        let writer = Writer::open(options, lock, Arc::clone(&shared))?;
         place.sync_directory()?;
-        let (queue, commands) = crossbeam_channel::bounded(QUEUE);
-        let post = Post { commands, shared: Arc::clone(&shared) };
         std::thread::Builder::new()
             .name("spool-writer".to_owned())
-            .spawn(move || writer.run(&post.commands))
-            .map_err(|error| OpenError::Place { path: options.path.clone(), reason: error.to_string() })?;
-        let (max_events, max_bytes) = (options.max_events, options.max_bytes);
-        Ok(Self { path: place.path, max_events, max_bytes, queue, shared })
+            .spawn(move || writer.run(&commands))
+            .map_err(OpenError::place(&place.path))?;
+        Ok(Self { path: place.path, queue, shared })
     }
 
     /// Where it is.
@@ -168,20 +156,7 @@ impl Spool {
     /// How it is doing.
     #[must_use]
     pub fn state(&self) -> SpoolState {
-        let count = |of: &AtomicU64| of.load(Ordering::Relaxed);
-        let oldest = self.shared.oldest.load(Ordering::Relaxed);
-        let (events, bytes) = (count(&self.shared.events), count(&self.shared.bytes));
-        let set_aside = count(&self.shared.aside);
-        let share = |of: u64, most: u64| of.saturating_mul(100).checked_div(most).unwrap_or(100).min(100);
-        let percent = share(events + set_aside, self.max_events).max(share(bytes, self.max_bytes));
-        SpoolState {
-            events,
-            bytes,
-            oldest: (oldest != i64::MIN).then_some(UnixMicros(oldest)),
-            set_aside,
-            percent: u8::try_from(percent).unwrap_or(100),
-            failing: self.shared.failing().clone(),
-        }
+        SpoolState { failing: self.shared.queue.failing().clone(), ..self.shared.state().clone() }
     }
 
     /// New ids stay above the journal's, so that ids tell the order also after the clock was set back.
@@ -197,82 +172,51 @@ impl Spool {
     /// Hands the events of one request over. Returns at once: the ticket tells the outcome. They are stored together or not
     /// at all.
     pub(super) fn submit(&self, events: NewEvents) -> Result<Ticket, SpoolError> {
-        let (answer, ticket) = oneshot::channel();
-        let work = Work { events, answer };
-        let (bytes, count) = (work.bytes(), work.events.len());
-        if self.shared.queued_bytes.fetch_add(bytes, Ordering::Relaxed) > QUEUE_BYTES {
-            self.shared.queued_bytes.fetch_sub(bytes, Ordering::Relaxed);
-            return Err(SpoolError::Full);
-        }
+        let count = events.len();
         self.shared.outstanding.fetch_add(count, Ordering::AcqRel);
-        self.send(Command::Append(work)).inspect_err(|_| {
+        let submitted = self.queue.submit(events).inspect_err(|_| {
             self.shared.outstanding.fetch_sub(count, Ordering::AcqRel);
-            self.shared.queued_bytes.fetch_sub(bytes, Ordering::Relaxed);
-        })?;
-        Ok(ticket)
+        });
+        Ok(submitted?)
     }
 
     /// The first events that wait. Whatever was submitted before is in the file by then, or was refused.
     pub(super) async fn read(&self, limit: usize, bytes: u64) -> Result<Vec<Spooled>, SpoolError> {
-        self.ask(|answer| Command::Read { limit, bytes, answer }).await
+        self.ask(move |writer| writer.read(limit, bytes)).await
     }
 
     /// The event that was answered this id, if it is still here.
     pub async fn find(&self, id: EventId) -> Result<Option<Spooled>, SpoolError> {
-        self.ask(|answer| Command::Find { id, answer }).await
+        self.ask(move |writer| writer.with(|connection| rows::find(connection, id))).await
     }
 
     /// Removes events that are in the journal.
     pub(super) async fn remove(&self, seqs: Vec<i64>) -> Result<(), SpoolError> {
-        self.ask(|answer| Command::Remove { seqs, answer }).await
+        self.ask(move |writer| writer.change(|connection, counts| rows::delete(connection, &seqs, counts))).await
     }
 
     /// Keeps an event, but does not hand it out again.
     pub(super) async fn set_aside(&self, seq: i64, reason: String) -> Result<(), SpoolError> {
-        self.ask(|answer| Command::SetAside { seq, reason, answer }).await
+        self.ask(move |writer| writer.set_aside(seq, &reason)).await
     }
 
     /// Refuses what comes from now on, stores what is queued, then stops. Returns whether that was done within `patience`. If not,
-    /// the writer goes on by itself; whoever waits for an append has no answer yet, and so no promise.
+    /// the writer goes on by itself; a sender that waits for an append has no answer yet, and so no promise.
     pub async fn close(&self, patience: Duration) -> bool {
-        self.shared.close();
-        let closing = async {
-            let (done, closed) = oneshot::channel();
-            let mut command = Command::Close(done);
-            // A full queue has room again when the writer has stored some of it.
-            while let Err(TrySendError::Full(refused)) = self.queue.try_send(command) {
-                command = refused;
-                tokio::time::sleep(A_MOMENT).await;
-            }
-            // An error means that the writer has ended already.
-            let _ = closed.await;
-        };
-        tokio::time::timeout(patience, closing).await.is_ok()
+        self.queue.state.close();
+        tokio::time::timeout(patience, self.queue.close()).await.is_ok()
     }
 
-    async fn ask<T>(
+    async fn ask<T: Send + 'static>(
         &self,
-        command: impl FnOnce(oneshot::Sender<Result<T, SpoolError>>) -> Command,
+        work: impl FnOnce(&mut Writer) -> Result<T, SpoolError> + Send + 'static,
     ) -> Result<T, SpoolError> {
         let (answer, outcome) = oneshot::channel();
-        self.send(command(answer))?;
-        outcome.await.unwrap_or_else(|_| Err(gone()))
+        // The caller may be gone.
+        let job: Job = Box::new(move |writer| drop(answer.send(work(writer))));
+        self.queue.try_send(Command::Job(job)).map_err(refused)?;
+        outcome.await.unwrap_or_else(|_| Err(AppendError::Gone.into()))
     }
-
-    fn send(&self, command: Command) -> Result<(), SpoolError> {
-        let closed = self.shared.closed.read().unwrap_or_else(PoisonError::into_inner);
-        if *closed {
-            return Err(SpoolError::Closed);
-        }
-        self.queue.try_send(command).map_err(|error| match error {
-            TrySendError::Full(_) => SpoolError::Full,
-            TrySendError::Disconnected(_) => SpoolError::Closed,
-        })
-    }
-}
-
-fn gone() -> SpoolError {
-    SpoolError::Unavailable("its writer is gone".to_owned())
 }
 
 #[cfg(test)]
@@ -288,7 +232,6 @@ mod tests {
     struct Rig {
         spool: Arc<Spool>,
         lock: rusqlite::Connection,
-        path: PathBuf,
         _directory: tempfile::TempDir,
     }
 
@@ -299,7 +242,7 @@ mod tests {
             let spool = Arc::new(Spool::open(&SpoolOptions::new(&path)).unwrap());
             let lock = rusqlite::Connection::open(&path).unwrap();
             lock.execute_batch("BEGIN IMMEDIATE").unwrap();
-            Self { spool, lock, path, _directory: directory }
+            Self { spool, lock, _directory: directory }
         }
 
         fn submit(&self, key: &str) -> Result<Ticket, SpoolError> {
@@ -309,7 +252,7 @@ mod tests {
         /// The writer is in the middle of a commit that the lock holds up.
         async fn hold_up_a_commit(&self) -> Ticket {
             let first = self.submit("evt_first").unwrap();
-            until(|| self.spool.queue.is_empty()).await;
+            until(|| self.spool.queue.commands.is_empty()).await;
             first
         }
 
@@ -322,10 +265,8 @@ mod tests {
             self.lock.execute_batch("ROLLBACK").unwrap();
         }
 
-        fn stored(&self) -> Vec<String> {
-            let file = rusqlite::Connection::open(&self.path).unwrap();
-            let mut keys = file.prepare("SELECT CAST(key AS TEXT) FROM oncehook_spool ORDER BY key").unwrap();
-            keys.query_map([], |row| row.get(0)).unwrap().collect::<Result<_, _>>().unwrap()
+        fn stored(&self) -> i64 {
+            self.lock.query_row("SELECT count(*) FROM oncehook_spool", [], |row| row.get(0)).unwrap()
         }
     }
 
@@ -343,17 +284,13 @@ mod tests {
         let first = rig.hold_up_a_commit().await;
         let closing = rig.close();
         tokio::task::yield_now().await;
-        // Somebody looks for an event, then another one arrives.
-        let (answer, _found) = oneshot::channel();
-        let id = crate::fastpath::tests::guessed_id();
-        let _ = rig.spool.send(Command::Find { id, answer });
+        // A caller looks for an event, then another one arrives.
+        let _ = rig.spool.queue.try_send(Command::Job(Box::new(|_| {})));
         let second = rig.submit("evt_second");
         rig.unlock();
         assert!(first.await.unwrap().is_ok());
         match second {
-            Err(error) => {
-                assert_eq!(error, SpoolError::Closed, "nothing was stored, and the sender is told so")
-            }
+            Err(error) => assert_eq!(error, SpoolError::Closed, "nothing was stored, and the sender learns it"),
             Ok(ticket) => assert!(matches!(ticket.await, Ok(Ok(_))), "the append was dropped"),
         }
         assert!(closing.await.unwrap());
@@ -374,7 +311,7 @@ mod tests {
         for ticket in &mut tickets {
             assert!(ticket.try_recv().is_ok(), "the close is over, and an append has no answer yet");
         }
-        assert_eq!(rig.stored().len(), QUEUE + 1);
+        assert_eq!(rig.stored(), QUEUE as i64 + 1);
     }
 
     #[tokio::test]
@@ -388,6 +325,6 @@ mod tests {
         rig.unlock();
         assert!(first.await.unwrap().is_ok());
         assert!(rig.spool.close(PLENTY).await);
-        assert_eq!(rig.stored(), ["evt_first"]);
+        assert_eq!(rig.stored(), 1);
     }
 }

@@ -4,11 +4,10 @@
 //! (source, key, digest) is unique: a copy is counted at its row, another body under the key is a row of its own, which the
 //! journal will find to be a conflict.
 
-use std::net::IpAddr;
-
-use aws_lc_rs::digest::{Context, SHA256};
+use aws_lc_rs::digest::{Context, Digest, SHA256};
 use bytes::Bytes;
 use oncehook_verify::{EventKey, Integrity, Quarantine, UnixMicros};
+use rusqlite::types::FromSql;
 use rusqlite::{Connection, OptionalExtension, Row, params};
 
 use super::Spooled;
@@ -88,7 +87,7 @@ pub(super) struct Counts {
     pub(super) aside: u64,
 }
 
-pub(super) fn counts(connection: &Connection) -> Result<Counts, rusqlite::Error> {
+pub(super) fn counts(connection: &Connection) -> rusqlite::Result<Counts> {
     let sql = format!(
         "SELECT count(*) FILTER (WHERE aside IS NULL), coalesce(sum(length(headers) + length(body) + {ROW_BYTES}), 0),
                 count(aside) FROM oncehook_spool"
@@ -105,19 +104,16 @@ pub(super) fn weight(event: &NewEvent) -> u64 {
 }
 
 /// The highest sequence among the ids.
-pub(super) fn last_sequence(connection: &Connection) -> Result<i64, rusqlite::Error> {
-    let last: Option<[u8; 16]> = connection
-        .query_row("SELECT id FROM oncehook_spool ORDER BY id DESC LIMIT 1", [], |row| row.get(0))
-        .optional()?;
+pub(super) fn last_sequence(connection: &Connection) -> rusqlite::Result<i64> {
+    let sql = "SELECT id FROM oncehook_spool ORDER BY id DESC LIMIT 1";
+    let last = connection.query_row(sql, [], |row| row.get(0)).optional()?;
     Ok(last.map_or(0, |id| EventId::from_bytes(id).sequence()))
 }
 
 /// When the first event that waits was received.
-pub(super) fn oldest(connection: &Connection) -> Result<Option<i64>, rusqlite::Error> {
-    connection
-        .prepare_cached("SELECT received_at FROM oncehook_spool WHERE aside IS NULL ORDER BY seq LIMIT 1")?
-        .query_row([], |row| row.get(0))
-        .optional()
+pub(super) fn oldest(connection: &Connection) -> rusqlite::Result<Option<i64>> {
+    let sql = "SELECT received_at FROM oncehook_spool WHERE aside IS NULL ORDER BY seq LIMIT 1";
+    connection.prepare_cached(sql)?.query_row([], |row| row.get(0)).optional()
 }
 
 /// Why a row is set aside that does not say what was written.
@@ -128,20 +124,13 @@ pub(super) const DAMAGED: &str = "damaged";
 pub(super) struct Known {
     /// The first event of the key, and whether it has the same body.
     pub(super) first: Option<(EventId, bool)>,
-    /// The row with the same body, if there is one.
+    /// The sound row that holds this very event, if there is one.
     pub(super) row: Option<i64>,
     /// A row of the same event that was found damaged, and the event's id if that can still be read.
     pub(super) damaged: Option<(i64, Option<EventId>)>,
 }
 
-impl Known {
-    /// Whether a sound row holds this very event.
-    pub(super) fn is_held(&self) -> bool {
-        self.row.is_some()
-    }
-}
-
-pub(super) fn recall(connection: &Connection, event: &NewEvent) -> Result<Known, rusqlite::Error> {
+pub(super) fn recall(connection: &Connection, event: &NewEvent) -> rusqlite::Result<Known> {
     let mut statement = connection.prepare_cached(
         "SELECT seq, id, digest, aside FROM oncehook_spool WHERE source = ?1 AND key = ?2 ORDER BY seq",
     )?;
@@ -164,55 +153,37 @@ pub(super) fn recall(connection: &Connection, event: &NewEvent) -> Result<Known,
     Ok(known)
 }
 
-/// Forgets a damaged row, because the same event is here again. Returns what is left, given what there was.
-pub(super) fn discard(connection: &Connection, seq: i64, mut counts: Counts) -> Result<Counts, rusqlite::Error> {
-    let sql = format!(
-        "DELETE FROM oncehook_spool WHERE seq = ?1 RETURNING length(headers) + length(body) + {ROW_BYTES}, aside IS NULL"
-    );
-    let mut statement = connection.prepare_cached(&sql)?;
-    let (bytes, waited): (i64, bool) = statement.query_row([seq], |row| Ok((row.get(0)?, row.get(1)?)))?;
-    counts.bytes = counts.bytes.saturating_sub(u64::try_from(bytes).unwrap_or(0));
-    match waited {
-        true => counts.rows = counts.rows.saturating_sub(1),
-        false => counts.aside = counts.aside.saturating_sub(1),
-    }
-    Ok(counts)
-}
-
-pub(super) fn count_copy(connection: &Connection, seq: i64) -> Result<(), rusqlite::Error> {
+pub(super) fn count_copy(connection: &Connection, seq: i64) -> rusqlite::Result<()> {
     connection.prepare_cached("UPDATE oncehook_spool SET copies = copies + 1 WHERE seq = ?1")?.execute([seq])?;
     Ok(())
 }
 
-pub(super) fn insert(connection: &Connection, id: EventId, event: &NewEvent) -> Result<(), rusqlite::Error> {
+pub(super) fn insert(connection: &Connection, id: EventId, event: &NewEvent) -> rusqlite::Result<()> {
     let routes: Vec<&str> = event.routes.iter().map(RouteName::as_str).collect();
-    connection
-        .prepare_cached(
-            "INSERT INTO oncehook_spool (id, source, key, digest, key_signed, type, entity, occurred_at, received_at, expires_at,
-                                         integrity, quarantine, routes, peer, headers, body, sum, version, by_entity)
-             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19)",
-        )?
-        .execute(params![
-            id.as_bytes(),
-            event.source.as_str(),
-            event.key.as_bytes(),
-            event.digest,
-            event.key_signed,
-            event.kind,
-            event.entity,
-            event.occurred_at.map(|at| at.0),
-            event.received_at.0,
-            event.expires_at.0,
-            event.integrity.as_str(),
-            event.quarantine.map(Quarantine::as_str),
-            routes.join(" "),
-            event.peer.to_string(),
-            &event.headers[..],
-            &event.body[..],
-            sum(id, event),
-            event.version,
-            event.by_entity,
-        ])?;
+    let sql = "INSERT INTO oncehook_spool (id, source, key, digest, key_signed, type, entity, occurred_at, received_at, expires_at,
+                                           integrity, quarantine, routes, peer, headers, body, sum, version, by_entity)
+               VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19)";
+    connection.prepare_cached(sql)?.execute(params![
+        id.as_bytes(),
+        event.source.as_str(),
+        event.key.as_bytes(),
+        event.digest,
+        event.key_signed,
+        event.kind,
+        event.entity,
+        event.occurred_at.map(|at| at.0),
+        event.received_at.0,
+        event.expires_at.0,
+        event.integrity.as_str(),
+        event.quarantine.map(Quarantine::as_str),
+        routes.join(" "),
+        event.peer.to_string(),
+        &event.headers[..],
+        &event.body[..],
+        sum(id, event).as_ref(),
+        event.version,
+        event.by_entity,
+    ])?;
     Ok(())
 }
 
@@ -220,61 +191,58 @@ const COLUMNS: &str =
     "seq, id, source, key, digest, key_signed, type, entity, occurred_at, received_at, expires_at, integrity,
                        quarantine, routes, peer, headers, body, sum, copies, aside, version, by_entity";
 
-/// The first events that wait, so many or so many bytes at most, but one at least. A row that is damaged is told apart.
-pub(super) fn read(
-    connection: &Connection,
-    limit: usize,
-    bytes: u64,
-) -> Result<(Vec<Spooled>, Vec<i64>), rusqlite::Error> {
+/// The first events that wait, at most `limit` of them or this many bytes, but one at least; and the rows that are damaged.
+pub(super) fn read(connection: &Connection, limit: usize, bytes: u64) -> rusqlite::Result<(Vec<Spooled>, Vec<i64>)> {
     let sql = format!("SELECT {COLUMNS} FROM oncehook_spool WHERE aside IS NULL ORDER BY seq LIMIT ?1");
     let mut statement = connection.prepare_cached(&sql)?;
     let mut rows = statement.query([i64::try_from(limit).unwrap_or(i64::MAX)])?;
     let (mut sound, mut damaged, mut taken) = (Vec::new(), Vec::new(), 0);
     while let Some(row) = rows.next()? {
-        match decode(row) {
-            Ok(spooled) => {
-                taken += weight(&spooled.event);
-                if !sound.is_empty() && taken > bytes {
-                    break;
-                }
-                sound.push(spooled);
-            }
-            Err(Damaged) => damaged.push(row.get(0)?),
+        let Some(spooled) = decode(row) else {
+            damaged.push(row.get(0)?);
+            continue;
+        };
+        taken += weight(&spooled.event);
+        if !sound.is_empty() && taken > bytes {
+            break;
         }
+        sound.push(spooled);
     }
     Ok((sound, damaged))
 }
 
 /// The event that was answered this id.
-pub(super) fn find(connection: &Connection, id: EventId) -> Result<Option<Spooled>, rusqlite::Error> {
+pub(super) fn find(connection: &Connection, id: EventId) -> rusqlite::Result<Option<Spooled>> {
     let sql = format!("SELECT {COLUMNS} FROM oncehook_spool WHERE id = ?1");
     let mut statement = connection.prepare_cached(&sql)?;
     let mut rows = statement.query([id.as_bytes()])?;
-    Ok(rows.next()?.and_then(|row| decode(row).ok()))
+    Ok(rows.next()?.and_then(decode))
 }
 
-/// Removes rows that wait. Returns what is left, given what there was.
-pub(super) fn remove(connection: &Connection, seqs: &[i64], mut counts: Counts) -> Result<Counts, rusqlite::Error> {
+/// Deletes rows, whatever their state.
+pub(super) fn delete(connection: &Connection, seqs: &[i64], counts: &mut Counts) -> rusqlite::Result<()> {
     let sql = format!(
-        "DELETE FROM oncehook_spool WHERE seq = ?1 AND aside IS NULL RETURNING length(headers) + length(body) + {ROW_BYTES}"
+        "DELETE FROM oncehook_spool WHERE seq = ?1 RETURNING length(headers) + length(body) + {ROW_BYTES}, aside IS NULL"
     );
     let mut statement = connection.prepare_cached(&sql)?;
     for seq in seqs {
-        for bytes in statement.query_map([seq], |row| row.get::<_, i64>(0))? {
-            counts.rows = counts.rows.saturating_sub(1);
-            counts.bytes = counts.bytes.saturating_sub(u64::try_from(bytes?).unwrap_or(0));
+        for row in statement.query_map([seq], |row| Ok((row.get::<_, i64>(0)?, row.get(1)?)))? {
+            let (bytes, waited) = row?;
+            let count = if waited { &mut counts.rows } else { &mut counts.aside };
+            *count = count.saturating_sub(1);
+            counts.bytes = counts.bytes.saturating_sub(bytes.unsigned_abs());
         }
     }
-    Ok(counts)
+    Ok(())
 }
 
-/// Sets rows aside. Returns what waits then, given what did.
+/// Sets rows aside.
 pub(super) fn set_aside(
     connection: &Connection,
     seqs: &[i64],
     reason: &str,
-    mut counts: Counts,
-) -> Result<Counts, rusqlite::Error> {
+    counts: &mut Counts,
+) -> rusqlite::Result<()> {
     let mut statement =
         connection.prepare_cached("UPDATE oncehook_spool SET aside = ?2 WHERE seq = ?1 AND aside IS NULL")?;
     for seq in seqs {
@@ -282,73 +250,49 @@ pub(super) fn set_aside(
         counts.rows = counts.rows.saturating_sub(changed);
         counts.aside += changed;
     }
-    Ok(counts)
+    Ok(())
 }
 
-/// A row does not say what was written.
-struct Damaged;
-
-/// A value that is not of its column's kind: a row that was read at all is at fault itself, not the file.
-impl From<rusqlite::Error> for Damaged {
-    fn from(_: rusqlite::Error) -> Self {
-        Self
+/// The event of a row, or nothing if the row does not say what was written. (A row that was read at all is at fault itself, not
+/// the file.)
+fn decode(row: &Row<'_>) -> Option<Spooled> {
+    fn get<T: FromSql>(row: &Row<'_>, column: usize) -> Option<T> {
+        row.get(column).ok()
     }
-}
-
-impl From<rusqlite::types::FromSqlError> for Damaged {
-    fn from(_: rusqlite::types::FromSqlError) -> Self {
-        Self
-    }
-}
-
-/// The event of a row.
-fn decode(row: &Row<'_>) -> Result<Spooled, Damaged> {
-    let blob = |at: usize| row.get::<_, Vec<u8>>(at).map(Bytes::from);
-    let text = |at: usize| row.get::<_, Option<String>>(at);
-    let (Ok(source), Some(key)) =
-        (SourceName::new(row.get_ref(2)?.as_str()?), EventKey::from_bytes(row.get_ref(3)?.as_blob()?))
-    else {
-        return Err(Damaged);
+    let blob = |column| get::<Vec<u8>>(row, column).map(Bytes::from);
+    let text = |column| get::<String>(row, column);
+    let quarantine = match get::<Option<String>>(row, 12)? {
+        Some(reason) => Some(Quarantine::parse(&reason)?),
+        None => None,
     };
-    let names = text(13)?.unwrap_or_default();
-    let routes: Result<_, _> = names.split_ascii_whitespace().map(RouteName::new).collect();
-    let quarantine = text(12)?.map(|reason| Quarantine::parse(&reason));
-    let integrity = Integrity::parse(row.get_ref(11)?.as_str()?);
-    let peer = row.get_ref(14)?.as_str()?.parse::<IpAddr>();
-    let (Ok(routes), Some(integrity), Ok(peer)) = (routes, integrity, peer) else { return Err(Damaged) };
-    if quarantine == Some(None) {
-        return Err(Damaged);
-    }
-    let id = EventId::from_bytes(row.get(1)?);
+    let id = EventId::from_bytes(get(row, 1)?);
     let event = NewEvent {
         id: Some(id),
-        source,
-        key,
-        key_signed: row.get(5)?,
-        kind: text(6)?,
-        entity: text(7)?,
-        occurred_at: row.get::<_, Option<i64>>(8)?.map(UnixMicros),
-        version: row.get(20)?,
-        by_entity: row.get(21)?,
-        received_at: UnixMicros(row.get(9)?),
-        expires_at: UnixMicros(row.get(10)?),
-        integrity,
+        source: SourceName::new(&text(2)?).ok()?,
+        key: EventKey::from_bytes(&blob(3)?)?,
+        key_signed: get(row, 5)?,
+        kind: get(row, 6)?,
+        entity: get(row, 7)?,
+        occurred_at: get::<Option<i64>>(row, 8)?.map(UnixMicros),
+        version: get(row, 20)?,
+        by_entity: get(row, 21)?,
+        received_at: UnixMicros(get(row, 9)?),
+        expires_at: UnixMicros(get(row, 10)?),
+        integrity: Integrity::parse(&text(11)?)?,
         headers: blob(15)?,
         body: blob(16)?,
-        digest: row.get(4)?,
-        quarantine: quarantine.flatten(),
-        routes,
-        peer,
+        digest: get(row, 4)?,
+        quarantine,
+        routes: text(13)?.split_ascii_whitespace().map(RouteName::new).collect::<Result<_, _>>().ok()?,
+        peer: text(14)?.parse().ok()?,
     };
-    if row.get_ref(17)?.as_blob()? != sum(id, &event) {
-        return Err(Damaged);
-    }
-    let copies = u64::try_from(row.get::<_, i64>(18)?).unwrap_or(0);
-    Ok(Spooled { seq: row.get(0)?, id, event, copies, aside: text(19)? })
+    let copies = u64::try_from(get::<i64>(row, 18)?).unwrap_or(0);
+    let sound = blob(17)? == sum(id, &event).as_ref();
+    sound.then_some(Spooled { seq: get(row, 0)?, id, event, copies, aside: get(row, 19)? })
 }
 
 /// A digest of all that a row says, each part with its length.
-fn sum(id: EventId, event: &NewEvent) -> [u8; 32] {
+fn sum(id: EventId, event: &NewEvent) -> Digest {
     let mut context = Context::new(&SHA256);
     let mut add = |part: &[u8]| {
         context.update(&(part.len() as u64).to_le_bytes());
@@ -375,8 +319,5 @@ fn sum(id: EventId, event: &NewEvent) -> [u8; 32] {
     add(event.peer.to_string().as_bytes());
     add(&event.headers);
     add(&event.body);
-    let mut sum = [0; 32];
-    // The digest has 32 bytes; the shorter one would decide, and they are equally long.
-    sum.iter_mut().zip(context.finish().as_ref()).for_each(|(to, from)| *to = *from);
-    sum
+    context.finish()
 }

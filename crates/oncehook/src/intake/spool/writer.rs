@@ -4,69 +4,26 @@
 //! write or sync the connection is thrown away, and the log is read as after a crash and emptied before the next commit.
 
 use std::os::unix::fs::MetadataExt as _;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{Receiver, RecvTimeoutError};
+use crossbeam_channel::RecvTimeoutError;
+use oncehook_verify::UnixMicros;
 use rusqlite::{Connection, TransactionBehavior};
-use tokio::sync::oneshot;
 
 use super::rows::{self, Counts};
 use super::{Shared, SpoolError, SpoolOptions, Spooled};
-use crate::event::{EventId, EventIds, NewEvents};
+use crate::event::EventIds;
+use crate::journal::sqlite::commands::{Batch, Commands, Work, refuse};
 use crate::journal::sqlite::place::LockFile;
 use crate::journal::sqlite::writer::{blames_the_disk, random_tail};
 use crate::journal::sqlite::{OpenError, checkpoint, connection};
-use crate::journal::{Appended, Receipt, Verdict};
+use crate::journal::{AppendError, Appended, Receipt, Verdict};
 
-/// What the thread can be told.
-#[expect(clippy::large_enum_variant, reason = "nearly every command is an append, and it is moved once")]
-pub(super) enum Command {
-    Append(Work),
-    Read { limit: usize, bytes: u64, answer: Answer<Vec<Spooled>> },
-    Find { id: EventId, answer: Answer<Option<Spooled>> },
-    Remove { seqs: Vec<i64>, answer: Answer<()> },
-    SetAside { seq: i64, reason: String, answer: Answer<()> },
-    Close(oneshot::Sender<()>),
-}
-
-type Answer<T> = oneshot::Sender<Result<T, SpoolError>>;
-
-/// The events of one request, and where to send the outcome.
-pub(super) struct Work {
-    pub(super) events: NewEvents,
-    pub(super) answer: Answer<Receipt>,
-}
-
-impl Work {
-    /// What the events weigh in memory, roughly.
-    pub(super) fn bytes(&self) -> usize {
-        self.events.iter().map(|event| event.body.len() + event.headers.len()).sum()
-    }
-}
-
-/// The thread's end of the queue. However it ends, by a panic too, nobody is left waiting for it.
-pub(super) struct Post {
-    pub(super) commands: Receiver<Command>,
-    pub(super) shared: Arc<Shared>,
-}
-
-impl Drop for Post {
-    fn drop(&mut self) {
-        if std::thread::panicking() {
-            *self.shared.failing() = Some("the spool's writer has died".to_owned());
-        }
-        self.shared.close();
-        // Dropping a command tells whoever waits for it.
-        while self.commands.try_recv().is_ok() {}
-    }
-}
-
-/// A batch ends at this many events or bytes, whichever comes first.
-const BATCH_EVENTS: usize = 512;
-const BATCH_BYTES: usize = 8 << 20;
+/// Something else to do with the file. It answers its caller by itself.
+pub(super) type Job = Box<dyn FnOnce(&mut Writer) + Send>;
 
 /// How often the thread wakes without work, and tries a failed file again.
 const TICK: Duration = Duration::from_millis(250);
@@ -75,9 +32,7 @@ const TICK: Duration = Duration::from_millis(250);
 const SHRINK_PAGES: i64 = 4_096;
 
 pub(super) struct Writer {
-    path: PathBuf,
-    max_events: u64,
-    max_bytes: u64,
+    options: SpoolOptions,
     shared: Arc<Shared>,
     /// `None` while the file cannot be used.
     connection: Option<Connection>,
@@ -90,24 +45,17 @@ pub(super) struct Writer {
 }
 
 impl Writer {
-    pub(super) fn open(
-        path: &Path,
-        options: &SpoolOptions,
-        lock: LockFile,
-        shared: Arc<Shared>,
-    ) -> Result<Self, OpenError> {
-        let (connection, counts) = open_file(path)?;
+    pub(super) fn open(options: SpoolOptions, lock: LockFile, shared: Arc<Shared>) -> Result<Self, OpenError> {
+        let (connection, counts) = open_file(&options.path)?;
         let last = rows::last_sequence(&connection)?;
         let mut writer = Self {
-            path: path.to_path_buf(),
-            max_events: options.max_events,
-            max_bytes: options.max_bytes,
             shared,
             connection: Some(connection),
-            file: identity(path).unwrap_or_default(),
+            file: identity(&options.path).unwrap_or_default(),
             counts: Counts::default(),
             ids: EventIds::above(last, random_tail()),
             tried: Instant::now(),
+            options,
             _lock: lock,
         };
         writer.recount(counts, 0);
@@ -115,149 +63,120 @@ impl Writer {
         Ok(writer)
     }
 
-    /// Runs until told to close, or until the last handle is gone.
-    pub(super) fn run(mut self, commands: &Receiver<Command>) {
-        let mut batch = Vec::new();
+    /// Runs until it is asked to close, or until the last handle is gone.
+    pub(super) fn run(mut self, commands: &Commands<Job>) {
         loop {
-            let mut next = match commands.recv_timeout(TICK) {
-                Ok(Command::Append(work)) => {
-                    let next = gather(work, commands, &self.shared, &mut batch);
-                    self.store(&mut batch);
-                    next
+            match commands.receiver.recv_timeout(TICK) {
+                Ok(command) => {
+                    let mut batch = Batch::begin(command, commands);
+                    while !batch.works.is_empty() && batch.take() {}
+                    if !batch.works.is_empty() {
+                        self.store(batch.works);
+                    }
+                    batch.jobs.into_iter().for_each(|job| job(&mut self));
+                    if let Some(done) = batch.close {
+                        // Nothing stands behind it: the spool refuses work from the moment on that it is closed.
+                        drop(self);
+                        // The caller may be gone.
+                        let _ = done.send(());
+                        return;
+                    }
                 }
-                Ok(other) => Some(other),
-                Err(RecvTimeoutError::Timeout) => {
-                    self.shrink();
-                    None
-                }
+                Err(RecvTimeoutError::Timeout) => self.shrink(),
                 Err(RecvTimeoutError::Disconnected) => return,
-            };
-            if let Some(Command::Close(done)) = next {
-                // Nothing stands behind it: the spool refuses work from the moment on that it is closed.
-                drop(self);
-                // Whoever asked may be gone, here and below.
-                let _ = done.send(());
-                return;
-            }
-            if let Some(command) = next.take() {
-                self.answer(command);
             }
             self.mend();
             self.tell_oldest();
         }
     }
 
-    fn answer(&mut self, command: Command) {
-        match command {
-            Command::Read { limit, bytes, answer } => drop(answer.send(self.read(limit, bytes))),
-            Command::Find { id, answer } => drop(answer.send(self.with(|desk| rows::find(desk, id)))),
-            Command::Remove { seqs, answer } => {
-                drop(answer.send(self.change(|desk, counts| rows::remove(desk, &seqs, counts))));
-            }
-            Command::SetAside { seq, reason, answer } => {
-                tracing::error!(seq, reason, "an event in the spool cannot be drained; it was set aside");
-                let set = self.change(|desk, counts| rows::set_aside(desk, &[seq], &reason, counts));
-                drop(answer.send(set));
-            }
-            // These two are met in `run`.
-            Command::Append(_) | Command::Close(_) => {}
-        }
-    }
-
     /// Stores a batch and answers it. All branching about what can go wrong is here.
-    fn store(&mut self, batch: &mut Vec<Work>) {
-        if identity(&self.path) != Some(self.file) {
+    fn store(&mut self, works: Vec<Work>) {
+        let path = &self.options.path;
+        if identity(path) != Some(self.file) {
             // What is in the file that was opened can still be drained; a new event would be lost at the next start.
-            let reason = format!("{} was removed or replaced", self.path.display());
-            if self.shared.failing().replace(reason.clone()).is_none() {
+            let reason = format!("{} was removed or replaced", path.display());
+            if self.shared.queue.failing().replace(reason.clone()).is_none() {
                 tracing::error!(reason, "the spool takes no more events");
             }
-            return self.refuse(batch, &reason);
+            return self.refuse(works, &reason);
         }
         let Some(connection) = self.connection.as_mut() else {
-            let reason = self.shared.failing().clone().unwrap_or_default();
-            return self.refuse(batch, &reason);
+            return self.refuse(works, &self.shared.queue.reason());
         };
         self.ids.stay_above(self.shared.above.load(Ordering::Relaxed));
-        let room = Room { events: self.max_events, bytes: self.max_bytes };
-        match commit(connection, &mut self.ids, self.counts, room, batch) {
+        match commit(connection, &mut self.ids, self.counts, &self.options, &works) {
             Ok((counts, outcomes)) => {
-                let arrived = batch.iter().map(|work| work.events.len()).sum();
-                self.recount(counts, arrived);
-                for (work, outcome) in batch.drain(..).zip(outcomes) {
+                self.recount(counts, count(&works));
+                for (work, outcome) in works.into_iter().zip(outcomes) {
+                    // The sender may have hung up.
                     let _ = work.answer.send(outcome);
                 }
             }
-            Err(error) if !blames_the_disk(&error) && batch.len() > 1 => {
-                for work in std::mem::take(batch) {
-                    self.store(&mut vec![work]);
-                }
+            Err(error) if !blames_the_disk(&error) && works.len() > 1 => {
+                works.into_iter().for_each(|work| self.store(vec![work]));
             }
             Err(error) => {
-                self.refuse(batch, "the file could not be written");
+                self.refuse(works, "the file could not be written");
                 self.note(&error);
             }
         }
     }
 
-    fn refuse(&self, batch: &mut Vec<Work>, reason: &str) {
-        for work in batch.drain(..) {
-            self.shared.outstanding.fetch_sub(work.events.len(), Ordering::AcqRel);
-            let _ = work.answer.send(Err(SpoolError::Unavailable(reason.to_owned())));
-        }
+    fn refuse(&self, works: Vec<Work>, reason: &str) {
+        self.shared.outstanding.fetch_sub(count(&works), Ordering::AcqRel);
+        refuse(works, reason);
     }
 
-    fn read(&mut self, limit: usize, bytes: u64) -> Result<Vec<Spooled>, SpoolError> {
+    pub(super) fn read(&mut self, limit: usize, bytes: u64) -> Result<Vec<Spooled>, SpoolError> {
         loop {
-            let (sound, damaged) = self.with(|desk| rows::read(desk, limit, bytes))?;
-            if !damaged.is_empty() {
-                for seq in &damaged {
-                    tracing::error!(seq, "an event in the spool is damaged; it is set aside");
-                }
-                self.change(|desk, counts| rows::set_aside(desk, &damaged, rows::DAMAGED, counts))?;
+            let (sound, damaged) = self.with(|connection| rows::read(connection, limit, bytes))?;
+            if damaged.is_empty() {
+                return Ok(sound);
             }
+            for seq in &damaged {
+                tracing::error!(seq, "an event in the spool is damaged; it is set aside");
+            }
+            self.change(|connection, counts| rows::set_aside(connection, &damaged, rows::DAMAGED, counts))?;
             // Behind nothing but damaged rows there may be others.
-            if !sound.is_empty() || damaged.is_empty() {
+            if !sound.is_empty() {
                 return Ok(sound);
             }
         }
     }
 
-    /// Looks something up.
-    fn with<T>(&mut self, work: impl FnOnce(&Connection) -> Result<T, rusqlite::Error>) -> Result<T, SpoolError> {
-        let Some(connection) = &self.connection else { return Err(self.unavailable()) };
+    pub(super) fn set_aside(&mut self, seq: i64, reason: &str) -> Result<(), SpoolError> {
+        tracing::error!(seq, reason, "an event in the spool cannot be drained; it was set aside");
+        self.change(|connection, counts| rows::set_aside(connection, &[seq], reason, counts))
+    }
+
+    /// Works on the file.
+    pub(super) fn with<T>(
+        &mut self,
+        work: impl FnOnce(&mut Connection) -> rusqlite::Result<T>,
+    ) -> Result<T, SpoolError> {
+        let Some(connection) = &mut self.connection else {
+            return Err(SpoolError::Unavailable(self.shared.queue.reason()));
+        };
         work(connection).map_err(|error| {
             self.note(&error);
             SpoolError::Unavailable(error.to_string())
         })
     }
 
-    /// Changes rows in one transaction. The work says what is there then, given what there was.
-    fn change(
+    /// Changes rows in one transaction. The work changes the counts with them.
+    pub(super) fn change(
         &mut self,
-        work: impl FnOnce(&Connection, Counts) -> Result<Counts, rusqlite::Error>,
+        work: impl FnOnce(&Connection, &mut Counts) -> rusqlite::Result<()>,
     ) -> Result<(), SpoolError> {
-        let before = self.counts;
-        let Some(connection) = &mut self.connection else { return Err(self.unavailable()) };
-        let changed = connection.transaction_with_behavior(TransactionBehavior::Immediate).and_then(|transaction| {
-            let counts = work(&transaction, before)?;
-            transaction.commit()?;
-            Ok(counts)
-        });
-        match changed {
-            Ok(counts) => {
-                self.recount(counts, 0);
-                Ok(())
-            }
-            Err(error) => {
-                self.note(&error);
-                Err(SpoolError::Unavailable(error.to_string()))
-            }
-        }
-    }
-
-    fn unavailable(&self) -> SpoolError {
-        SpoolError::Unavailable(self.shared.failing().clone().unwrap_or_default())
+        let mut counts = self.counts;
+        self.with(|connection| {
+            let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+            work(&transaction, &mut counts)?;
+            transaction.commit()
+        })?;
+        self.recount(counts, 0);
+        Ok(())
     }
 
     /// An error that blames the disk ends the connection.
@@ -267,7 +186,7 @@ impl Writer {
             return;
         }
         tracing::error!(%error, "the spool cannot be used until its file can");
-        *self.shared.failing() = Some(error.to_string());
+        *self.shared.queue.failing() = Some(error.to_string());
         if let Some(connection) = self.connection.take() {
             connection::abandon(connection);
         }
@@ -278,26 +197,25 @@ impl Writer {
     fn recount(&mut self, counts: Counts, arrived: usize) {
         let rows = |counts: Counts| usize::try_from(counts.rows).unwrap_or(usize::MAX);
         let (before, now) = (rows(self.counts).saturating_add(arrived), rows(counts));
-        // In one step: whoever finds nothing outstanding opens the way past what is in the file.
-        if now >= before {
-            self.shared.outstanding.fetch_add(now - before, Ordering::AcqRel);
-        } else {
-            self.shared.outstanding.fetch_sub(before - now, Ordering::AcqRel);
-        }
+        // In one step, which also goes down: if nothing is outstanding, the way past what is in the file is opened.
+        self.shared.outstanding.fetch_add(now.wrapping_sub(before), Ordering::AcqRel);
         self.counts = counts;
-        self.shared.events.store(counts.rows, Ordering::Relaxed);
-        self.shared.bytes.store(counts.bytes, Ordering::Relaxed);
-        self.shared.aside.store(counts.aside, Ordering::Relaxed);
+        let share = |of: u64, most: u64| of.saturating_mul(100).checked_div(most).unwrap_or(100).min(100);
+        let percent =
+            share(counts.rows + counts.aside, self.options.max_events).max(share(counts.bytes, self.options.max_bytes));
+        let mut state = self.shared.state();
+        (state.events, state.bytes, state.set_aside) = (counts.rows, counts.bytes, counts.aside);
+        state.percent = u8::try_from(percent).unwrap_or(100);
     }
 
     fn tell_oldest(&mut self) {
         let oldest = self.connection.as_ref().and_then(|connection| rows::oldest(connection).ok().flatten());
-        self.shared.oldest.store(oldest.unwrap_or(i64::MIN), Ordering::Relaxed);
+        self.shared.state().oldest = oldest.map(UnixMicros);
     }
 
     /// Tries a file again that cannot be used. One that was removed is let go of when it is empty.
     fn mend(&mut self) {
-        let empty = self.counts.rows == 0 && self.shared.failing().is_some();
+        let empty = self.counts.rows == 0 && self.shared.queue.failing().is_some();
         if (self.connection.is_none() || empty) && self.tried.elapsed() >= TICK {
             self.reopen();
         }
@@ -308,25 +226,23 @@ impl Writer {
         if let Some(connection) = self.connection.take() {
             connection::abandon(connection);
         }
-        match open_file(&self.path) {
+        match open_file(&self.options.path) {
             Ok((connection, counts)) => {
                 self.connection = Some(connection);
-                self.file = identity(&self.path).unwrap_or_default();
+                self.file = identity(&self.options.path).unwrap_or_default();
                 self.recount(counts, 0);
-                *self.shared.failing() = None;
+                *self.shared.queue.failing() = None;
                 tracing::info!("the spool can be used again");
             }
-            Err(error) => *self.shared.failing() = Some(error.to_string()),
+            Err(error) => *self.shared.queue.failing() = Some(error.to_string()),
         }
     }
 
     /// Gives the disk back what a long outage took.
     fn shrink(&mut self) {
-        let Some(connection) = self.connection.as_ref().filter(|_| self.counts == Counts::default()) else {
-            return;
-        };
-        let pages = connection.pragma_query_value(None, "page_count", |row| row.get::<_, i64>(0));
-        if pages.is_ok_and(|pages| pages > SHRINK_PAGES)
+        if let Some(connection) = self.connection.as_ref().filter(|_| self.counts == Counts::default())
+            && let Ok(pages) = connection.pragma_query_value(None, "page_count", |row| row.get::<_, i64>(0))
+            && pages > SHRINK_PAGES
             && let Err(error) = connection.execute_batch("VACUUM; PRAGMA wal_checkpoint(TRUNCATE)")
         {
             self.note(&error);
@@ -336,11 +252,9 @@ impl Writer {
 
 /// A sound connection, and what the file holds.
 fn open_file(path: &Path) -> Result<(Connection, Counts), OpenError> {
-    let mut connection = connection::open_writer(path)?;
-    // A log left by a crash may hold commits that were written but never synced.
-    checkpoint::empty_the_log(&connection)?;
+    let mut connection = checkpoint::open_emptied(path)?;
     rows::prepare(&mut connection)?;
-    // Nobody reads beside the writer, so SQLite's own checkpoints do.
+    // There are no readers beside the writer, so SQLite's own checkpoints are enough.
     connection.pragma_update(None, "wal_autocheckpoint", 2_000)?;
     let counts = rows::counts(&connection)?;
     Ok((connection, counts))
@@ -350,55 +264,33 @@ fn identity(path: &Path) -> Option<(u64, u64)> {
     std::fs::metadata(path).ok().map(|file| (file.dev(), file.ino()))
 }
 
-/// Fills the batch from the queue. Returns the first other command, if one was met.
-fn gather(first: Work, commands: &Receiver<Command>, shared: &Shared, batch: &mut Vec<Work>) -> Option<Command> {
-    let (mut events, mut bytes) = (first.events.len(), first.bytes());
-    batch.push(first);
-    let mut other = None;
-    while events < BATCH_EVENTS && bytes < BATCH_BYTES && other.is_none() {
-        match commands.try_recv() {
-            Ok(Command::Append(work)) => {
-                events += work.events.len();
-                bytes += work.bytes();
-                batch.push(work);
-            }
-            Ok(command) => other = Some(command),
-            Err(_) => break,
-        }
-    }
-    shared.queued_bytes.fetch_sub(bytes, Ordering::Relaxed);
-    other
+fn count(works: &[Work]) -> usize {
+    works.iter().map(|work| work.events.len()).sum()
 }
 
-/// How much the file may hold.
-#[derive(Clone, Copy)]
-struct Room {
-    events: u64,
-    bytes: u64,
-}
-
-type Outcomes = Vec<Result<Receipt, SpoolError>>;
+type Outcomes = Vec<Result<Receipt, AppendError>>;
 
 /// One batch, one transaction. A request for which there is no room costs only itself.
 fn commit(
     connection: &mut Connection,
     ids: &mut EventIds,
     mut counts: Counts,
-    room: Room,
-    batch: &[Work],
-) -> Result<(Counts, Outcomes), rusqlite::Error> {
+    room: &SpoolOptions,
+    works: &[Work],
+) -> rusqlite::Result<(Counts, Outcomes)> {
     let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
-    let mut outcomes = Vec::with_capacity(batch.len());
-    for work in batch {
+    let mut outcomes = Vec::with_capacity(works.len());
+    for work in works {
         let mut wanted = counts;
         for event in &work.events {
-            if !rows::recall(&transaction, event)?.is_held() {
+            if rows::recall(&transaction, event)?.row.is_none() {
                 wanted.rows += 1;
                 wanted.bytes += rows::weight(event);
             }
         }
-        if wanted.rows > counts.rows && (wanted.rows + wanted.aside > room.events || wanted.bytes > room.bytes) {
-            outcomes.push(Err(SpoolError::Full));
+        if wanted.rows > counts.rows && (wanted.rows + wanted.aside > room.max_events || wanted.bytes > room.max_bytes)
+        {
+            outcomes.push(Err(AppendError::Full));
             continue;
         }
         outcomes.push(Ok(put(&transaction, ids, &mut counts, work)?));
@@ -409,19 +301,14 @@ fn commit(
     Ok((counts, outcomes))
 }
 
-fn put(
-    connection: &Connection,
-    ids: &mut EventIds,
-    counts: &mut Counts,
-    work: &Work,
-) -> Result<Receipt, rusqlite::Error> {
+fn put(connection: &Connection, ids: &mut EventIds, counts: &mut Counts, work: &Work) -> rusqlite::Result<Receipt> {
     let mut receipt = Receipt::with_capacity(work.events.len());
     for event in &work.events {
         let known = rows::recall(connection, event)?;
         // What was damaged is replaced by this copy of it, under the id that was answered then.
         let own = match known.damaged {
-            Some((row, id)) if !known.is_held() => {
-                *counts = rows::discard(connection, row, *counts)?;
+            Some((row, id)) if known.row.is_none() => {
+                rows::delete(connection, &[row], counts)?;
                 id
             }
             _ => None,

@@ -4,13 +4,12 @@
 //! in a transaction that is rolled back, with the very statements that accept events, and the catalogue is compared with what
 //! this program makes. Probe rows never become visible.
 
-use bytes::Bytes;
-use oncehook_verify::{EventKey, Integrity, UnixMicros};
+use oncehook_verify::{EventKey, UnixMicros};
 
 use super::engine::{AppendContext, Candidate, Engine, Fate, Refusal, Session};
 use super::error::{EngineError, Tries};
 use super::shared::random;
-use crate::event::{EventIds, NewEvent, SourceName};
+use crate::event::{EventIds, NewEvent};
 use crate::journal::{SelfTestError, probe_keys};
 
 /// Ids of probes: above every real one for the next few thousand years.
@@ -81,24 +80,5 @@ async fn probe<E: Engine>(engine: &E, session: &mut E::Session) -> Result<(), Fa
 }
 
 fn event(key: &EventKey, digest: u8) -> NewEvent {
-    NewEvent {
-        id: None,
-        source: SourceName::probe(),
-        key: key.clone(),
-        key_signed: true,
-        kind: None,
-        entity: None,
-        occurred_at: None,
-        version: None,
-        received_at: UnixMicros(1),
-        expires_at: UnixMicros(1),
-        integrity: Integrity::None,
-        headers: Bytes::new(),
-        body: Bytes::new(),
-        digest: [digest; 32],
-        quarantine: None,
-        routes: Default::default(),
-        by_entity: false,
-        peer: std::net::Ipv4Addr::UNSPECIFIED.into(),
-    }
+    NewEvent::probe(key, digest, UnixMicros(1))
 }

@@ -82,7 +82,7 @@ pub(super) struct Found {
 impl Found {
     /// Looks, under the lock and before SQLite makes or removes a log.
     pub(super) fn look(path: &Path, lock: &LockFile) -> Result<Self, OpenError> {
-        let fail = |error: io::Error| OpenError::Place { path: path.to_path_buf(), reason: error.to_string() };
+        let fail = OpenError::place::<io::Error>(path);
         let record = lock.handle().and_then(|file| Record::read(&file)).map_err(fail)?;
         let log = std::fs::metadata(beside(path, "-wal")).is_ok_and(|log| log.len() > 0);
         let needs_log = DatabaseFile::open(path).and_then(|file| file.is_in_wal_mode()).map_err(fail)?;
@@ -127,7 +127,7 @@ impl Missing {
 
 /// Writes both records down, from now on until [`end_use`].
 pub(super) fn begin_use(connection: &Connection, path: &Path, lock: &LockFile) -> Result<Answered, OpenError> {
-    let fail = |error: io::Error| OpenError::Place { path: path.to_path_buf(), reason: error.to_string() };
+    let fail = OpenError::place::<io::Error>(path);
     let journal = queue::mark(connection)?;
     let answered = Answered { file: lock.handle().map_err(fail)?, journal };
     answered.note(queries::last_sequence(connection)?).map_err(fail)?;

@@ -1,10 +1,19 @@
-//! A small Bloom filter: may this block hold that entity? It may say yes wrongly (about once in seven hundred times), never no.
+//! Bloom filters: may this be among them? A filter may say yes wrongly, never no.
+//!
+//! Promises: the bits of an [`Item`] are the same for ever, because filters of items are stored.
+//! Does not: grow. Its owner says how large it is, and what its probes are.
 
 /// Bits per item, for about one wrong yes in seven hundred with seven probes. (Filters of before have ten, and one in a hundred.)
 const BITS_PER_ITEM: usize = 14;
 const PROBES: u64 = 7;
 
-/// What a filter is asked for: the digest of a value, in parts. Fixed for ever, because filters are stored.
+/// What is put into a filter.
+pub(super) trait Probes {
+    /// Its bits in a filter of this size.
+    fn probes(self, bytes: usize) -> impl Iterator<Item = usize>;
+}
+
+/// What a stored filter is asked for: the digest of a value, in parts.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Item {
     first: u64,
@@ -21,11 +30,13 @@ impl Item {
         Self { first: part(0..8), step: part(8..16) | 1, third: part(16..24) }
     }
 
-    /// One of so many cells, whatever the probes are.
+    /// One of the cells, whatever the probes are.
     pub(super) fn cell(self, cells: usize) -> usize {
         usize::try_from(self.third % (cells as u64).max(1)).unwrap_or(0)
     }
+}
 
+impl Probes for Item {
     /// Double hashing.
     fn probes(self, bytes: usize) -> impl Iterator<Item = usize> {
         let bits = (bytes as u64 * 8).max(1);
@@ -33,8 +44,26 @@ impl Item {
     }
 }
 
+/// The hash of a key, for a filter in memory. Its bits all lie in one block as large as a cache line, so a look costs one access to
+/// memory.
+#[derive(Clone, Copy)]
+pub(super) struct KeyHash(pub(super) u64);
+
+/// Bytes of a block.
+pub(super) const CACHE_LINE: usize = 64;
+
+impl Probes for KeyHash {
+    /// The upper half of the hash, scaled to the number of blocks; and the whole hash, mixed once more.
+    fn probes(self, bytes: usize) -> impl Iterator<Item = usize> {
+        let block = ((self.0 >> 32) * (bytes / CACHE_LINE) as u64) >> 32;
+        let mixed = self.0.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        let mixed = mixed ^ (mixed >> 29);
+        (0..PROBES).map(move |probe| (block * 512 + ((mixed >> (9 * probe)) & 511)) as usize)
+    }
+}
+
 /// Whether a filter as it is stored may hold an item.
-pub(super) fn may_contain(bytes: &[u8], item: Item) -> bool {
+pub(super) fn may_contain(bytes: &[u8], item: impl Probes) -> bool {
     item.probes(bytes.len()).all(|bit| bytes.get(bit / 8).is_some_and(|byte| byte & (1 << (bit % 8)) != 0))
 }
 
@@ -42,7 +71,7 @@ pub(super) fn may_contain(bytes: &[u8], item: Item) -> bool {
 pub(super) struct Bloom(Vec<u8>);
 
 impl Bloom {
-    /// An empty filter for about so many items.
+    /// An empty filter for about this many items.
     pub(super) fn for_items(items: usize) -> Self {
         Self::of_bytes((items * BITS_PER_ITEM).div_ceil(8).max(8))
     }
@@ -56,7 +85,7 @@ impl Bloom {
         &self.0
     }
 
-    pub(super) fn insert(&mut self, item: Item) {
+    pub(super) fn insert(&mut self, item: impl Probes) {
         for bit in item.probes(self.0.len()) {
             if let Some(byte) = self.0.get_mut(bit / 8) {
                 *byte |= 1 << (bit % 8);

@@ -14,13 +14,13 @@ pub(super) const BUSY_WAIT: Duration = Duration::from_secs(2);
 /// How long one waits who comes after that time.
 const GLANCE: Duration = Duration::from_millis(5);
 
-/// A lock that nobody has met for so long is taken for another one.
+/// A lock that was not met for so long is taken for another one.
 const OVER: Duration = Duration::from_secs(1);
 
 /// What this thread knows about the lock.
 #[derive(Debug, Clone, Copy)]
 struct Wait {
-    /// Until when whoever is served now can wait.
+    /// Until when the sender that is served now can wait.
     deadline: Option<Instant>,
     /// When the lock was met first and last.
     met: Option<(Instant, Instant)>,

@@ -10,14 +10,15 @@
 //! keeps data safe (log synced, pages copied, file synced, log overwritten) is SQLite's, and stays complete without it.
 
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{Receiver, Sender};
+use crossbeam_channel::Receiver;
 use rusqlite::Connection;
 
 use super::database_file::DatabaseFile;
+use super::helper::Helper;
 use super::{OpenError, busy, connection};
 
 /// The helper starts copying when this many pages have been logged since it last did.
@@ -32,13 +33,13 @@ const RESTART_LEFT_PART: u64 = 32;
 /// A log of this size (1 GB) is restarted whatever it costs.
 const RESTART_ANYWAY_PAGES: u64 = 131_072;
 
-/// How long to leave a log alone that somebody is reading.
+/// How long to leave a log alone that is being read.
 const RESTART_RETRY: Duration = Duration::from_secs(1);
 
 pub(super) struct Checkpointer {
-    wake: Option<Sender<()>>,
+    /// Woken with `true` to copy, with `false` to close its connection without another checkpoint.
+    helper: Helper<bool>,
     progress: Arc<Progress>,
-    thread: Option<std::thread::JoinHandle<()>>,
     /// A log that was being read is not tried again before this.
     restart_after: Instant,
 }
@@ -48,150 +49,109 @@ struct Progress {
     copying: AtomicBool,
     /// How many pages of the log had been copied when the helper last looked.
     copied: AtomicU64,
-    /// Why the helper's last pass failed, if it did.
-    failed: Mutex<Option<String>>,
-    /// Set when the connection must be closed without another checkpoint.
-    abandon: AtomicBool,
-}
-
-/// What became of the log.
-pub(super) enum Tended {
-    /// It goes on.
-    Continues,
-    /// It starts over with the next commit.
-    StartsOver,
 }
 
 impl Checkpointer {
     pub(super) fn start(path: &Path) -> Result<Self, OpenError> {
         let connection = connection::open_writer(path)?;
-        let place = |error: std::io::Error| OpenError::Place { path: path.to_path_buf(), reason: error.to_string() };
-        let file = DatabaseFile::open(path).map_err(place)?;
+        let file = DatabaseFile::open(path).map_err(OpenError::place(path))?;
         let progress = Arc::new(Progress::default());
-        let (wake, woken) = crossbeam_channel::bounded(1);
-        let helper = Helper { connection, file, progress: Arc::clone(&progress), woken };
-        let thread = std::thread::Builder::new()
-            .name("journal-checkpoint".to_owned())
-            .spawn(move || helper.run())
-            .map_err(place)?;
-        Ok(Self { wake: Some(wake), progress, thread: Some(thread), restart_after: Instant::now() })
+        let copied_to = Arc::clone(&progress);
+        let died = "the thread that copies the write-ahead log has died";
+        let helper = Helper::start("journal-checkpoint", died, move |woken: Receiver<bool>, failure| {
+            while let Ok(copies) = woken.recv() {
+                if !copies {
+                    return connection::abandon(connection);
+                }
+                match copy(&connection, &file) {
+                    Ok(copied) => copied_to.copied.store(copied, Ordering::Release),
+                    Err(reason) => failure.set(reason),
+                }
+                copied_to.copying.store(false, Ordering::Release);
+            }
+        });
+        let helper = helper.map_err(OpenError::place(path))?;
+        Ok(Self { helper, progress, restart_after: Instant::now() })
     }
 
-    /// Called by the writer between commits with the length of the log.
+    /// Called by the writer between commits with the length of the log. Returns whether it starts over with the next commit.
     ///
     /// An error means that pages may have been counted as copied that never reached the disk. Nothing may be accepted
     /// until the log has been copied anew from its beginning.
-    pub(super) fn tend(&mut self, writer: &Connection, pages: u64) -> Result<Tended, String> {
-        if self.thread.as_ref().is_none_or(std::thread::JoinHandle::is_finished) {
-            return Err("the thread that copies the write-ahead log has died".to_owned());
+    pub(super) fn tend(&mut self, writer: &Connection, pages: u64) -> Result<bool, String> {
+        if let Some(reason) = self.helper.failure() {
+            return Err(reason);
         }
         if self.progress.copying.load(Ordering::Acquire) {
-            return Ok(Tended::Continues);
-        }
-        if let Some(reason) = self.progress.failed.lock().unwrap_or_else(PoisonError::into_inner).take() {
-            return Err(reason);
+            return Ok(false);
         }
         let left = pages.saturating_sub(self.progress.copied.load(Ordering::Acquire));
         let long = pages >= RESTART_AT_PAGES;
         if (long && left <= pages / RESTART_LEFT_PART) || pages >= RESTART_ANYWAY_PAGES {
-            return if Instant::now() >= self.restart_after { self.restart(writer) } else { Ok(Tended::Continues) };
+            return if Instant::now() >= self.restart_after { self.restart(writer) } else { Ok(false) };
         }
-        if (left >= COPY_EVERY_PAGES || long)
-            && let Some(wake) = &self.wake
-        {
+        if left >= COPY_EVERY_PAGES || long {
             self.progress.copying.store(true, Ordering::Release);
-            // A full channel means that the helper is about to look anyway.
-            let _ = wake.try_send(());
+            // The helper has copied what it was last woken for, so there is room. If it has died, the next call says so.
+            let _ = self.helper.hand_over(true);
         }
-        Ok(Tended::Continues)
+        Ok(false)
     }
 
     /// Never waits for readers: an acknowledgement would wait with it.
-    fn restart(&mut self, writer: &Connection) -> Result<Tended, String> {
-        let pass = busy::without_waiting(|| checkpoint(writer, "RESTART"));
-        match pass {
-            Ok(pass) if !pass.busy => {
-                self.progress.copied.store(0, Ordering::Release);
-                Ok(Tended::StartsOver)
-            }
-            Ok(pass) => {
-                self.progress.copied.store(pass.copied, Ordering::Release);
-                self.restart_after = Instant::now() + RESTART_RETRY;
-                Ok(Tended::Continues)
-            }
-            Err(error) => Err(format!("restarting the write-ahead log failed: {error}")),
+    fn restart(&mut self, writer: &Connection) -> Result<bool, String> {
+        let restarted = busy::without_waiting(|| checkpoint(writer, "RESTART"));
+        let (busy, copied) = restarted.map_err(|error| format!("restarting the write-ahead log failed: {error}"))?;
+        self.progress.copied.store(if busy { copied } else { 0 }, Ordering::Release);
+        if busy {
+            self.restart_after = Instant::now() + RESTART_RETRY;
         }
+        Ok(!busy)
     }
 
     /// Ends the helper.
     pub(super) fn stop(&mut self) {
-        self.wake = None;
-        if let Some(thread) = self.thread.take() {
-            // A panic of the helper has been reported by its thread.
-            let _ = thread.join();
-        }
+        self.helper.stop();
     }
 
     /// Ends the helper without another checkpoint.
     pub(super) fn abandon(&mut self) {
-        self.progress.abandon.store(true, Ordering::Release);
+        // If the helper has died, its connection is closed.
+        let _ = self.helper.hand_over(false);
         self.stop();
     }
 }
 
-struct Helper {
-    connection: Connection,
-    file: DatabaseFile,
-    progress: Arc<Progress>,
-    woken: Receiver<()>,
+/// Copies what is in the log, and sees it to the disk. Returns how much of the log is copied.
+fn copy(connection: &Connection, file: &DatabaseFile) -> Result<u64, String> {
+    let pass = checkpoint(connection, "PASSIVE");
+    let (_, copied) = pass.map_err(|error| format!("copying the write-ahead log failed: {error}"))?;
+    file.sync().map_err(|error| format!("syncing the database file failed: {error}"))?;
+    Ok(copied)
 }
 
-impl Helper {
-    fn run(self) {
-        while self.woken.recv().is_ok() {
-            match self.copy() {
-                Ok(copied) => self.progress.copied.store(copied, Ordering::Release),
-                Err(reason) => {
-                    *self.progress.failed.lock().unwrap_or_else(PoisonError::into_inner) = Some(reason);
-                }
-            }
-            self.progress.copying.store(false, Ordering::Release);
-        }
-        if self.progress.abandon.load(Ordering::Acquire) {
-            connection::abandon(self.connection);
-        }
-    }
-
-    /// Copies what is in the log, and sees it to the disk. Returns how much of the log is copied.
-    fn copy(&self) -> Result<u64, String> {
-        let pass = checkpoint(&self.connection, "PASSIVE")
-            .map_err(|error| format!("copying the write-ahead log failed: {error}"))?;
-        self.file.sync().map_err(|error| format!("syncing the database file failed: {error}"))?;
-        Ok(pass.copied)
-    }
-}
-
-struct Pass {
-    busy: bool,
-    copied: u64,
-}
-
-fn checkpoint(connection: &Connection, mode: &str) -> Result<Pass, rusqlite::Error> {
+/// One pass over the log. Returns whether a connection was in the way, and how much of the log is copied.
+fn checkpoint(connection: &Connection, mode: &str) -> rusqlite::Result<(bool, u64)> {
     connection.query_row(&format!("PRAGMA wal_checkpoint({mode})"), [], |row| {
-        let busy: i64 = row.get(0)?;
-        let copied: i64 = row.get(2)?;
-        Ok(Pass { busy: busy != 0, copied: u64::try_from(copied).unwrap_or(0) })
+        Ok((row.get(0)?, u64::try_from(row.get::<_, i64>(2)?).unwrap_or(0)))
     })
 }
 
 /// Writes what is in the log to the database file, syncs it, and empties the log, or fails. On the only connection to the
 /// file that is everything in the log; with others open, what they have not copied yet.
-pub(crate) fn empty_the_log(connection: &Connection) -> Result<(), OpenError> {
-    let pass = checkpoint(connection, "TRUNCATE")?;
-    if pass.busy {
-        return Err(OpenError::Durability("the write-ahead log is in use and cannot be emptied".to_owned()));
+pub(super) fn empty_the_log(connection: &Connection) -> Result<(), OpenError> {
+    match checkpoint(connection, "TRUNCATE")? {
+        (false, _) => Ok(()),
+        (true, _) => Err(OpenError::Durability("the write-ahead log is in use and cannot be emptied".to_owned())),
     }
-    Ok(())
+}
+
+/// Opens a file to write to it. A log left by a crash may hold commits that were written but never synced. They look stored, and
+/// a retry would be answered as a duplicate: they are made durable before anything else is.
+pub(crate) fn open_emptied(path: &Path) -> Result<Connection, OpenError> {
+    let connection = connection::open_writer(path)?;
+    empty_the_log(&connection)?;
+    Ok(connection)
 }
 
 #[cfg(test)]
@@ -205,14 +165,14 @@ mod tests {
         let writer = connection::open_writer(&path).unwrap();
         let mut checkpointer = Checkpointer::start(&path).unwrap();
         assert!(checkpointer.tend(&writer, 10).is_ok());
-        checkpointer.stop();
+        checkpointer.helper.stop();
         let died = std::thread::spawn(|| {});
         while !died.is_finished() {
             std::thread::yield_now();
         }
-        checkpointer.thread = Some(died);
+        checkpointer.helper.thread = Some(died);
         // As it was at work when it died.
         checkpointer.progress.copying.store(true, Ordering::Release);
-        assert!(checkpointer.tend(&writer, 10_000).is_err(), "the log grows and nobody says so");
+        assert!(checkpointer.tend(&writer, 10_000).is_err(), "the log grows and no error says so");
     }
 }

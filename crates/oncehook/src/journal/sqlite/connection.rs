@@ -1,4 +1,7 @@
 //! Connections whose settings are read back: what SQLite says is in force, not what we asked for.
+//!
+//! Promises: a connection that may write is in WAL mode and syncs its commits, or it is not opened; a reader's cannot write.
+//! Does not: empty the log (`checkpoint`), or know the tables.
 
 use std::path::Path;
 
@@ -7,7 +10,8 @@ use rusqlite::{Connection, OpenFlags};
 
 use super::OpenError;
 use super::busy::{self, BUSY_WAIT};
-use crate::planted::{self, Bug};
+#[cfg(feature = "planted")]
+use super::planted::full_sync;
 
 /// The oldest SQLite without the WAL-reset bug, which can corrupt a database that one connection writes while another
 /// checkpoints: exactly our shape.
@@ -35,7 +39,7 @@ pub(crate) fn open_writer(path: &Path) -> Result<Connection, OpenError> {
     keep_plans(&connection)?;
     connection.busy_handler(Some(busy::wait))?;
     if connection.is_readonly(rusqlite::MAIN_DB)? {
-        return Err(OpenError::Place { path: path.to_path_buf(), reason: "the file is read-only".to_owned() });
+        return Err(OpenError::place(path)("the file is read-only"));
     }
     // Before the log is switched on: from then on the size is settled.
     connection.pragma_update(None, "page_size", PAGE_BYTES)?;
@@ -43,17 +47,22 @@ pub(crate) fn open_writer(path: &Path) -> Result<Connection, OpenError> {
     if !mode.eq_ignore_ascii_case("wal") {
         return Err(OpenError::Durability(format!("journal_mode is {mode}, not WAL")));
     }
-    let (level, wanted) = if planted::has(Bug::NormalSync) { ("NORMAL", 1) } else { ("FULL", 2) };
-    connection.pragma_update(None, "synchronous", level)?;
+    connection.pragma_update(None, "synchronous", full_sync().0)?;
     // The writer and its helper checkpoint; SQLite's own threshold would do it in the middle of a commit.
     connection.pragma_update(None, "wal_autocheckpoint", 0)?;
     connection.pragma_update(None, "cache_size", -32_768)?;
     connection.pragma_update(None, "temp_store", "MEMORY")?;
     connection.pragma_update(None, "foreign_keys", true)?;
     connection.pragma_update(None, "mmap_size", 0)?;
-    expect(&connection, "synchronous", wanted)?;
+    expect(&connection, "synchronous", full_sync().1)?;
     expect(&connection, "foreign_keys", 1)?;
     Ok(connection)
+}
+
+/// `synchronous` as it is set for commits that sync by themselves, and as SQLite reads it back.
+#[cfg(not(feature = "planted"))]
+fn full_sync() -> (&'static str, i64) {
+    ("FULL", 2)
 }
 
 /// When the commits of a connection reach the disk.
@@ -61,7 +70,7 @@ pub(crate) fn open_writer(path: &Path) -> Result<Connection, OpenError> {
 pub(super) enum Synced {
     /// Before they return (`synchronous = FULL`). Every connection begins like that.
     ByThemselves,
-    /// When the [`syncer`](super::syncer) has synced the log (`synchronous = NORMAL`): nobody may be told before.
+    /// When the [`syncer`](super::syncer) has synced the log (`synchronous = NORMAL`): no sender is answered before.
     BySyncer,
 }
 
@@ -72,14 +81,14 @@ impl Synced {
         synced.switch(connection, Self::BySyncer)?;
         expect(connection, "synchronous", 1)?;
         synced.switch(connection, Self::ByThemselves)?;
-        expect(connection, "synchronous", if planted::has(Bug::NormalSync) { 1 } else { 2 })?;
+        expect(connection, "synchronous", full_sync().1)?;
         Ok(synced)
     }
 
     /// Switches a connection that is in no transaction.
-    pub(super) fn switch(&mut self, connection: &Connection, to: Self) -> Result<(), rusqlite::Error> {
+    pub(super) fn switch(&mut self, connection: &Connection, to: Self) -> rusqlite::Result<()> {
         if *self != to {
-            let level = if to == Self::BySyncer || planted::has(Bug::NormalSync) { "NORMAL" } else { "FULL" };
+            let level = if to == Self::BySyncer { "NORMAL" } else { full_sync().0 };
             connection.pragma_update(None, "synchronous", level)?;
             *self = to;
         }
@@ -88,7 +97,7 @@ impl Synced {
 }
 
 /// A connection for people's queries. It cannot write.
-pub(super) fn open_reader(path: &Path) -> Result<Connection, rusqlite::Error> {
+pub(super) fn open_reader(path: &Path) -> rusqlite::Result<Connection> {
     let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
     let connection = Connection::open_with_flags(path, flags)?;
     keep_plans(&connection)?;
@@ -100,7 +109,7 @@ pub(super) fn open_reader(path: &Path) -> Result<Connection, rusqlite::Error> {
 
 /// A statement is planned once, whatever is bound to it. Without this, SQLite plans anew at every run what has a bound LIMIT: 50 µs for
 /// a look that takes two.
-fn keep_plans(connection: &Connection) -> Result<(), rusqlite::Error> {
+fn keep_plans(connection: &Connection) -> rusqlite::Result<()> {
     connection.set_db_config(DbConfig::SQLITE_DBCONFIG_ENABLE_QPSG, true).map(|_| ())
 }
 

@@ -8,10 +8,11 @@ use oncehook_verify::UnixMicros;
 use rusqlite::{Connection, Transaction, TransactionBehavior};
 use tokio::sync::{oneshot, watch};
 
+use super::commands::Command;
 use super::lines::{self, Waiting};
 use super::queue::{self, Held};
 use super::statements::{self, Statements};
-use super::writer::{Command, Desk};
+use super::writer::WriterContext;
 use super::{SqliteJournal, apply, forget, turn};
 use crate::delivery::{Claim, DeliveryId, Fence, RouteName, Settled, Settlement, Verdict};
 use crate::handler::Handler;
@@ -34,14 +35,14 @@ impl SqliteJournal {
     }
 
     /// The same with all that the writer has.
-    fn work_at<T: Send + 'static>(
+    pub(super) fn work_at<T: Send + 'static>(
         &self,
-        work: impl FnOnce(Desk<'_>) -> Result<T, rusqlite::Error> + Send + 'static,
+        work: impl FnOnce(WriterContext<'_>) -> Result<T, rusqlite::Error> + Send + 'static,
     ) -> BoxFuture<'_, Result<T, WorkError>> {
         Box::pin(async move {
             let gone = || WorkError::Unavailable("the journal is closed".to_owned());
             let (answer, outcome) = oneshot::channel();
-            let job = move |desk: Result<Desk<'_>, &str>| {
+            let job = move |desk: Result<WriterContext<'_>, &str>| {
                 let desk = match desk {
                     Ok(desk) => desk,
                     Err(reason) => {
@@ -61,7 +62,7 @@ impl SqliteJournal {
                     }
                 }
             };
-            if !self.hand_over(Command::Job(Box::new(job))).await {
+            if !self.queue.hand_over(Command::Job(Box::new(job))).await {
                 return Err(gone());
             }
             outcome.await.unwrap_or_else(|_| Err(gone()))

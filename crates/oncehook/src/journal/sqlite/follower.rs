@@ -3,7 +3,10 @@
 //! Index rows per event on the accept path would cost it a third of its speed. Instead every thousand events get one row
 //! that says what may be found among them ([`seal`]), and some of these are summed up once more ([`Gathering`]);
 //! readers skip the groups and blocks that cannot match and look at the events of the others, and at those behind the last
-//! block, so nobody sees a lag.
+//! block, so a list shows no lag.
+//!
+//! Promises: a block is written in one transaction with the group that it completes. Does not: hold up accepts; what is behind
+//! is found without the index.
 //!
 //! A suspected replay is the same body under a new key that the signature does not cover ([`find_replays`]).
 
@@ -14,7 +17,7 @@ use rusqlite::{Connection, OptionalExtension, TransactionBehavior, params};
 
 use super::bloom::{Bloom, Item};
 use super::groups::{self, Gathering};
-use super::queries::flag;
+use super::queries::{flag, raise_watermark, watermark};
 use crate::event::EventId;
 
 /// Events per block: few enough to look through in a moment, enough to make the index small.
@@ -28,11 +31,7 @@ const TYPES_LISTED: usize = 100;
 
 /// Seals the next block, if there are enough events behind the last one. `no_replays` says that none of them waits to be
 /// looked at for replays, so that search need not walk them later. After an error the gathering must begin anew.
-pub(super) fn seal(
-    connection: &mut Connection,
-    no_replays: bool,
-    gathering: &mut Gathering,
-) -> Result<bool, rusqlite::Error> {
+pub(super) fn seal(connection: &mut Connection, no_replays: bool, gathering: &mut Gathering) -> rusqlite::Result<bool> {
     let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
     let block = Block::read(&transaction, sealed_to(&transaction)?, i64::MAX)?;
     if block.count < BLOCK {
@@ -43,22 +42,14 @@ pub(super) fn seal(
     let types = (block.types.len() <= TYPES_LISTED).then(|| list(&block.types));
     let mut entities = Bloom::for_items(BLOCK as usize);
     block.entities.iter().for_each(|entity| entities.insert(*entity));
-    transaction
-        .prepare_cached(
-            "INSERT INTO oncehook_blocks (last, first, sources, types, entities, unrouted) VALUES (?1, ?2, ?3, ?4, ?5, ?6)",
-        )?
-        .execute(params![
-            block.last,
-            block.first,
-            list(&block.sources),
-            types,
-            entities.as_bytes(),
-            block.unrouted
-        ])?;
+    let sql =
+        "INSERT INTO oncehook_blocks (last, first, sources, types, entities, unrouted) VALUES (?1, ?2, ?3, ?4, ?5, ?6)";
+    let row = params![block.last, block.first, list(&block.sources), types, entities.as_bytes(), block.unrouted];
+    transaction.prepare_cached(sql)?.execute(row)?;
     if no_replays {
-        set_replays_to(&transaction, block.last)?;
+        raise_watermark(&transaction, REPLAYS_TO, block.last)?;
     }
-    if gathering.is_complete() {
+    if gathering.complete {
         gathering.add(&transaction, block.first, block.last, &block.items())?;
     }
     transaction.commit()?;
@@ -66,14 +57,14 @@ pub(super) fn seal(
 }
 
 /// Gathers a block that was sealed before this process, or its last failure. After an error the gathering must begin anew.
-pub(super) fn gather(connection: &mut Connection, gathering: &mut Gathering) -> Result<(), rusqlite::Error> {
+pub(super) fn gather(connection: &mut Connection, gathering: &mut Gathering) -> rusqlite::Result<()> {
     let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
-    let next = transaction
+    let next: Option<(i64, i64)> = transaction
         .prepare_cached("SELECT first, last FROM oncehook_blocks WHERE last > ?1 ORDER BY last LIMIT 1")?
-        .query_row([gathering.reached(&transaction)?], |row| Ok((row.get::<_, i64>(0)?, row.get::<_, i64>(1)?)))
+        .query_row([gathering.reached(&transaction)?], |row| Ok((row.get(0)?, row.get(1)?)))
         .optional()?;
     let Some((first, last)) = next else {
-        gathering.completed();
+        gathering.complete = true;
         return Ok(());
     };
     // Events of it may be forgotten by now; behind it there are others.
@@ -97,7 +88,7 @@ struct Block {
 
 impl Block {
     /// Reads the events behind one, not beyond another, and not more than a block has.
-    fn read(connection: &Connection, after: i64, to: i64) -> Result<Self, rusqlite::Error> {
+    fn read(connection: &Connection, after: i64, to: i64) -> rusqlite::Result<Self> {
         let mut block = Self::default();
         let mut statement = connection.prepare_cached(
             "SELECT seq, source, type, entity FROM oncehook_events WHERE seq > ?1 AND seq <= ?2 ORDER BY seq LIMIT ?3",
@@ -111,16 +102,14 @@ impl Block {
             if let Some(kind) = row.get_ref(2)?.as_str_or_null()? {
                 insert_new(&mut block.types, kind);
             }
-            if let Some(entity) = row.get_ref(3)?.as_str_or_null()? {
-                block.entities.push(groups::entity(entity));
-            }
+            block.entities.extend(row.get_ref(3)?.as_str_or_null()?.map(groups::entity));
         }
-        let routed: i64 = connection
-            .prepare_cached(
-                "SELECT count(*) FROM (SELECT 1 FROM oncehook_deliveries WHERE event BETWEEN ?1 AND ?2 GROUP BY event)",
-            )?
-            .query_row([block.first, block.last], |row| row.get(0))?;
-        block.unrouted = routed.unsigned_abs() < block.count;
+        let sql =
+            "SELECT count(*) FROM (SELECT 1 FROM oncehook_deliveries WHERE event BETWEEN ?1 AND ?2 GROUP BY event)";
+        let routed = connection
+            .prepare_cached(sql)?
+            .query_row([block.first, block.last], |row| row.get::<_, i64>(0).map(i64::unsigned_abs))?;
+        block.unrouted = routed < block.count;
         Ok(block)
     }
 
@@ -146,27 +135,21 @@ fn insert_new(names: &mut BTreeSet<String>, name: &str) {
 }
 
 /// The last event that is in a block.
-pub(super) fn sealed_to(connection: &Connection) -> Result<i64, rusqlite::Error> {
+pub(super) fn sealed_to(connection: &Connection) -> rusqlite::Result<i64> {
     connection.prepare_cached("SELECT coalesce(max(last), 0) FROM oncehook_blocks")?.query_row([], |row| row.get(0))
 }
 
 /// How many events are behind the last block. Counts rows: for start-up only.
-pub(super) fn unsealed(connection: &Connection) -> Result<u64, rusqlite::Error> {
-    let count: i64 = connection
-        .prepare("SELECT count(*) FROM oncehook_events WHERE seq > ?1")?
-        .query_row([sealed_to(connection)?], |row| row.get(0))?;
-    Ok(count.unsigned_abs())
+pub(super) fn unsealed(connection: &Connection) -> rusqlite::Result<u64> {
+    let sql = "SELECT count(*) FROM oncehook_events WHERE seq > ?1";
+    connection.query_row(sql, [sealed_to(connection)?], |row| row.get::<_, i64>(0).map(i64::unsigned_abs))
 }
 
 /// Looks at the next events whose keys are unsigned. Returns whether there may be more.
-pub(super) fn find_replays(connection: &mut Connection, now: UnixMicros) -> Result<bool, rusqlite::Error> {
+pub(super) fn find_replays(connection: &mut Connection, now: UnixMicros) -> rusqlite::Result<bool> {
     let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
-    let checked: Option<i64> = transaction
-        .prepare_cached("SELECT value FROM oncehook_meta WHERE name = 'replays_to'")?
-        .query_row([], |row| row.get(0))
-        .optional()?;
-    let mut reached = None;
-    let mut count = 0;
+    let mut reached = watermark(&transaction, REPLAYS_TO)?;
+    let mut seen = 0;
     {
         let mut next = transaction.prepare_cached(
             "SELECT id, source, digest, key_signed FROM oncehook_events WHERE seq > ?1 ORDER BY seq LIMIT ?2",
@@ -176,11 +159,11 @@ pub(super) fn find_replays(connection: &mut Connection, now: UnixMicros) -> Resu
             "INSERT INTO oncehook_bodies (source, digest, event) VALUES (?1, ?2, ?3)
              ON CONFLICT (source, digest) DO NOTHING",
         )?;
-        let mut rows = next.query([checked.unwrap_or(0), REPLAY_BATCH])?;
+        let mut rows = next.query([reached, REPLAY_BATCH])?;
         while let Some(row) = rows.next()? {
             let event = EventId::from_bytes(row.get(0)?);
-            reached = Some(event.sequence());
-            count += 1;
+            reached = event.sequence();
+            seen += 1;
             let (source, digest) = (row.get_ref(1)?.as_str()?, row.get_ref(2)?.as_blob()?);
             let signed: bool = row.get(3)?;
             if !signed && claim.execute(params![source, digest, event.sequence()])? == 0 {
@@ -188,20 +171,12 @@ pub(super) fn find_replays(connection: &mut Connection, now: UnixMicros) -> Resu
             }
         }
     }
-    if let Some(reached) = reached {
-        set_replays_to(&transaction, reached)?;
+    if seen > 0 {
+        raise_watermark(&transaction, REPLAYS_TO, reached)?;
     }
     transaction.commit()?;
-    Ok(count == REPLAY_BATCH)
+    Ok(seen == REPLAY_BATCH)
 }
 
-/// Remembers up to which event there is nothing left to look at. Never goes back.
-fn set_replays_to(connection: &Connection, event: i64) -> Result<(), rusqlite::Error> {
-    connection
-        .prepare_cached(
-            "INSERT INTO oncehook_meta (name, value) VALUES ('replays_to', ?1)
-             ON CONFLICT (name) DO UPDATE SET value = max(value, excluded.value)",
-        )?
-        .execute([event])?;
-    Ok(())
-}
+/// Up to which event there is nothing left to look at for replays.
+const REPLAYS_TO: &str = "replays_to";

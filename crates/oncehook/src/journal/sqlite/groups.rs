@@ -62,8 +62,8 @@ pub(super) struct Gathering {
     first: i64,
     /// The last event of the blocks that are in here; none before the first.
     last: Option<i64>,
-    /// Whether that is the last block of all.
-    complete: bool,
+    /// Whether that is the last block of all. Then the next block that is sealed comes in here at once.
+    pub(super) complete: bool,
 }
 
 impl Gathering {
@@ -72,19 +72,9 @@ impl Gathering {
         Self { cells: vec![Bloom::of_bytes(FILTER_BYTES); CELLS], blocks: 0, first: 0, last: None, complete: false }
     }
 
-    /// Whether the next block that is sealed comes in here at once.
-    pub(super) fn is_complete(&self) -> bool {
-        self.complete
-    }
-
     /// The last event that was gathered, or is in a group.
-    pub(super) fn reached(&self, connection: &Connection) -> Result<i64, rusqlite::Error> {
+    pub(super) fn reached(&self, connection: &Connection) -> rusqlite::Result<i64> {
         self.last.map_or_else(|| grouped_to(connection), Ok)
-    }
-
-    /// There is no block that is not in here or in a group.
-    pub(super) fn completed(&mut self) {
-        self.complete = true;
     }
 
     /// Takes in what is in the next block. The block that completes a group writes it. If the transaction fails, the gathering
@@ -95,24 +85,22 @@ impl Gathering {
         first: i64,
         last: i64,
         items: &[Item],
-    ) -> Result<(), rusqlite::Error> {
+    ) -> rusqlite::Result<()> {
         for item in items {
             if let Some(cell) = self.cells.get_mut(item.cell(CELLS)) {
                 cell.insert(*item);
             }
         }
-        if self.blocks == 0 {
-            self.first = first;
-        }
+        self.first = if self.blocks == 0 { first } else { self.first };
         self.last = Some(last);
         self.blocks += 1;
         if self.blocks < BLOCKS {
             return Ok(());
         }
-        let mut insert = connection
-            .prepare_cached("INSERT INTO oncehook_groups (cell, last, first, items) VALUES (?1, ?2, ?3, ?4)")?;
-        for (number, cell) in self.cells.iter_mut().enumerate() {
-            insert.execute(params![number.cast_signed() as i64, last, self.first, cell.as_bytes()])?;
+        let sql = "INSERT INTO oncehook_groups (cell, last, first, items) VALUES (?1, ?2, ?3, ?4)";
+        let mut insert = connection.prepare_cached(sql)?;
+        for (number, cell) in (0_i64..).zip(&mut self.cells) {
+            insert.execute(params![number, last, self.first, cell.as_bytes()])?;
             *cell = Bloom::of_bytes(FILTER_BYTES);
         }
         self.blocks = 0;
@@ -121,10 +109,9 @@ impl Gathering {
 }
 
 /// The last event that is in a group.
-pub(super) fn grouped_to(connection: &Connection) -> Result<i64, rusqlite::Error> {
-    connection
-        .prepare_cached("SELECT coalesce(max(last), 0) FROM oncehook_groups WHERE cell = 0")?
-        .query_row([], |row| row.get(0))
+pub(super) fn grouped_to(connection: &Connection) -> rusqlite::Result<i64> {
+    let sql = "SELECT coalesce(max(last), 0) FROM oncehook_groups WHERE cell = 0";
+    connection.prepare_cached(sql)?.query_row([], |row| row.get(0))
 }
 
 /// Calls `look` for the groups that touch a span of sequences and may hold all items, newest first, until it says that it has
@@ -133,8 +120,8 @@ pub(super) fn each(
     connection: &Connection,
     (from, to): (i64, i64),
     items: &[Item],
-    mut look: impl FnMut(i64, i64) -> Result<bool, rusqlite::Error>,
-) -> Result<(), rusqlite::Error> {
+    mut look: impl FnMut(i64, i64) -> rusqlite::Result<bool>,
+) -> rusqlite::Result<()> {
     let Some((first, others)) = items.split_first() else { return Ok(()) };
     let mut statement = connection.prepare_cached(
         "SELECT first, last, items FROM oncehook_groups WHERE cell = ?1 AND last >= ?2 AND first <= ?3 ORDER BY last DESC",
@@ -162,25 +149,21 @@ fn cell(item: Item) -> i64 {
     item.cell(CELLS).cast_signed() as i64
 }
 
-fn holds(row: &Row<'_>, column: usize, item: Item) -> Result<bool, rusqlite::Error> {
+fn holds(row: &Row<'_>, column: usize, item: Item) -> rusqlite::Result<bool> {
     Ok(may_contain(row.get_ref(column)?.as_blob()?, item))
 }
 
 /// Drops the groups up to an event that have no block left. The last group stays: it says how far groups go.
-pub(super) fn drop_empty(connection: &Connection, reached: i64) -> Result<(), rusqlite::Error> {
-    let empty: Vec<i64> = connection
-        .prepare_cached(
-            "SELECT last FROM oncehook_groups g
-              WHERE cell = 0 AND last <= ?1 AND last < (SELECT max(last) FROM oncehook_groups WHERE cell = 0)
-                AND NOT EXISTS (SELECT 1 FROM oncehook_blocks b WHERE b.last BETWEEN g.first AND g.last)",
-        )?
-        .query_map([reached], |row| row.get(0))?
-        .collect::<Result<_, _>>()?;
+pub(super) fn drop_empty(connection: &Connection, reached: i64) -> rusqlite::Result<()> {
+    let sql = "SELECT last FROM oncehook_groups g
+                WHERE cell = 0 AND last <= ?1 AND last < (SELECT max(last) FROM oncehook_groups WHERE cell = 0)
+                  AND NOT EXISTS (SELECT 1 FROM oncehook_blocks b WHERE b.last BETWEEN g.first AND g.last)";
+    let mut statement = connection.prepare_cached(sql)?;
+    let empty = statement.query_map([reached], |row| row.get(0))?.collect::<rusqlite::Result<Vec<i64>>>()?;
+    let mut delete = connection.prepare_cached("DELETE FROM oncehook_groups WHERE cell = ?1 AND last = ?2")?;
     for last in empty {
-        for number in 0..CELLS {
-            connection
-                .prepare_cached("DELETE FROM oncehook_groups WHERE cell = ?1 AND last = ?2")?
-                .execute((number.cast_signed() as i64, last))?;
+        for number in 0..CELLS as i64 {
+            delete.execute([number, last])?;
         }
     }
     Ok(())
@@ -188,34 +171,26 @@ pub(super) fn drop_empty(connection: &Connection, reached: i64) -> Result<(), ru
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-    use std::sync::atomic::{AtomicU64, Ordering};
-
-    use oncehook_verify::UnixMicros;
-
     use super::*;
-    use crate::journal::sqlite::search::find;
-    use crate::journal::sqlite::{follower, schema};
+    use crate::journal::sqlite::follower;
+    use crate::journal::sqlite::search::tests::{counted, made};
 
     /// Two groups and some blocks behind them.
-    const EVENTS: usize = (2 * BLOCKS + 3) * follower::BLOCK as usize + 10;
+    const EVENTS: i64 = (2 * BLOCKS as i64 + 3) * follower::BLOCK as i64 + 10;
 
     /// Everything is as usual, but for the fifth event.
     fn history() -> Connection {
-        let mut connection = Connection::open_in_memory().unwrap();
-        schema::migrate(&mut connection, UnixMicros(0)).unwrap();
-        connection
-            .execute_batch(&format!(
-                "INSERT INTO oncehook_events (seq, id, source, key, key_signed, type, entity, occurred_at, received_at, key_expires_at,
-                                              integrity, digest, headers, body)
-                 SELECT value * 100, zeroblob(16), iif(value = 5, 'rare', 'shop'), X'6B', 1, iif(value = 5, 'rare', 'usual'),
-                        'entity ' || value, NULL, value, 0, 'body', zeroblob(32), X'', X''
-                   FROM (WITH RECURSIVE n(value) AS (SELECT 1 UNION ALL SELECT value + 1 FROM n LIMIT {EVENTS})
-                         SELECT value FROM n);
-                 INSERT INTO oncehook_deliveries (event, route, state, run_at)
-                 SELECT seq, 'orders', 'succeeded', 0 FROM oncehook_events WHERE received_at <> 5"
-            ))
-            .unwrap();
+        let (rare, kind) = ("iif(value = 5, 'rare', 'shop')", "iif(value = 5, 'rare', 'usual')");
+        let deliveries = "INSERT INTO oncehook_deliveries (event, route, state, run_at)
+                          SELECT seq, 'orders', 'succeeded', 0 FROM oncehook_events WHERE received_at <> 5";
+        made(EVENTS, ["value * 100", rare, kind, "'entity ' || value"], deliveries)
+    }
+
+    /// The history with all of its blocks and groups.
+    fn grouped_history() -> Connection {
+        let (mut connection, mut gathering) = (history(), Gathering::new());
+        gather_all(&mut connection, &mut gathering);
+        seal_all(&mut connection, &mut gathering);
         connection
     }
 
@@ -224,7 +199,7 @@ mod tests {
     }
 
     fn gather_all(connection: &mut Connection, gathering: &mut Gathering) {
-        while !gathering.is_complete() {
+        while !gathering.complete {
             follower::gather(connection, gathering).unwrap();
         }
     }
@@ -237,40 +212,31 @@ mod tests {
         rows.collect::<Result<_, _>>().unwrap()
     }
 
-    /// What a query finds, and the hundreds of SQLite's steps that it takes.
     fn found(connection: &mut Connection, query: &EventQuery) -> (Vec<i64>, u64) {
-        let steps = Arc::new(AtomicU64::new(0));
-        let counter = Arc::clone(&steps);
-        let step = move || {
-            counter.fetch_add(1, Ordering::Relaxed);
-            false
-        };
-        connection.progress_handler(100, Some(step)).unwrap();
-        let events = find(connection, &EventQuery { limit: 5, ..query.clone() }, &[]).unwrap();
-        (events.iter().map(|event| event.received_at.0).collect(), steps.load(Ordering::Relaxed))
+        counted(connection, &EventQuery { limit: 5, ..query.clone() })
     }
 
     fn queries() -> Vec<(EventQuery, Vec<i64>)> {
-        let text = |text: &str| Some(text.to_owned());
+        let query = |source: &str, kind: &str, entity: &str, status: Option<EventStatus>| {
+            let text = |text: &str| (!text.is_empty()).then(|| text.to_owned());
+            EventQuery { source: text(source), kind: text(kind), entity: text(entity), status, ..EventQuery::default() }
+        };
         vec![
-            (EventQuery { source: text("rare"), ..EventQuery::default() }, vec![5]),
-            (EventQuery { kind: text("rare"), ..EventQuery::default() }, vec![5]),
-            (EventQuery { entity: text("entity 5"), ..EventQuery::default() }, vec![5]),
-            (EventQuery { entity: text("entity 5"), source: text("shop"), ..EventQuery::default() }, vec![]),
-            (EventQuery { entity: text("entity 100000"), ..EventQuery::default() }, vec![100_000]),
-            (EventQuery { status: Some(EventStatus::Unrouted), ..EventQuery::default() }, vec![5]),
-            (EventQuery { source: text("nobody"), ..EventQuery::default() }, vec![]),
-            (EventQuery { kind: text("nothing"), ..EventQuery::default() }, vec![]),
-            (EventQuery { entity: text("nobody"), ..EventQuery::default() }, vec![]),
+            (query("rare", "", "", None), vec![5]),
+            (query("", "rare", "", None), vec![5]),
+            (query("", "", "entity 5", None), vec![5]),
+            (query("shop", "", "entity 5", None), vec![]),
+            (query("", "", "entity 100000", None), vec![100_000]),
+            (query("", "", "", Some(EventStatus::Unrouted)), vec![5]),
+            (query("nobody", "", "", None), vec![]),
+            (query("", "nothing", "", None), vec![]),
+            (query("", "", "nobody", None), vec![]),
         ]
     }
 
     #[test]
     fn a_rare_value_deep_in_a_long_history_is_found_without_looking_at_every_block() {
-        let mut connection = history();
-        let mut gathering = Gathering::new();
-        gather_all(&mut connection, &mut gathering);
-        seal_all(&mut connection, &mut gathering);
+        let mut connection = grouped_history();
         assert_eq!(written(&connection).len(), 2 * CELLS);
         for (query, wanted) in queries() {
             let (found, steps) = found(&mut connection, &query);
@@ -284,10 +250,7 @@ mod tests {
 
     #[test]
     fn groups_are_the_same_whether_they_are_gathered_at_once_or_after_a_start() {
-        let mut at_once = history();
-        let mut gathering = Gathering::new();
-        gather_all(&mut at_once, &mut gathering);
-        seal_all(&mut at_once, &mut gathering);
+        let at_once = grouped_history();
         let mut after = history();
         seal_all(&mut after, &mut Gathering::new());
         assert!(written(&after).is_empty());
@@ -305,10 +268,7 @@ mod tests {
 
     #[test]
     fn a_group_goes_with_its_last_block() {
-        let mut connection = history();
-        let mut gathering = Gathering::new();
-        gather_all(&mut connection, &mut gathering);
-        seal_all(&mut connection, &mut gathering);
+        let connection = grouped_history();
         let last = |connection: &Connection| written(connection).first().map(|row| row.1);
         let first_group = last(&connection).unwrap();
         connection.execute("DELETE FROM oncehook_blocks WHERE last < ?1", [first_group]).unwrap();

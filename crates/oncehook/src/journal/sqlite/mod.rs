@@ -8,10 +8,10 @@
 //!
 //! Does not: share the file with another oncehook (lock file), run on network disks, hold write locks while people read.
 //!
-//! The parts, in the order of an append: [`SqliteJournal::submit`] puts it on a bounded queue; `writer` takes what has
-//! gathered while the last commit ran, asks the `ledger` which keys are known, stores the rest in one transaction
-//! (`queries`) and answers; `follower` fills the search index behind it; `checkpoint` moves the log into the database file. `reader` serves people from read-only
-//! connections, `search` finds what they look for. `place`, `connection` and `schema` check the ground before anything is accepted.
+//! The parts, in the order of an append: [`SqliteJournal::submit`] puts it on a bounded queue (`commands`); `writer` takes what
+//! has gathered while the last commit ran, asks the `ledger` which keys are known, and stores the rest in one transaction
+//! (`queries`); `syncer` answers; `follower` fills the search index behind it; `checkpoint` moves the log into the database
+//! file. `reader` serves people from read-only connections, `search` finds what they look for. `place`, `connection` and `schema` check the ground before anything is accepted.
 //!
 //! On the way out, `deliveries` hands jobs to the same writer: `queue` takes and settles deliveries, `apply` runs the
 //! user's statements (`user_sql`) in the transaction that settles them, `orders` does what operators ask, `forget` removes
@@ -22,16 +22,19 @@ mod apply;
 mod bloom;
 mod busy;
 pub(crate) mod checkpoint;
+pub(crate) mod commands;
 pub(crate) mod connection;
 mod database_file;
 mod deliveries;
 mod follower;
 mod forget;
 mod groups;
-mod intake;
+mod helper;
 mod ledger;
 mod lines;
 pub(crate) mod place;
+#[cfg(feature = "planted")]
+mod planted;
 mod priority;
 mod queries;
 mod queue;
@@ -48,13 +51,12 @@ pub(crate) mod writer;
 
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
-use std::time::{Duration, Instant};
 
-use crossbeam_channel::{Sender, TrySendError};
 use oncehook_verify::UnixMicros;
-use tokio::sync::{Semaphore, oneshot, watch};
+use rusqlite::Connection;
+use tokio::sync::{Semaphore, watch};
 
 use super::sql::aliases;
 use super::tally::Tally;
@@ -67,10 +69,11 @@ use crate::event::{EventId, NewEvents, SourceName};
 use crate::retry::Chance;
 use crate::route::KnownLines;
 use answered::Found;
+use commands::{CommandQueue, QueueState};
 use ledger::Recent;
-use place::LockFile;
+use place::Place;
 use reader::Readers;
-use writer::{Command, Ground, Post, Work, Writer};
+use writer::{Job, Writer, WriterSetup};
 
 /// How the embedded journal is set up.
 #[derive(Debug, Clone)]
@@ -148,12 +151,19 @@ pub enum OpenError {
     Ledger(String),
     /// SQLite said no.
     #[error("SQLite: {0}")]
-    Sqlite(#[from] rusqlite::Error),
+    Sqlite(#[source] rusqlite::Error),
 }
 
 impl OpenError {
-    /// An error of the ledger's: SQLite's own, or what [`ledger`] found to be wrong.
-    fn of_ledger(error: rusqlite::Error) -> Self {
+    /// What is wrong with the place of a file, or with the file.
+    pub(crate) fn place<E: ToString>(path: &Path) -> impl Fn(E) -> Self + Copy {
+        move |error| Self::Place { path: path.to_path_buf(), reason: error.to_string() }
+    }
+}
+
+/// SQLite's own error, or what [`ledger`] found to be wrong.
+impl From<rusqlite::Error> for OpenError {
+    fn from(error: rusqlite::Error) -> Self {
         match error {
             rusqlite::Error::ToSqlConversionFailure(what) => Self::Ledger(what.to_string()),
             error => Self::Sqlite(error),
@@ -161,19 +171,12 @@ impl OpenError {
     }
 }
 
-/// The queue holds at most this many bytes of bodies, whoever still waits for them.
-const QUEUE_BYTES: usize = 64 << 20;
-
-/// How long to wait before a full queue is tried again.
-const QUEUE_FULL_WAIT: Duration = Duration::from_millis(2);
-
 /// Each read has a connection with its own cache.
 const READS_AT_ONCE: usize = 8;
 
 /// The embedded journal. See the module's text.
 pub struct SqliteJournal {
-    queue: Sender<Command>,
-    queue_limit: usize,
+    queue: CommandQueue<Job>,
     durability: Durability,
     readers: Arc<Readers>,
     /// Reads at once; further ones wait.
@@ -190,36 +193,27 @@ pub struct SqliteJournal {
 /// What the writer thread and the rest look at together.
 #[derive(Default)]
 struct Shared {
-    /// Set once, under the write lock, when the writer ends. Appends are queued under the read lock, so none can slip
-    /// in behind the writer's back and wait for ever.
-    closed: RwLock<bool>,
+    queue: Arc<QueueState>,
     tally: Mutex<Tally>,
     /// Held while the tally moves into the tables: then its counts stand in neither place.
     flushing: Mutex<()>,
     /// How often the tally has moved into the tables. Grows under `flushing`.
     flushes: AtomicU64,
-    failing: Mutex<Option<String>>,
     /// Keys that may not be in the table yet.
     recent: Arc<RwLock<Recent>>,
     wal_pages: AtomicU64,
     index_lag: AtomicU64,
-    /// Bytes of bodies in the queue.
-    queued_bytes: AtomicUsize,
     /// Grows when deliveries may have become due.
     changes: watch::Sender<u64>,
 }
 
 impl Shared {
-    fn close(&self) {
-        *self.closed.write().unwrap_or_else(PoisonError::into_inner) = true;
-    }
-
     fn changed(&self) {
         self.changes.send_modify(|count| *count = count.wrapping_add(1));
     }
 
     fn is_closed(&self) -> bool {
-        *self.closed.read().unwrap_or_else(PoisonError::into_inner)
+        self.queue.is_closed()
     }
 
     fn recent(&self) -> RwLockReadGuard<'_, Recent> {
@@ -237,7 +231,7 @@ impl Shared {
     }
 
     fn failing(&self) -> MutexGuard<'_, Option<String>> {
-        self.failing.lock().unwrap_or_else(PoisonError::into_inner)
+        self.queue.failing()
     }
 }
 
@@ -257,18 +251,9 @@ impl std::ops::Deref for SettledTally<'_> {
 impl SqliteJournal {
     /// Opens the file, making it if need be; migrates it, checks it and proves that it remembers keys. Blocking.
     pub fn open(options: &SqliteOptions) -> Result<Self, OpenError> {
-        connection::check_library()?;
-        let place = place::check(&options.path)?;
-        let lock = LockFile::take(&place.path)?;
-        place.keep_private()?;
+        let (place, lock) = Place::claim(&options.path)?;
         let found = Found::look(&place.path, &lock)?;
-        let mut connection = connection::open_writer(&place.path)?;
-        // A log left by a crash may hold commits that were written but never synced. They look stored, and a retry would
-        // be answered as a duplicate: make them durable before anything is.
-        checkpoint::empty_the_log(&connection)?;
-        schema::migrate(&mut connection, options.clock.now())?;
-        schema::check(&connection)?;
-        place.sync_directory()?;
+        let (mut connection, _) = prepare(&place, &options.clock)?;
         if let Some(missing) = found.missing(&connection)? {
             let (path, missing) = (place.path.clone(), missing.as_str());
             if !options.accept_lost_log {
@@ -276,10 +261,10 @@ impl SqliteJournal {
             }
             tracing::warn!(path = %path.display(), "{missing}. Accepted as the operator says: later copies of them are new events");
         }
-        self_test::run(&mut connection, options.clock.now())?;
+        self_test::run(&mut connection, options.clock.now())??;
         let answered = answered::begin_use(&connection, &place.path, &lock)?;
         answered::set_in_use(&connection, true)?;
-        // Into the file itself. If somebody who reads is in the way, the helper's next pass does it.
+        // Into the file itself. If a reader is in the way, the helper's next pass does it.
         if let Err(error) = checkpoint::empty_the_log(&connection) {
             tracing::debug!(%error, "the database file does not say yet that it is in use");
         }
@@ -287,26 +272,24 @@ impl SqliteJournal {
         forget::look_at_clock(&connection, options.clock.now())?;
         queue::begin_anew(&connection, options.clock.steady())?;
 
-        let shared = Arc::new(Shared::default());
+        let (queue, commands) = CommandQueue::bounded(options.queue_limit, "the journal's writer has died");
+        let shared = Arc::new(Shared { queue: Arc::clone(&queue.state), ..Shared::default() });
         let readers = Arc::new(Readers::new(&place.path, Arc::clone(&shared)));
-        let (queue, commands) = crossbeam_channel::bounded(options.queue_limit);
-        let ground = Ground {
+        let setup = WriterSetup {
             path: place.path,
             clock: options.clock.clone(),
-            lock,
+            _lock: lock,
             answered,
             readers: Arc::clone(&readers),
-            ledger_generation: options.ledger_generation,
+            shared: Arc::clone(&shared),
         };
-        let writer = Writer::new(connection, ground, Arc::clone(&shared))?;
-        let post = Post { commands, shared: Arc::clone(&shared) };
+        let writer = Writer::new(connection, setup, options.ledger_generation)?;
         std::thread::Builder::new()
             .name("journal-writer".to_owned())
-            .spawn(move || writer.run(&post.commands))
-            .map_err(|error| OpenError::Place { path: options.path.clone(), reason: error.to_string() })?;
+            .spawn(move || writer.run(&commands))
+            .map_err(OpenError::place(&options.path))?;
         Ok(Self {
             queue,
-            queue_limit: options.queue_limit,
             durability: place.durability,
             readers,
             reading: Semaphore::new(READS_AT_ONCE),
@@ -320,35 +303,10 @@ impl SqliteJournal {
 
     /// Makes the schema and stops. Safe to repeat, and safe to be killed at any moment. Blocking.
     pub fn migrate(path: &Path, clock: &Clock) -> Result<Vec<String>, OpenError> {
-        connection::check_library()?;
-        let place = place::check(path)?;
-        let _lock = LockFile::take(&place.path)?;
-        place.keep_private()?;
-        let mut connection = connection::open_writer(&place.path)?;
-        checkpoint::empty_the_log(&connection)?;
-        let applied = schema::migrate(&mut connection, clock.now())?;
-        schema::check(&connection)?;
-        place.sync_directory()?;
-        self_test::run(&mut connection, clock.now())?;
+        let (place, _lock) = Place::claim(path)?;
+        let (mut connection, applied) = prepare(&place, clock)?;
+        self_test::run(&mut connection, clock.now())??;
         Ok(applied)
-    }
-
-    /// Puts a command into the writer's queue; one that is full is tried again until it has room. Returns false if the journal
-    /// is closed. Dropping this half-way leaves nothing behind.
-    async fn hand_over(&self, mut command: Command) -> bool {
-        loop {
-            // Under the lock, so that nothing slips in behind a writer that has ended.
-            let sent = {
-                let closed = self.shared.closed.read().unwrap_or_else(PoisonError::into_inner);
-                if *closed { Err(TrySendError::Disconnected(command)) } else { self.queue.try_send(command) }
-            };
-            command = match sent {
-                Ok(()) => return true,
-                Err(TrySendError::Disconnected(_)) => return false,
-                Err(TrySendError::Full(command)) => command,
-            };
-            tokio::time::sleep(QUEUE_FULL_WAIT).await;
-        }
     }
 
     fn read<T: Send + 'static>(
@@ -367,7 +325,16 @@ impl SqliteJournal {
     }
 }
 
-/// A life that nobody has seen before. Without chance there is no name, and nothing is shared.
+/// A connection to a file with the tables that this program expects, and the migrations that were applied now.
+fn prepare(place: &Place, clock: &Clock) -> Result<(Connection, Vec<String>), OpenError> {
+    let mut connection = checkpoint::open_emptied(&place.path)?;
+    let applied = schema::migrate(&mut connection, clock.now())?;
+    schema::check(&connection)?;
+    place.sync_directory()?;
+    Ok((connection, applied))
+}
+
+/// An identity that was never used before. Without random bytes there is no name, and nothing is shared.
 fn drawn() -> Incarnation {
     let mut name = [0; 16];
     match aws_lc_rs::rand::fill(&mut name) {
@@ -378,25 +345,7 @@ fn drawn() -> Incarnation {
 
 impl Journal for SqliteJournal {
     fn submit(&self, events: NewEvents) -> Result<Ticket, AppendError> {
-        let closed = self.shared.closed.read().unwrap_or_else(PoisonError::into_inner);
-        if *closed {
-            return Err(AppendError::Closed);
-        }
-        let (answer, ticket) = oneshot::channel();
-        let work = Work { events, answer, submitted: Instant::now() };
-        let bytes = work.bytes();
-        if self.shared.queued_bytes.fetch_add(bytes, Ordering::Relaxed) > QUEUE_BYTES {
-            self.shared.queued_bytes.fetch_sub(bytes, Ordering::Relaxed);
-            return Err(AppendError::Full);
-        }
-        self.queue.try_send(Command::Append(Box::new(work))).map_err(|error| {
-            self.shared.queued_bytes.fetch_sub(bytes, Ordering::Relaxed);
-            match error {
-                TrySendError::Full(_) => AppendError::Full,
-                TrySendError::Disconnected(_) => AppendError::Closed,
-            }
-        })?;
-        Ok(ticket)
+        self.queue.submit(events)
     }
 
     fn note_duplicate(&self, event: EventId, source: &SourceName, at: UnixMicros, peer: IpAddr, layer: Layer) -> bool {
@@ -416,8 +365,8 @@ impl Journal for SqliteJournal {
             kind: "sqlite",
             durability: self.durability,
             failing: self.shared.failing().clone(),
-            queued: self.queue.len(),
-            queue_limit: self.queue_limit,
+            queued: self.queue.commands.len(),
+            queue_limit: self.queue.commands.capacity().unwrap_or_default(),
             index_lag: self.shared.index_lag.load(Ordering::Relaxed),
             wal_pages: self.shared.wal_pages.load(Ordering::Relaxed),
         }
@@ -428,23 +377,15 @@ impl Journal for SqliteJournal {
     }
 
     fn self_test(&self) -> BoxFuture<'_, Result<(), SelfTestError>> {
+        let tested = self.work_at(|context| self_test::run(context.connection, context.wall));
         Box::pin(async move {
-            let gone = || SelfTestError("the journal's writer is gone".to_owned());
-            let (answer, verdict) = oneshot::channel();
-            if !self.hand_over(Command::SelfTest(answer)).await {
-                return Err(gone());
-            }
-            verdict.await.unwrap_or_else(|_| Err(gone()))
+            tested.await.unwrap_or_else(|error| match error {
+                WorkError::Unavailable(reason) | WorkError::Unsupported(reason) => Err(SelfTestError(reason)),
+            })
         })
     }
 
     fn close(&self) -> BoxFuture<'_, ()> {
-        Box::pin(async move {
-            let (done, closed) = oneshot::channel();
-            if self.hand_over(Command::Close(done)).await {
-                // An error means that the writer is gone already, which is what was asked for.
-                let _ = closed.await;
-            }
-        })
+        Box::pin(self.queue.close())
     }
 }

@@ -1,5 +1,5 @@
-//! Where the database file lies: one process at a time, on a disk that keeps what it is told to keep, and closed to other
-//! users of the machine: bodies are in it, and whoever holds the lock file keeps the gateway from starting.
+//! Where the database file lies: one process at a time, on a disk that keeps what is synced to it, and closed to other
+//! users of the machine: bodies are in it, and a user that holds the lock file keeps the gateway from starting.
 
 use std::ffi::OsString;
 use std::fs::{File, Metadata, OpenOptions, Permissions, TryLockError};
@@ -7,7 +7,7 @@ use std::io;
 use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 
-use super::OpenError;
+use super::{OpenError, connection};
 use crate::journal::Durability;
 
 /// A checked place for a database file.
@@ -19,36 +19,38 @@ pub(crate) struct Place {
 }
 
 /// Checks that the directory exists and is not a network disk, and says what a sync means there.
-pub(crate) fn check(written: &Path) -> Result<Place, OpenError> {
+fn check(written: &Path) -> Result<Place, OpenError> {
     let path = std::fs::canonicalize(written).unwrap_or_else(|_| written.to_path_buf());
     let directory = match path.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent.to_path_buf(),
         _ => PathBuf::from("."),
     };
-    let fail = |reason: String| OpenError::Place { path: written.to_path_buf(), reason };
+    let fail = OpenError::place(written);
     if !directory.is_dir() {
         return Err(fail(format!("the directory {} does not exist", directory.display())));
     }
     let stat = rustix::fs::statfs(&directory).map_err(|error| fail(format!("statfs: {error}")))?;
     // The numbers are the kernel's (include/uapi/linux/magic.h).
-    let durability = match stat.f_type {
-        0x6969 => return Err(fail(network("NFS"))),
-        0x517b | 0xff53_4d42 | 0xfe53_4d42 => return Err(fail(network("SMB"))),
-        0x0102_1997 => return Err(fail(network("9p"))),
-        0x00c3_6400 => return Err(fail(network("Ceph"))),
-        0x5346_414f => return Err(fail(network("AFS"))),
-        0x6573_5546 => return Err(fail(network("FUSE"))),
-        0x0102_1994 | 0x8584_58f6 => Durability::ProcessCrashOnly, // tmpfs, ramfs
-        _ => Durability::DurableFsync,
+    let network = match stat.f_type {
+        0x6969 => Some("NFS"),
+        0x517b | 0xff53_4d42 | 0xfe53_4d42 => Some("SMB"),
+        0x0102_1997 => Some("9p"),
+        0x00c3_6400 => Some("Ceph"),
+        0x5346_414f => Some("AFS"),
+        0x6573_5546 => Some("FUSE"),
+        _ => None,
     };
+    if let Some(kind) = network {
+        return Err(fail(format!(
+            "it is on a network disk ({kind}), where SQLite's locks and syncs cannot be trusted; use a local disk"
+        )));
+    }
+    let in_memory = matches!(stat.f_type, 0x0102_1994 | 0x8584_58f6); // tmpfs, ramfs
+    let durability = if in_memory { Durability::ProcessCrashOnly } else { Durability::DurableFsync };
     Ok(Place { directory, path, durability })
 }
 
-fn network(kind: &str) -> String {
-    format!("it is on a network disk ({kind}), where SQLite's locks and syncs cannot be trusted; use a local disk")
-}
-
-/// Read and written by the user that runs the gateway, and by nobody else.
+/// Read and written by the user that runs the gateway, and by no other.
 const PRIVATE: u32 = 0o600;
 
 /// What SQLite and we keep beside a database file.
@@ -62,10 +64,19 @@ pub(super) fn beside(database: &Path, ending: &str) -> PathBuf {
 }
 
 impl Place {
+    /// Checks the place, takes the lock, and closes the files to other users.
+    pub(crate) fn claim(path: &Path) -> Result<(Self, LockFile), OpenError> {
+        connection::check_library()?;
+        let place = check(path)?;
+        let lock = LockFile::take(&place.path)?;
+        place.keep_private()?;
+        Ok((place, lock))
+    }
+
     /// Makes the database file if there is none, so that SQLite gives its log the same mode, and takes the rights of other
     /// users from files that an earlier release left open to them. Warns of a folder in which every user may replace them.
-    pub(crate) fn keep_private(&self) -> Result<(), OpenError> {
-        let fail = |error: io::Error| OpenError::Place { path: self.path.clone(), reason: error.to_string() };
+    fn keep_private(&self) -> Result<(), OpenError> {
+        let fail = OpenError::place(&self.path);
         // Only a new file is opened and closed here: closing one that a connection uses would drop its locks.
         match OpenOptions::new().write(true).create_new(true).mode(PRIVATE).open(&self.path) {
             Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(fail(error)),
@@ -88,10 +99,8 @@ impl Place {
     /// Makes the directory entries of the database and its log durable. SQLite ignores an error here, so we ask
     /// ourselves, before the first event is accepted.
     pub(crate) fn sync_directory(&self) -> Result<(), OpenError> {
-        File::open(&self.directory).and_then(|directory| directory.sync_all()).map_err(|error| OpenError::Place {
-            path: self.path.clone(),
-            reason: format!("syncing the directory failed: {error}"),
-        })
+        let synced = File::open(&self.directory).and_then(|directory| directory.sync_all());
+        synced.map_err(|error| OpenError::place(&self.path)(format!("syncing the directory failed: {error}")))
     }
 }
 
@@ -122,37 +131,35 @@ fn is_ours(file: &Metadata) -> bool {
 }
 
 /// The lock that keeps a second process away. Held as long as the value lives; the kernel releases it at any death.
-pub(crate) struct LockFile {
-    file: File,
-}
+pub(crate) struct LockFile(File);
 
 impl Drop for LockFile {
     fn drop(&mut self) {
         // Closing alone leaves the lock to a child that this process is starting just now, until the child's exec. What
         // cannot be unlocked is closed next anyway.
-        let _ = self.file.unlock();
+        let _ = self.0.unlock();
     }
 }
 
 impl LockFile {
-    pub(crate) fn take(path: &Path) -> Result<Self, OpenError> {
+    fn take(path: &Path) -> Result<Self, OpenError> {
         let lock = beside(path, ".lock");
-        let place = |reason: String| OpenError::Place { path: path.to_path_buf(), reason };
-        // Not through a link: what is written to the lock file would end up in a file of somebody else's choice.
-        let options = OpenOptions::new()
+        let place = OpenError::place(path);
+        // Not through a link: what is written to the lock file would end up in a file that another user chose.
+        let opened = OpenOptions::new()
             .create(true)
             .truncate(false)
             .read(true)
             .write(true)
             .mode(PRIVATE)
             .custom_flags(rustix::fs::OFlags::NOFOLLOW.bits().cast_signed())
-            .clone();
-        let file = options.open(&lock).map_err(|error| {
+            .open(&lock);
+        let file = opened.map_err(|error| {
             let owner = stranger(&lock);
             place(format!("the lock file {} cannot be opened{owner}: {error}", lock.display()))
         })?;
         match file.try_lock() {
-            Ok(()) => Ok(Self { file }),
+            Ok(()) => Ok(Self(file)),
             Err(TryLockError::WouldBlock) => {
                 Err(OpenError::InUse { path: path.to_path_buf(), owner: stranger(&lock), lock })
             }
@@ -162,7 +169,7 @@ impl LockFile {
 
     /// Another handle to the file, which takes no part in the locking.
     pub(super) fn handle(&self) -> io::Result<File> {
-        self.file.try_clone()
+        self.0.try_clone()
     }
 }
 
@@ -188,12 +195,12 @@ mod tests {
         assert!(!elsewhere.exists());
         std::fs::remove_file(&lock).unwrap();
         let _held = LockFile::take(&path).unwrap();
-        let told = LockFile::take(&path).err().unwrap().to_string();
-        assert!(told.contains("in use by another oncehook process") && !told.contains("belongs to"), "{told}");
+        let refused = LockFile::take(&path).err().unwrap().to_string();
+        assert!(refused.contains("in use by another oncehook process") && !refused.contains("belongs to"), "{refused}");
         if rustix::process::geteuid().is_root() {
             std::os::unix::fs::chown(&lock, Some(4_711), None).unwrap();
-            let told = LockFile::take(&path).err().unwrap().to_string();
-            assert!(told.contains("belongs to user id 4711"), "{told}");
+            let refused = LockFile::take(&path).err().unwrap().to_string();
+            assert!(refused.contains("belongs to user id 4711"), "{refused}");
         }
     }
 }

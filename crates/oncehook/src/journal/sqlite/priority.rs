@@ -12,7 +12,7 @@ const NICE: i32 = -10;
 
 /// Has the calling thread go before others.
 pub(super) fn raise() {
-    // On Linux nobody in particular means this thread, not its process.
+    // On Linux no process id means this thread, not its process.
     if let Err(error) = rustix::process::setpriority_process(None, NICE) {
         tracing::debug!(%error, "the journal's threads may not go before others");
     }

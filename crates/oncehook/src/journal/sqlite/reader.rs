@@ -2,7 +2,6 @@
 //!
 //! A long read would keep the write-ahead log from starting over, so every query has a deadline. Nothing here can write.
 
-use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -11,7 +10,7 @@ use std::time::{Duration, Instant};
 use oncehook_verify::UnixMicros;
 use rusqlite::{Connection, ErrorCode};
 
-use super::ledger::{self, Filter, KeyHasher, Place};
+use super::ledger::{self, Filter, KeyHasher};
 use super::search::find;
 use super::statements::{self, Statements};
 use super::syncer::LogFile;
@@ -102,27 +101,18 @@ impl Readers {
 
     /// Makes a filter of the whole table of keys. Nothing if that fails, or if the journal is closed meanwhile.
     pub(super) fn load_filter(&self, hasher: &KeyHasher) -> Option<Filter> {
-        let mut filter = Filter::default();
-        let mut place = Place::default();
+        let (mut filter, mut cursor) = (Filter::default(), Default::default());
         while !self.shared.is_closed() {
             let walked = self.read(|connection| {
                 let mut hashes = Vec::new();
-                let next = ledger::load(connection, hasher, &place, |hash| hashes.push(hash))?;
+                let next = ledger::load(connection, hasher, &cursor, |hash| hashes.push(hash))?;
                 Ok((next, hashes))
             });
-            match walked {
-                Ok((next, hashes)) => {
-                    hashes.into_iter().for_each(|hash| filter.insert(hash));
-                    match next {
-                        ControlFlow::Continue(next) => place = next,
-                        ControlFlow::Break(()) => return Some(filter),
-                    }
-                }
-                Err(error) => {
-                    tracing::warn!(%error, "the filter of keys could not be loaded; every key is looked up");
-                    return None;
-                }
-            }
+            let warn = |error: &ReadError| tracing::warn!(%error, "the filter of keys could not be loaded; every key is looked up");
+            let (next, hashes) = walked.inspect_err(warn).ok()?;
+            hashes.into_iter().for_each(|hash| filter.insert(hash));
+            let Some(next) = next else { return Some(filter) };
+            cursor = next;
         }
         None
     }

@@ -51,7 +51,7 @@ pub(super) fn check(connection: &Connection) -> Result<(), OpenError> {
 }
 
 /// Every object on our tables: its kind, its name and the text that made it.
-fn shape(connection: &Connection) -> Result<Vec<String>, rusqlite::Error> {
+fn shape(connection: &Connection) -> rusqlite::Result<Vec<String>> {
     let mut statement = connection.prepare(
         r"SELECT type || ' ' || name || ' ' || coalesce(sql, '') FROM sqlite_schema
            WHERE tbl_name LIKE 'oncehook\_%' ESCAPE '\'",
@@ -64,23 +64,21 @@ mod tests {
     use super::*;
 
     /// The statements of the migration. Every one ends with a semicolon at the end of a line.
-    fn statements() -> Vec<String> {
-        let mut statements = vec![String::new()];
-        for line in MIGRATION.sql.lines() {
-            let ends = line.trim_end().ends_with(';');
-            let last = statements.last_mut().unwrap();
-            last.push_str(line);
-            last.push('\n');
-            if ends {
-                statements.push(String::new());
-            }
-        }
-        assert_eq!(statements.pop().unwrap(), "");
+    fn statements() -> Vec<&'static str> {
+        let statements: Vec<&str> = MIGRATION.sql.split_inclusive(";\n").collect();
+        assert!(statements.iter().all(|statement| statement.ends_with(";\n")));
         statements
     }
 
+    /// The tables as they are made now.
+    fn fresh() -> Connection {
+        let mut connection = Connection::open_in_memory().unwrap();
+        migrate(&mut connection, UnixMicros(0)).unwrap();
+        connection
+    }
+
     /// Runs the first statements of the migration, then dies without a commit.
-    fn die_after(path: &std::path::Path, statements: &[String]) {
+    fn die_after(path: &std::path::Path, statements: &[&str]) {
         let mut connection = super::super::connection::open_writer(path).unwrap();
         let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate).unwrap();
         transaction.execute_batch(MIGRATIONS_TABLE).unwrap();
@@ -116,8 +114,7 @@ mod tests {
              UPDATE oncehook_migrations SET digest = 'older'",
             "DELETE FROM oncehook_migrations; INSERT INTO oncehook_migrations VALUES ('900_journal', '', 0)",
         ] {
-            let mut connection = Connection::open_in_memory().unwrap();
-            migrate(&mut connection, UnixMicros(0)).unwrap();
+            let mut connection = fresh();
             connection.execute_batch(change).unwrap();
             let before = shape(&connection).unwrap();
             let refused = migrate(&mut connection, UnixMicros(1)).unwrap_err().to_string();
@@ -143,8 +140,7 @@ mod tests {
 
     #[test]
     fn the_usual_row_is_written_without_temporary_tables_and_no_unknown_value_is_let_in() {
-        let mut connection = Connection::open_in_memory().unwrap();
-        migrate(&mut connection, UnixMicros(1)).unwrap();
+        let connection = fresh();
         connection.execute_batch("CREATE TABLE slow (x TEXT CHECK (x IN ('a', 'b', 'c')))").unwrap();
         assert_eq!(temporary_tables(&connection, "INSERT INTO slow VALUES ('a')"), 1);
         assert_eq!(USUAL_ROWS.map(|sql| temporary_tables(&connection, sql)), [0, 0, 0]);
@@ -157,16 +153,18 @@ mod tests {
             let error = connection.execute(refused, []).unwrap_err();
             assert!(error.to_string().contains("CHECK constraint failed"), "{refused}: {error}");
         }
-        for state in ["ready", "running", "retrying", "parked", "succeeded", "dead", "superseded", "skipped"] {
-            let sql = "UPDATE oncehook_deliveries SET state = ?1, entity = 'pi_1'";
-            assert_eq!(connection.execute(sql, [state]).unwrap(), 1);
-        }
-        for cause in ["destination", "handler", "ours", "poison", "prerequisite"] {
-            assert_eq!(connection.execute("UPDATE oncehook_deliveries SET cause = ?1", [cause]).unwrap(), 1);
-        }
-        for integrity in ["body", "fields", "none"] {
-            let sql = "UPDATE oncehook_events SET integrity = ?1";
-            assert_eq!(connection.execute(sql, [integrity]).unwrap(), 1);
+        for (sql, values) in [
+            (
+                "UPDATE oncehook_deliveries SET state = ?1, entity = 'pi_1'",
+                &["ready", "running", "retrying", "parked", "succeeded", "dead", "superseded", "skipped"][..],
+            ),
+            (
+                "UPDATE oncehook_deliveries SET cause = ?1",
+                &["destination", "handler", "ours", "poison", "prerequisite"],
+            ),
+            ("UPDATE oncehook_events SET integrity = ?1", &["body", "fields", "none"]),
+        ] {
+            values.iter().for_each(|value| assert_eq!(connection.execute(sql, [value]).unwrap(), 1));
         }
         let sound: String = connection.query_row("PRAGMA integrity_check", [], |row| row.get(0)).unwrap();
         assert_eq!(sound, "ok");
@@ -182,8 +180,7 @@ mod tests {
             "CREATE UNIQUE INDEX oncehook_extra ON oncehook_events (source)",
             "CREATE TRIGGER oncehook_trick BEFORE INSERT ON oncehook_keys BEGIN DELETE FROM oncehook_keys; END",
         ] {
-            let mut connection = Connection::open_in_memory().unwrap();
-            migrate(&mut connection, UnixMicros(0)).unwrap();
+            let connection = fresh();
             check(&connection).unwrap();
             connection.execute_batch(change).unwrap();
             assert!(matches!(check(&connection), Err(OpenError::Schema(_))), "{change}");

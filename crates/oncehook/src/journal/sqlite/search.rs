@@ -8,7 +8,7 @@
 //! are walked; the reader's deadline ends that.
 
 use oncehook_verify::EventKey;
-use rusqlite::{Connection, OptionalExtension, Row, named_params};
+use rusqlite::{Connection, OptionalExtension, Params, Row, named_params};
 
 use super::bloom::{self, Item};
 use super::statements::{Cells, of_engine};
@@ -35,115 +35,184 @@ pub(super) fn find(
     connection: &Connection,
     query: &EventQuery,
     recent: &[EventId],
-) -> Result<Vec<EventSummary>, rusqlite::Error> {
-    let wanted = query.limit + 1;
+) -> rusqlite::Result<Vec<EventSummary>> {
+    let mut search = Search { connection, query, wanted: query.limit + 1, found: Vec::new() };
     if let Some(key) = &query.key {
-        return find_by_key(connection, query, key, recent);
+        search.by_key(key, recent)?;
+        return Ok(search.found);
     }
     let span = usual(query);
-    let mut events = ahead(connection, query, span, wanted)?;
+    search.ahead(span)?;
     let items = groups::wanted(query);
-    let rest = wanted - events.len();
     // An entity has fewer events than a status.
     if query.entity.is_none()
-        && let Some(marks) = query.status.and_then(Marks::of)
+        && let Some((sql, in_order)) = query.status.and_then(marks)
     {
-        events.extend(find_by_status(connection, query, &marks, span, rest)?);
+        search.by_status(&sql, in_order, span)?;
     } else if items.is_empty() {
-        events.extend(scan(connection, query, span, rest)?);
+        search.scan(span)?;
     } else {
-        find_by_blocks(connection, query, &items, span, &mut events, wanted)?;
+        search.by_blocks(&items, span)?;
     }
-    Ok(events)
+    Ok(search.found)
 }
 
-/// Newest first: what is behind the last block, then the blocks that may hold a match; behind the last group one by one, and in
-/// groups those of the groups that may.
-fn find_by_blocks(
-    connection: &Connection,
-    query: &EventQuery,
-    items: &[Item],
-    span: Span,
-    events: &mut Vec<EventSummary>,
+/// A search under way.
+struct Search<'s> {
+    connection: &'s Connection,
+    query: &'s EventQuery,
     wanted: usize,
-) -> Result<(), rusqlite::Error> {
-    let (sealed_to, grouped_to) = (follower::sealed_to(connection)?, groups::grouped_to(connection)?);
-    let behind = Span { from: span.from.max(sealed_to + 1), to: span.to };
-    events.extend(scan(connection, query, behind, wanted - events.len())?);
-    let young = Span { from: span.from.max(grouped_to + 1), to: span.to };
-    look_through(connection, query, young, events, wanted)?;
-    if events.len() >= wanted {
-        return Ok(());
-    }
-    groups::each(connection, (span.from, span.to.min(grouped_to)), items, |first, last| {
-        let group = Span { from: span.from.max(first), to: span.to.min(last) };
-        look_through(connection, query, group, events, wanted)?;
-        Ok(events.len() >= wanted)
-    })
+    found: Vec<EventSummary>,
 }
 
-/// Looks at the blocks of a span until the page is full.
-fn look_through(
-    connection: &Connection,
-    query: &EventQuery,
-    span: Span,
-    events: &mut Vec<EventSummary>,
-    wanted: usize,
-) -> Result<(), rusqlite::Error> {
-    // The last one is the first that reaches to the span's end: without it the walk would begin at the newest block of all.
-    let mut statement = connection.prepare_cached(
-        "SELECT first, last, sources, types, entities, unrouted FROM oncehook_blocks
-          WHERE last >= ?1 AND first <= ?2
-            AND last <= coalesce((SELECT min(last) FROM oncehook_blocks WHERE last >= ?2), ?2) ORDER BY last DESC",
-    )?;
-    let hints = Hints::of(query);
-    let mut blocks = statement.query([span.from, span.to])?;
-    while events.len() < wanted
-        && let Some(block) = blocks.next()?
-    {
-        if hints.may_match(block)? {
-            let block = Span { from: span.from.max(block.get(0)?), to: span.to.min(block.get(1)?) };
-            events.extend(scan(connection, query, block, wanted - events.len())?);
-        }
-    }
-    Ok(())
-}
-
-/// What is asked of a block.
-struct Hints {
-    /// As they stand in its lists.
-    source: Option<String>,
-    kind: Option<String>,
-    entity: Option<Item>,
-    unrouted: bool,
-}
-
-impl Hints {
-    fn of(query: &EventQuery) -> Self {
-        Self {
-            source: query.source.as_deref().map(follower::listed),
-            kind: query.kind.as_deref().map(follower::listed),
-            entity: query.entity.as_deref().map(groups::entity),
-            unrouted: query.status == Some(EventStatus::Unrouted),
-        }
+impl Search<'_> {
+    fn is_full(&self) -> bool {
+        self.found.len() >= self.wanted
     }
 
-    /// Whether a block may hold a match.
-    fn may_match(&self, block: &Row<'_>) -> Result<bool, rusqlite::Error> {
-        if let Some(entity) = self.entity
-            && !bloom::may_contain(block.get_ref(4)?.as_blob()?, entity)
-        {
-            return Ok(false);
+    /// Asks the ledger. Keys are scoped to a source, so without one every source is asked.
+    fn by_key(&mut self, key: &EventKey, recent: &[EventId]) -> rusqlite::Result<()> {
+        let sql =
+            "SELECT k.event FROM oncehook_totals t CROSS JOIN oncehook_keys k ON k.source = t.source AND k.key = ?1";
+        let mut statement = self.connection.prepare_cached(sql)?;
+        let stored = statement.query_map([key.as_bytes()], |row| Ok(EventId::from_bytes(row.get(0)?)))?;
+        let mut events = stored.collect::<rusqlite::Result<Vec<_>>>()?;
+        events.extend_from_slice(recent);
+        events.sort_unstable_by(|a, b| b.cmp(a));
+        events.dedup();
+        events.into_iter().try_for_each(|event| self.scan(Span::of(event.sequence())))
+    }
+
+    /// Newest first: what is behind the last block, then the blocks that may hold a match; behind the last group one by one, and
+    /// in groups those of the groups that may.
+    fn by_blocks(&mut self, items: &[Item], span: Span) -> rusqlite::Result<()> {
+        let sealed_to = follower::sealed_to(self.connection)?;
+        let grouped_to = groups::grouped_to(self.connection)?;
+        self.scan(Span { from: span.from.max(sealed_to + 1), ..span })?;
+        self.look_through(Span { from: span.from.max(grouped_to + 1), ..span })?;
+        if self.is_full() {
+            return Ok(());
         }
-        if self.unrouted && block.get::<_, Option<bool>>(5)? == Some(false) {
-            return Ok(false);
-        }
+        groups::each(self.connection, (span.from, span.to.min(grouped_to)), items, |first, last| {
+            self.look_through(Span { from: span.from.max(first), to: span.to.min(last) })?;
+            Ok(self.is_full())
+        })
+    }
+
+    /// Looks at the blocks of a span until the page is full.
+    fn look_through(&mut self, span: Span) -> rusqlite::Result<()> {
+        // The last one is the first that reaches to the span's end: without it the walk would begin at the newest block of all.
+        let mut statement = self.connection.prepare_cached(
+            "SELECT first, last, sources, types, entities, unrouted FROM oncehook_blocks
+              WHERE last >= ?1 AND first <= ?2
+                AND last <= coalesce((SELECT min(last) FROM oncehook_blocks WHERE last >= ?2), ?2) ORDER BY last DESC",
+        )?;
+        let query = self.query;
+        let entity = query.entity.as_deref().map(groups::entity);
+        // As they stand in a block's lists.
+        let source = query.source.as_deref().map(follower::listed);
+        let kind = query.kind.as_deref().map(follower::listed);
         // No list means that anything may be there. A list is not parsed: the name as it was written is hint enough.
-        let lists = |column: usize, name: &Option<String>| -> Result<bool, rusqlite::Error> {
+        let lists = |block: &Row<'_>, column: usize, name: &Option<String>| -> rusqlite::Result<bool> {
             let Some(name) = name else { return Ok(true) };
             Ok(block.get_ref(column)?.as_str_or_null()?.is_none_or(|listed| listed.contains(name)))
         };
-        Ok(lists(2, &self.source)? && lists(3, &self.kind)?)
+        let mut blocks = statement.query([span.from, span.to])?;
+        while !self.is_full()
+            && let Some(block) = blocks.next()?
+        {
+            let entity_may = match entity {
+                Some(entity) => bloom::may_contain(block.get_ref(4)?.as_blob()?, entity),
+                None => true,
+            };
+            let unrouted_may =
+                query.status != Some(EventStatus::Unrouted) || block.get::<_, Option<bool>>(5)? != Some(false);
+            if entity_may && unrouted_may && lists(block, 2, &source)? && lists(block, 3, &kind)? {
+                self.scan(Span { from: span.from.max(block.get(0)?), to: span.to.min(block.get(1)?) })?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The events above the usual ones: they were received before `until`, but their ids run ahead. There are some where the
+    /// clock had been set back.
+    fn ahead(&mut self, usual: Span) -> rusqlite::Result<()> {
+        let Some(until) = self.query.until else { return Ok(()) };
+        self.look_at(
+            "SELECT seq FROM oncehook_events INDEXED BY oncehook_events_ahead
+              WHERE seq / 32768 > received_at / 1000 + 1000 AND seq > ?1 AND seq <= ?2 AND received_at < ?3 ORDER BY seq DESC",
+            (usual.to, bounds(self.query).to, until.0),
+        )
+    }
+
+    /// Looks at the marked events only. A mark is one delivery's, the status is the event's: the scan decides.
+    fn by_status(&mut self, sql: &str, in_order: bool, mut span: Span) -> rusqlite::Result<()> {
+        if !in_order {
+            // A long queue fills a page right here. Without this, every page of it would sort all of it.
+            let Some(from) = after_stretch(self.connection, span, STRETCH + self.query.limit)? else {
+                return self.scan(span);
+            };
+            self.scan(Span { from, ..span })?;
+            span.to = from - 1;
+        }
+        self.look_at(sql, (span.from, span.to))
+    }
+
+    /// Looks at the events that a statement names, until the page is full. One that is named several times in a row is looked at
+    /// once.
+    fn look_at(&mut self, sql: &str, params: impl Params) -> rusqlite::Result<()> {
+        let mut statement = self.connection.prepare_cached(sql)?;
+        let mut events = statement.query(params)?;
+        let mut last = None;
+        while !self.is_full()
+            && let Some(row) = events.next()?
+        {
+            let event: i64 = row.get(0)?;
+            if last.replace(event) != Some(event) {
+                self.scan(Span::of(event))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Walks the events of a span until the page is full.
+    fn scan(&mut self, span: Span) -> rusqlite::Result<()> {
+        let query = self.query;
+        // Events without a delivery are found by reading the deliveries of the span once. The status would look for those of each
+        // event by itself, and the deeper the tables, the longer that takes.
+        let unrouted = if query.status == Some(EventStatus::Unrouted) {
+            "AND e.seq NOT IN (SELECT d.event FROM oncehook_deliveries d WHERE d.event >= :from AND d.event <= :to)"
+        } else {
+            ""
+        };
+        let sql = format!(
+            "{SUMMARY} FROM oncehook_events e {BESIDE}
+              WHERE e.seq >= :from AND e.seq <= :to {unrouted}
+                AND (:source IS NULL OR e.source = :source)
+                AND (:type   IS NULL OR e.type   = :type)
+                AND (:entity IS NULL OR e.entity = :entity)
+                AND (:status IS NULL OR s.status = :status)
+                AND (:since  IS NULL OR e.received_at >= :since)
+                AND (:until  IS NULL OR e.received_at <  :until)
+              ORDER BY e.seq DESC LIMIT :limit"
+        );
+        let bounds = bounds(query);
+        let mut statement = self.connection.prepare_cached(&sql)?;
+        let params = named_params! {
+            ":from": span.from.max(bounds.from),
+            ":to": span.to.min(bounds.to),
+            ":source": query.source,
+            ":type": query.kind,
+            ":entity": query.entity,
+            ":status": query.status.map(EventStatus::as_str),
+            ":since": query.since.map(|at| at.0),
+            ":until": query.until.map(|at| at.0),
+            ":limit": i64::try_from(self.wanted - self.found.len()).unwrap_or(i64::MAX),
+        };
+        for event in statement.query_map(params, summary)? {
+            self.found.push(event?);
+        }
+        Ok(())
     }
 }
 
@@ -152,6 +221,13 @@ impl Hints {
 struct Span {
     from: i64,
     to: i64,
+}
+
+impl Span {
+    /// One event.
+    fn of(event: i64) -> Self {
+        Self { from: event, to: event }
+    }
 }
 
 /// The sequences that a query can match, as far as they tell.
@@ -173,212 +249,46 @@ fn usual(query: &EventQuery) -> Span {
     Span { to: bounds.to.min(until), ..bounds }
 }
 
-/// The events above the usual ones: they were received before `until`, but their ids run ahead. There are some where the clock
-/// had been set back.
-fn ahead(
-    connection: &Connection,
-    query: &EventQuery,
-    usual: Span,
-    wanted: usize,
-) -> Result<Vec<EventSummary>, rusqlite::Error> {
-    let mut events = Vec::new();
-    let Some(until) = query.until else { return Ok(events) };
-    let mut statement = connection.prepare_cached(
-        "SELECT seq FROM oncehook_events INDEXED BY oncehook_events_ahead
-          WHERE seq / 32768 > received_at / 1000 + 1000 AND seq > ?1 AND seq <= ?2 AND received_at < ?3 ORDER BY seq DESC",
-    )?;
-    let mut rows = statement.query([usual.to, bounds(query).to, until.0])?;
-    while events.len() < wanted
-        && let Some(row) = rows.next()?
-    {
-        let event = row.get(0)?;
-        events.extend(scan(connection, query, Span { from: event, to: event }, 1)?);
-    }
-    Ok(events)
-}
-
-/// Walks the events of a span.
-fn scan(
-    connection: &Connection,
-    query: &EventQuery,
-    span: Span,
-    limit: usize,
-) -> Result<Vec<EventSummary>, rusqlite::Error> {
-    // Whoever has no delivery is told by reading the deliveries of the span once. The status would look for those of each event by
-    // itself, and the deeper the tables, the longer that takes.
-    let unrouted = if query.status == Some(EventStatus::Unrouted) {
-        "AND e.seq NOT IN (SELECT d.event FROM oncehook_deliveries d WHERE d.event >= :from AND d.event <= :to)"
-    } else {
-        ""
+/// Names the events between two sequences that may be in a status, newest first; one that has several marks comes several times in
+/// a row. And whether the index is in the order of the events: otherwise all of its part is sorted for each page.
+fn marks(status: EventStatus) -> Option<(String, bool)> {
+    let (table, state, in_order) = match status {
+        EventStatus::Quarantined => ("flags", "flag = 'quarantined'", true),
+        EventStatus::Dead => ("deliveries INDEXED BY oncehook_deliveries_dead", "state = 'dead'", true),
+        EventStatus::Retrying => (DUE, "state IN ('ready', 'retrying') AND state = 'retrying'", false),
+        EventStatus::Ready => (DUE, "state IN ('ready', 'retrying') AND state = 'ready'", false),
+        EventStatus::Running => ("deliveries INDEXED BY oncehook_deliveries_leased", "state = 'running'", false),
+        EventStatus::Parked => (ASIDE, "state = 'parked'", true),
+        EventStatus::Superseded => (ASIDE, "state = 'superseded'", true),
+        EventStatus::Skipped => (ASIDE, "state = 'skipped'", true),
+        // Nearly every event, or in the filters of blocks.
+        EventStatus::Unrouted | EventStatus::Succeeded => return None,
     };
-    let sql = format!(
-        "{SUMMARY} FROM oncehook_events e {BESIDE}
-          WHERE e.seq >= :from AND e.seq <= :to {unrouted}
-            AND (:source IS NULL OR e.source = :source)
-            AND (:type   IS NULL OR e.type   = :type)
-            AND (:entity IS NULL OR e.entity = :entity)
-            AND (:status IS NULL OR s.status = :status)
-            AND (:since  IS NULL OR e.received_at >= :since)
-            AND (:until  IS NULL OR e.received_at <  :until)
-          ORDER BY e.seq DESC LIMIT :limit"
-    );
-    let bounds = bounds(query);
-    connection
-        .prepare_cached(&sql)?
-        .query_map(
-            named_params! {
-                ":from": span.from.max(bounds.from),
-                ":to": span.to.min(bounds.to),
-                ":source": query.source,
-                ":type": query.kind,
-                ":entity": query.entity,
-                ":status": query.status.map(EventStatus::as_str),
-                ":since": query.since.map(|at| at.0),
-                ":until": query.until.map(|at| at.0),
-                ":limit": i64::try_from(limit).unwrap_or(i64::MAX),
-            },
-            summary,
-        )?
-        .collect()
+    let sql =
+        format!("SELECT event FROM oncehook_{table} WHERE {state} AND event BETWEEN ?1 AND ?2 ORDER BY event DESC");
+    Some((sql, in_order))
 }
 
-/// Asks the ledger. Keys are scoped to a source, so without one every source is asked.
-fn find_by_key(
-    connection: &Connection,
-    query: &EventQuery,
-    key: &EventKey,
-    recent: &[EventId],
-) -> Result<Vec<EventSummary>, rusqlite::Error> {
-    let mut events = connection
-        .prepare_cached(
-            "SELECT k.event FROM oncehook_totals t CROSS JOIN oncehook_keys k ON k.source = t.source AND k.key = ?1",
-        )?
-        .query_map([key.as_bytes()], |row| Ok(EventId::from_bytes(row.get(0)?)))?
-        .collect::<Result<Vec<_>, _>>()?;
-    events.extend_from_slice(recent);
-    events.sort_unstable_by(|a, b| b.cmp(a));
-    events.dedup();
-    let mut found = Vec::new();
-    for event in events {
-        found.extend(scan(connection, query, Span { from: event.sequence(), to: event.sequence() }, 1)?);
-    }
-    Ok(found)
-}
+const DUE: &str = "deliveries INDEXED BY oncehook_deliveries_due";
+const ASIDE: &str = "deliveries INDEXED BY oncehook_deliveries_aside";
 
-/// Where the events that may be in a status are written down.
-struct Marks {
-    /// Gives the events between two sequences, newest first; one that has several marks comes several times in a row.
-    sql: &'static str,
-    /// Whether the index is in the order of the events. Otherwise all of its part is sorted for each page.
-    in_order: bool,
-}
-
-impl Marks {
-    fn of(status: EventStatus) -> Option<Self> {
-        let (sql, in_order) = match status {
-            EventStatus::Quarantined => (
-                "SELECT event FROM oncehook_flags WHERE flag = 'quarantined' AND event BETWEEN ?1 AND ?2
-                  ORDER BY event DESC",
-                true,
-            ),
-            EventStatus::Dead => (
-                "SELECT event FROM oncehook_deliveries INDEXED BY oncehook_deliveries_dead
-                  WHERE state = 'dead' AND event BETWEEN ?1 AND ?2 ORDER BY event DESC",
-                true,
-            ),
-            EventStatus::Retrying => (
-                "SELECT event FROM oncehook_deliveries INDEXED BY oncehook_deliveries_due
-                  WHERE state IN ('ready', 'retrying') AND state = 'retrying' AND event BETWEEN ?1 AND ?2
-                  ORDER BY event DESC",
-                false,
-            ),
-            EventStatus::Ready => (
-                "SELECT event FROM oncehook_deliveries INDEXED BY oncehook_deliveries_due
-                  WHERE state IN ('ready', 'retrying') AND state = 'ready' AND event BETWEEN ?1 AND ?2
-                  ORDER BY event DESC",
-                false,
-            ),
-            EventStatus::Running => (
-                "SELECT event FROM oncehook_deliveries INDEXED BY oncehook_deliveries_leased
-                  WHERE state = 'running' AND event BETWEEN ?1 AND ?2 ORDER BY event DESC",
-                false,
-            ),
-            EventStatus::Parked => (
-                "SELECT event FROM oncehook_deliveries INDEXED BY oncehook_deliveries_aside
-                  WHERE state = 'parked' AND event BETWEEN ?1 AND ?2
-                  ORDER BY event DESC",
-                true,
-            ),
-            EventStatus::Superseded => (
-                "SELECT event FROM oncehook_deliveries INDEXED BY oncehook_deliveries_aside
-                  WHERE state = 'superseded' AND event BETWEEN ?1 AND ?2
-                  ORDER BY event DESC",
-                true,
-            ),
-            EventStatus::Skipped => (
-                "SELECT event FROM oncehook_deliveries INDEXED BY oncehook_deliveries_aside
-                  WHERE state = 'skipped' AND event BETWEEN ?1 AND ?2
-                  ORDER BY event DESC",
-                true,
-            ),
-            // Nearly every event, or in the filters of blocks.
-            EventStatus::Unrouted | EventStatus::Succeeded => return None,
-        };
-        Some(Self { sql, in_order })
-    }
-}
-
-/// Looks at the marked events only. A mark is one delivery's, the status is the event's: the scan decides.
-fn find_by_status(
-    connection: &Connection,
-    query: &EventQuery,
-    marks: &Marks,
-    mut span: Span,
-    wanted: usize,
-) -> Result<Vec<EventSummary>, rusqlite::Error> {
-    let mut events = Vec::new();
-    if !marks.in_order {
-        // A long queue fills a page right here. Without this, every page of it would sort all of it.
-        let Some(from) = after_stretch(connection, span, STRETCH + query.limit)? else {
-            return scan(connection, query, span, wanted);
-        };
-        events = scan(connection, query, Span { from, ..span }, wanted)?;
-        span.to = from - 1;
-    }
-    let mut statement = connection.prepare_cached(marks.sql)?;
-    let mut marked = statement.query([span.from, span.to])?;
-    let mut last = None;
-    while events.len() < wanted
-        && let Some(mark) = marked.next()?
-    {
-        let event: i64 = mark.get(0)?;
-        if last.replace(event) != Some(event) {
-            events.extend(scan(connection, query, Span { from: event, to: event }, 1)?);
-        }
-    }
-    Ok(events)
-}
-
-/// The sequence of the event that comes so many after the newest of a span, if there are so many.
-fn after_stretch(connection: &Connection, span: Span, count: usize) -> Result<Option<i64>, rusqlite::Error> {
-    connection
-        .prepare_cached(
-            "SELECT seq FROM oncehook_events WHERE seq BETWEEN ?1 AND ?2 ORDER BY seq DESC LIMIT 1 OFFSET ?3",
-        )?
-        .query_row((span.from, span.to, i64::try_from(count).unwrap_or(i64::MAX)), |row| row.get(0))
-        .optional()
+/// The sequence of the event that comes `count` after the newest of a span, if the span has that many.
+fn after_stretch(connection: &Connection, span: Span, count: usize) -> rusqlite::Result<Option<i64>> {
+    let sql = "SELECT seq FROM oncehook_events WHERE seq BETWEEN ?1 AND ?2 ORDER BY seq DESC LIMIT 1 OFFSET ?3";
+    let params = (span.from, span.to, i64::try_from(count).unwrap_or(i64::MAX));
+    connection.prepare_cached(sql)?.query_row(params, |row| row.get(0)).optional()
 }
 
 fn first_sequence(millis: i64) -> i64 {
     millis.clamp(0, (1 << 48) - 1) << 15
 }
 
-fn summary(row: &Row<'_>) -> Result<EventSummary, rusqlite::Error> {
+fn summary(row: &Row<'_>) -> rusqlite::Result<EventSummary> {
     story::summary(&Cells::of(row)?).map_err(of_engine)
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use std::sync::Arc;
     use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -393,29 +303,25 @@ mod tests {
     /// Sequences are never below the time of receipt.
     const FIRST: i64 = 1_000_000;
 
-    /// A long history in which everything succeeded, but for what `odd` says about some events (`@7` is the seventh).
-    fn history(odd: &str) -> Connection {
+    /// So many events, numbered by their time of receipt, with the values that SQL makes of `value`. Then runs `more`.
+    pub(in super::super) fn made(events: i64, [seq, source, kind, entity]: [&str; 4], more: &str) -> Connection {
         let mut connection = Connection::open_in_memory().unwrap();
         schema::migrate(&mut connection, UnixMicros(0)).unwrap();
         connection
             .execute_batch(&format!(
                 "INSERT INTO oncehook_events (seq, id, source, key, key_signed, type, entity, occurred_at, received_at, key_expires_at,
                                               integrity, digest, headers, body)
-                 SELECT {FIRST} + value, zeroblob(16), iif(value % 2, 'odd', 'even'), X'6B', 1,
-                        NULL, NULL, NULL, value, 0, 'body', zeroblob(32), X'', X''
-                   FROM (WITH RECURSIVE n(value) AS (SELECT 1 UNION ALL SELECT value + 1 FROM n LIMIT {EVENTS})
+                 SELECT {seq}, zeroblob(16), {source}, X'6B', 1, {kind}, {entity}, NULL, value, 0, 'body', zeroblob(32), X'', X''
+                   FROM (WITH RECURSIVE n(value) AS (SELECT 1 UNION ALL SELECT value + 1 FROM n LIMIT {events})
                          SELECT value FROM n);
-                 INSERT INTO oncehook_deliveries (event, route, state, run_at)
-                 SELECT seq, 'orders', 'succeeded', -seq FROM oncehook_events;
-                 {}",
-                odd.replace('@', &format!("{FIRST} + "))
+                 {more}"
             ))
             .unwrap();
         connection
     }
 
-    /// What a query finds on so many pages of two, and the most work that a page took, in hundreds of SQLite's steps.
-    fn pages(connection: &mut Connection, query: &EventQuery, count: usize) -> (Vec<i64>, u64) {
+    /// What a query finds, and how many hundreds of SQLite's steps it takes.
+    pub(in super::super) fn counted(connection: &mut Connection, query: &EventQuery) -> (Vec<i64>, u64) {
         let steps = Arc::new(AtomicU64::new(0));
         let counter = Arc::clone(&steps);
         let step = move || {
@@ -423,17 +329,30 @@ mod tests {
             false
         };
         connection.progress_handler(100, Some(step)).unwrap();
+        let events = find(connection, query, &[]).unwrap();
+        (events.iter().map(|event| event.received_at.0).collect(), steps.load(Ordering::Relaxed))
+    }
+
+    /// A long history in which everything succeeded, but for what `odd` says about some events (`@7` is the seventh).
+    fn history(odd: &str) -> Connection {
+        let seq = format!("{FIRST} + value");
+        let succeeded = "INSERT INTO oncehook_deliveries (event, route, state, run_at)
+                         SELECT seq, 'orders', 'succeeded', -seq FROM oncehook_events;";
+        let odd = odd.replace('@', &format!("{FIRST} + "));
+        made(EVENTS, [&seq, "iif(value % 2, 'odd', 'even')", "NULL", "NULL"], &format!("{succeeded} {odd}"))
+    }
+
+    /// What a query finds on `count` pages of two, and the most work that a page took, in hundreds of SQLite's steps.
+    fn pages(connection: &mut Connection, query: &EventQuery, count: usize) -> (Vec<i64>, u64) {
         let mut query = EventQuery { limit: 2, ..query.clone() };
         let (mut found, mut most) = (Vec::new(), 0);
         for _ in 0..count {
-            steps.store(0, Ordering::Relaxed);
-            let page = find(connection, &query, &[]).unwrap();
-            most = most.max(steps.load(Ordering::Relaxed));
-            let more = page.len() > query.limit;
-            found.extend(page.iter().take(query.limit).map(|event| event.received_at.0));
-            let id_of = |number: i64| EventIds::above(FIRST + number - 1, 0).next(UnixMicros(0));
-            query.after = found.last().map(|last| id_of(*last));
-            if !more {
+            let (page, steps) = counted(connection, &query);
+            most = most.max(steps);
+            found.extend(page.iter().take(query.limit));
+            let id_of = |number: &i64| EventIds::above(FIRST + number - 1, 0).next(UnixMicros(0));
+            query.after = found.last().map(id_of);
+            if page.len() <= query.limit {
                 break;
             }
         }
@@ -494,7 +413,7 @@ mod tests {
 
     #[test]
     fn what_came_while_the_clock_was_set_back_is_found_by_its_time() {
-        let connection = history("");
+        let mut connection = history("");
         // Ids of an hour later, the time of receipt as before.
         connection
             .execute_batch(
@@ -503,15 +422,15 @@ mod tests {
                    FROM oncehook_events WHERE received_at IN (90, 100, 110)",
             )
             .unwrap();
-        let query = EventQuery { until: Some(UnixMicros(101)), limit: 4, ..EventQuery::default() };
-        let at = |query: &EventQuery| -> Vec<i64> {
-            find(&connection, query, &[]).unwrap().iter().map(|event| event.received_at.0).collect()
-        };
-        assert_eq!(at(&query), [100, 90, 100, 99, 98]);
-        let odd = EventQuery { source: Some("odd".to_owned()), ..query.clone() };
-        assert_eq!(at(&odd), [99, 97, 95, 93, 91]);
-        let even = EventQuery { source: Some("even".to_owned()), ..query };
-        assert_eq!(at(&even), [100, 90, 100, 98, 96]);
+        for (source, wanted) in [
+            (None, [100, 90, 100, 99, 98]),
+            (Some("odd"), [99, 97, 95, 93, 91]),
+            (Some("even"), [100, 90, 100, 98, 96]),
+        ] {
+            let (until, source) = (Some(UnixMicros(101)), source.map(str::to_owned));
+            let query = EventQuery { until, source, limit: 4, ..EventQuery::default() };
+            assert_eq!(counted(&mut connection, &query).0, wanted);
+        }
     }
 
     #[test]

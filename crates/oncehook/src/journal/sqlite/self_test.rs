@@ -1,6 +1,6 @@
 //! Does the ledger still remember? Asked at start-up, after a failure, and every minute (R44).
 //!
-//! A renamed column, a lost or folding unique key: each once made somebody's dedup fail silently. Here it is tried out in a
+//! A renamed column, a lost or folding unique key: each has made deduplication fail silently in another system. Here it is tried out in a
 //! transaction that is rolled back, with the very code that accepts events, and the schema is compared with the one
 //! that this program makes. A probe key goes the whole way: staged with its batch, in the current generation, read back
 //! from the event log as after a crash, half merged, in the table. At each place it must be recognised. Probe rows never
@@ -8,30 +8,29 @@
 
 use std::sync::Arc;
 
-use bytes::Bytes;
-use oncehook_verify::{EventKey, Integrity, UnixMicros};
+use oncehook_verify::{EventKey, UnixMicros};
 use rusqlite::{Connection, ErrorCode, Transaction, TransactionBehavior, params};
 
 use super::ledger::Ledger;
 use super::queries::Statements;
 use super::schema;
-use crate::event::{EventId, EventIds, NewEvent, SourceName};
+use crate::event::{EventId, EventIds, NewEvent};
 use crate::journal::{PROBE_SOURCE, SelfTestError, Verdict, probe_keys};
 
-pub(super) fn run(connection: &mut Connection, now: UnixMicros) -> Result<(), SelfTestError> {
-    schema::check(connection).map_err(|error| SelfTestError(error.to_string()))?;
-    let transaction = connection
-        .transaction_with_behavior(TransactionBehavior::Immediate)
-        .map_err(|error| SelfTestError(error.to_string()))?;
+/// An error is the engine's; the verdict is about the ledger.
+pub(super) fn run(connection: &mut Connection, now: UnixMicros) -> rusqlite::Result<Result<(), SelfTestError>> {
+    if let Err(error) = schema::check(connection) {
+        return Ok(Err(SelfTestError(error.to_string())));
+    }
+    let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
     let verdict = probe(&transaction, now);
     // Dropping the transaction would roll back too; here a failure to do so is seen.
-    transaction.rollback().map_err(|error| SelfTestError(error.to_string()))?;
-    verdict
+    transaction.rollback()?;
+    Ok(verdict)
 }
 
 fn probe(transaction: &Transaction<'_>, now: UnixMicros) -> Result<(), SelfTestError> {
     let (key, key_in_capitals) = probe_keys(now.0.unsigned_abs());
-    let broken = |error: rusqlite::Error| SelfTestError(error.to_string());
     let mut probe = Probe {
         statements: Statements::prepare(transaction).map_err(broken)?,
         ids: EventIds::above(PROBES_ABOVE, 0),
@@ -59,6 +58,10 @@ fn probe(transaction: &Transaction<'_>, now: UnixMicros) -> Result<(), SelfTestE
     refuses_by_name(transaction, &key, now)
 }
 
+fn broken(error: rusqlite::Error) -> SelfTestError {
+    SelfTestError(error.to_string())
+}
+
 /// Ids of probes: above every real one for the next few thousand years.
 const PROBES_ABOVE: i64 = i64::MAX - (1 << 20);
 
@@ -71,15 +74,11 @@ struct Probe<'t> {
 
 impl Probe<'_> {
     fn expect(&mut self, what: &str, key: &EventKey, digest: u8, wanted: Verdict) -> Result<EventId, SelfTestError> {
-        let event = event(key, digest, self.now);
-        let appended = self
-            .statements
-            .append(&mut self.ids, &mut self.ledger, &event, self.now)
-            .map_err(|error| SelfTestError(error.to_string()))?;
-        if appended.verdict == wanted {
-            Ok(appended.id)
-        } else {
-            Err(SelfTestError(format!("{what} was taken for {}", appended.verdict.as_str())))
+        let event = NewEvent::probe(key, digest, self.now);
+        let appended = self.statements.append(&mut self.ids, &mut self.ledger, &event, self.now).map_err(broken)?;
+        match appended.verdict {
+            verdict if verdict == wanted => Ok(appended.id),
+            other => Err(SelfTestError(format!("{what} was taken for {}", other.as_str()))),
         }
     }
 
@@ -88,11 +87,8 @@ impl Probe<'_> {
         let again = self.expect(&format!("a known key ({place})"), key, 1, Verdict::Duplicate)?;
         let what = format!("another body under a known key ({place})");
         let other = self.expect(&what, key, 2, Verdict::Conflict)?;
-        if first == again && first == other {
-            Ok(())
-        } else {
-            Err(SelfTestError(format!("a known key ({place}) led to another event")))
-        }
+        let found = [again, other] == [first; 2];
+        found.then_some(()).ok_or_else(|| SelfTestError(format!("a known key ({place}) led to another event")))
     }
 }
 
@@ -112,28 +108,5 @@ fn refuses_by_name(transaction: &Transaction<'_>, key: &EventKey, now: UnixMicro
             Ok(())
         }
         Err(error) => Err(SelfTestError(format!("a known key was refused for another reason: {error}"))),
-    }
-}
-
-fn event(key: &EventKey, digest: u8, now: UnixMicros) -> NewEvent {
-    NewEvent {
-        id: None,
-        source: SourceName::probe(),
-        key: key.clone(),
-        key_signed: true,
-        kind: None,
-        entity: None,
-        occurred_at: None,
-        version: None,
-        received_at: now,
-        expires_at: now,
-        integrity: Integrity::None,
-        headers: Bytes::new(),
-        body: Bytes::new(),
-        digest: [digest; 32],
-        quarantine: None,
-        routes: Default::default(),
-        by_entity: false,
-        peer: std::net::Ipv4Addr::UNSPECIFIED.into(),
     }
 }

@@ -19,17 +19,17 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{Receiver, RecvTimeoutError};
+use crossbeam_channel::RecvTimeoutError;
 use oncehook_verify::UnixMicros;
 use rusqlite::{Connection, ErrorCode, TransactionBehavior};
 use tokio::sync::oneshot;
 
 use super::answered::{self, Answered};
 use super::busy::{self, BUSY_WAIT};
-use super::checkpoint::{Checkpointer, Tended, empty_the_log};
+use super::checkpoint::{Checkpointer, empty_the_log, open_emptied};
+use super::commands::{BATCH_USUAL, Batch, Commands, Work, refuse};
 use super::connection::Synced;
 use super::groups::Gathering;
-use super::intake::Intake;
 use super::ledger::{self, Ledger};
 use super::place::LockFile;
 use super::queries::{self, Statements};
@@ -37,25 +37,15 @@ use super::reader::Readers;
 use super::syncer::{Committed, Syncer};
 use super::{OpenError, Shared, connection, follower, priority, self_test, user_sql};
 use crate::clock::Clock;
-use crate::event::{EventId, EventIds, NewEvents, SourceName};
-use crate::journal::{AppendError, Appended, Layer, Receipt, SelfTestError, SourceCounts, Verdict};
-use crate::planted::{self, Bug};
+use crate::event::{EventIds, SourceName};
+use crate::journal::{Layer, Receipt, SourceCounts, Verdict};
 
-/// What the thread can be told.
-pub(super) enum Command {
-    /// In a box: the queue has thousands of places, and each is as large as the largest command.
-    Append(Box<Work>),
-    Job(Job),
-    SelfTest(oneshot::Sender<Result<(), SelfTestError>>),
-    Close(oneshot::Sender<()>),
-}
-
-/// Something else to do with the connection, in transactions of its own: deliveries, orders, forgetting. It is told why
-/// if there is no connection, and answers whoever asked by itself; what it returns is for the writer.
-pub(super) type Job = Box<dyn FnOnce(Result<Desk<'_>, &str>) -> Result<(), rusqlite::Error> + Send>;
+/// Something else to do with the connection, in transactions of its own: deliveries, orders, forgetting. It is given the reason
+/// if there is no connection, and answers its caller by itself; what it returns is for the writer.
+pub(super) type Job = Box<dyn FnOnce(Result<WriterContext<'_>, &str>) -> rusqlite::Result<()> + Send>;
 
 /// What the writer works with.
-pub(super) struct Desk<'w> {
+pub(super) struct WriterContext<'w> {
     pub(super) connection: &'w mut Connection,
     pub(super) ledger: &'w mut Ledger,
     /// The steady time now.
@@ -64,40 +54,8 @@ pub(super) struct Desk<'w> {
     pub(super) wall: UnixMicros,
 }
 
-/// The writer's end of the queue. However the writer ends, by a panic too, nobody is left waiting for it.
-pub(super) struct Post {
-    pub(super) commands: Receiver<Command>,
-    pub(super) shared: Arc<Shared>,
-}
-
-impl Drop for Post {
-    fn drop(&mut self) {
-        if std::thread::panicking() {
-            *self.shared.failing() = Some("the journal's writer has died".to_owned());
-        }
-        self.shared.close();
-        // Dropping a command tells whoever waits for it.
-        while self.commands.try_recv().is_ok() {}
-    }
-}
-
-/// The events of one request, and where to send the outcome.
-pub(super) struct Work {
-    pub(super) events: NewEvents,
-    pub(super) answer: oneshot::Sender<Result<Receipt, AppendError>>,
-    /// When it was put into the queue.
-    pub(super) submitted: Instant,
-}
-
-impl Work {
-    /// What the events weigh in memory, roughly.
-    pub(super) fn bytes(&self) -> usize {
-        self.events.iter().map(|event| event.body.len() + event.headers.len()).sum()
-    }
-}
-
-/// Room that is made for a batch at its beginning.
-const BATCH_USUAL: usize = 128;
+/// So many events are worth a commit as soon as the disk is free.
+const BATCH_ENOUGH: usize = 64;
 
 /// How often the thread wakes without work, and how old counts and search index may become.
 const TICK: Duration = Duration::from_millis(100);
@@ -107,21 +65,20 @@ const REPLAYS_EVERY: Duration = Duration::from_millis(200);
 /// How long to wait before a failed journal is tried again.
 const REOPEN_EVERY: Duration = Duration::from_millis(250);
 
-/// What the writer stands on.
-pub(super) struct Ground {
+/// What the writer has from its start to its end.
+pub(super) struct WriterSetup {
     pub(super) path: PathBuf,
     pub(super) clock: Clock,
-    pub(super) lock: LockFile,
+    /// Held, not looked at.
+    pub(super) _lock: LockFile,
+    /// Where the last answered event is written down.
     pub(super) answered: Answered,
     pub(super) readers: Arc<Readers>,
-    pub(super) ledger_generation: usize,
+    pub(super) shared: Arc<Shared>,
 }
 
 pub(super) struct Writer {
-    path: PathBuf,
-    clock: Clock,
-    readers: Arc<Readers>,
-    shared: Arc<Shared>,
+    setup: WriterSetup,
     /// `None` while the journal is failing.
     connection: Option<Connection>,
     ids: EventIds,
@@ -141,28 +98,23 @@ pub(super) struct Writer {
     replays_sought: Instant,
     flushed: Instant,
     tried: Instant,
-    /// Where the last answered event is written down.
-    answered: Answered,
-    _lock: LockFile,
 }
 
 impl Writer {
-    pub(super) fn new(mut connection: Connection, ground: Ground, shared: Arc<Shared>) -> Result<Self, OpenError> {
-        let mut ledger = Ledger::new(ground.ledger_generation, Arc::clone(&shared.recent));
+    /// `ledger_generation`: how many keys gather in memory before they are merged into the table.
+    pub(super) fn new(
+        mut connection: Connection,
+        setup: WriterSetup,
+        ledger_generation: usize,
+    ) -> Result<Self, OpenError> {
+        let mut ledger = Ledger::new(ledger_generation, Arc::clone(&setup.shared.recent));
         ledger.rebuild(&mut connection)?;
-        let last = queries::last_sequence(&connection)?;
-        let checkpointer = Checkpointer::start(&ground.path)?;
-        let syncer = Syncer::start(&ground.path, &ground.answered)?;
         let mut writer = Self {
-            path: ground.path,
-            clock: ground.clock,
-            readers: ground.readers,
-            shared,
             connection: None,
-            ids: EventIds::above(last, random_tail()),
+            ids: EventIds::above(queries::last_sequence(&connection)?, random_tail()),
             ledger,
-            checkpointer,
-            syncer,
+            checkpointer: Checkpointer::start(&setup.path)?,
+            syncer: Syncer::start(&setup.path, &setup.answered)?,
             synced: Synced::ByThemselves,
             unsealed: follower::unsealed(&connection)?,
             gathering: Gathering::new(),
@@ -171,28 +123,24 @@ impl Writer {
             replays_sought: Instant::now(),
             flushed: Instant::now(),
             tried: Instant::now(),
-            answered: ground.answered,
-            _lock: ground.lock,
+            setup,
         };
         writer.tell_lag();
         writer.adopt(connection)?;
-        writer.ledger.load_filter(&writer.readers);
+        writer.ledger.load_filter(&writer.setup.readers);
         Ok(writer)
     }
 
-    /// Runs until told to close, or until the last handle to the journal is gone.
-    pub(super) fn run(mut self, commands: &Receiver<Command>) {
+    /// Runs until it is asked to close, or until the last handle to the journal is gone.
+    pub(super) fn run(mut self, commands: &Commands<Job>) {
         priority::raise();
         loop {
-            match commands.recv_timeout(TICK) {
-                Ok(Command::Append(work)) => match self.accept(*work, commands) {
-                    Some(Command::SelfTest(answer)) => self.self_test(answer),
-                    Some(Command::Close(done)) => return self.close(commands, done),
-                    Some(Command::Append(_) | Command::Job(_)) | None => {}
-                },
-                Ok(Command::Job(job)) => self.work(job),
-                Ok(Command::SelfTest(answer)) => self.self_test(answer),
-                Ok(Command::Close(done)) => return self.close(commands, done),
+            match commands.receiver.recv_timeout(TICK) {
+                Ok(command) => {
+                    if let Some(done) = self.serve(Batch::begin(command, commands)) {
+                        return self.close(commands, done);
+                    }
+                }
                 Err(RecvTimeoutError::Timeout) => {
                     self.merge_keys(commands);
                     self.catch_up(commands);
@@ -203,60 +151,53 @@ impl Writer {
         }
     }
 
-    /// Stores a request and those that stand behind it, then does the jobs that stood between them. Returns the first other
-    /// command, if one was met.
-    fn accept(&mut self, first: Work, commands: &Receiver<Command>) -> Option<Command> {
-        let shared = Arc::clone(&self.shared);
-        let mut intake = Intake::new(commands, &shared.queued_bytes);
-        let mut batch = Vec::with_capacity(BATCH_USUAL);
-        intake.put(first, &mut batch);
-        self.store(batch, &mut |batch, syncer| intake.more(batch, syncer));
-        let Intake { jobs, interruption, .. } = intake;
-        jobs.into_iter().for_each(|job| self.work(job));
-        interruption
+    /// Stores the requests of a batch, then does its jobs. Returns the caller that asked to close, if one did.
+    fn serve(&mut self, mut batch: Batch<'_, Job>) -> Option<oneshot::Sender<()>> {
+        if !batch.works.is_empty() {
+            self.store(&mut batch);
+        }
+        batch.jobs.into_iter().for_each(|job| self.work(job));
+        batch.close
     }
 
-    /// Stores a batch, with what `more` adds to it meanwhile, and has it answered. All branching about what can go wrong is
-    /// here.
-    fn store(&mut self, mut batch: Vec<Work>, more: &mut More<'_>) {
+    /// Stores a batch, with what is added to it meanwhile, and has it answered. All branching about what can go wrong is here.
+    fn store(&mut self, batch: &mut Batch<'_, Job>) {
         self.notice_failure();
         let Some(connection) = self.connection.as_mut() else {
-            let reason = self.shared.failing().clone().unwrap_or_default();
-            return refuse(&mut batch, &reason);
+            return refuse(batch.works.drain(..), &self.setup.shared.queue.reason());
         };
         let (ids, ledger, syncer) = (&mut self.ids, &mut self.ledger, &mut self.syncer);
         // The first has waited longest: what is added to the batch came later.
-        busy::until(batch.first().map(|work| work.submitted + BUSY_WAIT));
-        let stored = self.synced.switch(connection, Synced::BySyncer).and_then(|()| {
-            commit(connection, ids, ledger, &mut batch, |batch| more(batch, syncer), self.clock.steady())
-        });
+        busy::until(batch.works.first().map(|work| work.submitted + BUSY_WAIT));
+        let stored = self
+            .synced
+            .switch(connection, Synced::BySyncer)
+            .and_then(|()| commit(connection, ids, ledger, syncer, batch, self.setup.clock.steady()));
         busy::until(None);
+        let works = std::mem::take(&mut batch.works);
         match stored {
-            Ok(outcome) => {
+            Ok((receipts, changed)) => {
                 busy::passed();
-                self.answer(batch, outcome);
+                self.note(&works, &receipts);
+                self.syncer.answer(Committed { works, receipts, changed });
             }
             // Another process holds the write lock. Nothing was stored and the connection is sound.
-            Err(error) if is_busy(&error) => {
-                refuse(&mut batch, "another process is writing to the database file");
-            }
-            Err(error) if batch.len() > 1 && blames_a_row(&error) => {
-                for work in batch {
-                    self.store(vec![work], &mut |_, _| false);
-                }
+            Err(error) if is_busy(&error) => refuse(works, "another process is writing to the database file"),
+            Err(error) if works.len() > 1 && blames_a_row(&error) => {
+                works.into_iter().for_each(|work| self.store(&mut Batch::alone(work)));
             }
             Err(error) if blames_a_row(&error) => {
                 tracing::error!(%error, "an event could not be stored");
-                refuse(&mut batch, "the event could not be stored");
+                refuse(works, "the event could not be stored");
             }
             Err(error) => {
-                refuse(&mut batch, "the database could not be written");
+                refuse(works, "the database could not be written");
                 self.fail(&error.to_string());
             }
         }
     }
 
-    /// A log that could not be synced is the end of the connection, whoever tried.
+    /// A log that could not be synced is the end of the connection.
     fn notice_failure(&mut self) {
         if self.connection.is_some()
             && let Some(reason) = self.syncer.failure()
@@ -265,7 +206,7 @@ impl Writer {
         }
     }
 
-    /// Does a job. An error that blames the disk ends the connection, as it does for appends.
+    /// Does a job.
     fn work(&mut self, job: Job) {
         self.notice_failure();
         if let Some(connection) = &self.connection
@@ -273,52 +214,50 @@ impl Writer {
         {
             self.fail(&error.to_string());
         }
-        let reason = self.shared.failing().clone();
+        let reason = self.setup.shared.failing().clone();
         let (connection, ledger) = (self.connection.as_mut(), &mut self.ledger);
-        let (now, wall) = (self.clock.steady(), self.clock.now());
-        // A job that panics is lost, and whoever waits for it is told so. Its transaction is undone while it unwinds.
+        let (now, wall) = (self.setup.clock.steady(), self.setup.clock.now());
+        // A job that panics is lost, and its caller learns so. Its transaction is undone while it unwinds.
         let done = catch_unwind(AssertUnwindSafe(|| match connection {
-            Some(connection) => job(Ok(Desk { connection, ledger, now, wall })),
+            Some(connection) => job(Ok(WriterContext { connection, ledger, now, wall })),
             None => job(Err(reason.as_deref().unwrap_or("failing"))),
         }));
-        let Ok(done) = done else {
-            tracing::error!("a piece of work panicked");
-            return;
-        };
         match done {
-            Ok(()) => busy::passed(),
-            Err(error) if blames_the_disk(&error) => self.fail(&error.to_string()),
-            Err(error) if is_busy(&error) => {}
-            Err(error) => tracing::error!(%error, "the journal could not do a piece of work"),
+            Ok(Ok(())) => busy::passed(),
+            Ok(Err(error)) => self.fail_beside(&error, "the journal could not do a piece of work"),
+            Err(_) => tracing::error!("a piece of work panicked"),
         }
     }
 
-    fn answer(&mut self, batch: Vec<Work>, outcome: Outcome) {
-        self.unsealed += outcome.stored;
-        self.tell_lag();
-        self.replays_pending |= outcome.unsigned;
-        if outcome.routed {
-            self.shared.changed();
-        }
-        if !outcome.duplicates.is_empty() {
-            let mut tally = self.shared.tally();
-            for duplicate in outcome.duplicates {
-                tally.add(duplicate.event, &duplicate.source, duplicate.at, duplicate.peer, Layer::Journal);
+    /// Notes what a batch that was committed means for the work behind the accepts.
+    fn note(&mut self, works: &[Work], receipts: &[Receipt]) {
+        let (mut routed, mut tally) = (false, None);
+        for (event, appended) in works.iter().flat_map(|work| &work.events).zip(receipts.iter().flatten()) {
+            self.replays_pending |= !event.key_signed;
+            self.unsealed += u64::from(matches!(appended.verdict, Verdict::New | Verdict::Quarantined));
+            routed |= appended.verdict == Verdict::New && !event.routes.is_empty();
+            if appended.verdict == Verdict::Duplicate {
+                let tally = tally.get_or_insert_with(|| self.setup.shared.tally());
+                tally.add(appended.id, &event.source, event.received_at, event.peer, Layer::Journal);
             }
         }
-        self.syncer.answer(Committed { batch, receipts: outcome.receipts, changed: outcome.changed });
+        drop(tally);
+        self.tell_lag();
+        if routed {
+            self.setup.shared.changed();
+        }
     }
 
     fn fail(&mut self, reason: &str) {
         tracing::error!(reason, "the journal cannot store; refusing events until it can");
-        *self.shared.failing() = Some(reason.to_owned());
+        *self.setup.shared.failing() = Some(reason.to_owned());
         // With every connection closed, the next one finds the log as after a crash and copies all of it anew.
         if let Some(connection) = self.connection.take() {
             connection::abandon(connection);
         }
         self.syncer.stop();
         self.checkpointer.abandon();
-        self.readers.close_idle();
+        self.setup.readers.close_idle();
         self.tried = Instant::now();
     }
 
@@ -327,7 +266,7 @@ impl Writer {
         // Our own statements, and those of the user's routes.
         connection.set_prepared_statement_cache_capacity(256);
         user_sql::guard(&mut connection)?;
-        let shared = Arc::clone(&self.shared);
+        let shared = Arc::clone(&self.setup.shared);
         connection.wal_hook(Some(move |_: &mut rusqlite::hooks::Wal, pages: std::ffi::c_int| {
             shared.wal_pages.store(u64::try_from(pages).unwrap_or(0), Ordering::Relaxed);
             Ok(())
@@ -339,24 +278,23 @@ impl Writer {
 
     fn reopen(&mut self) {
         self.tried = Instant::now();
-        let opened = connection::open_writer(&self.path).and_then(|mut connection| {
-            // See the module's text: never commit into a log whose sync has failed.
-            empty_the_log(&connection)?;
-            self.shared.wal_pages.store(0, Ordering::Relaxed);
-            self_test::run(&mut connection, self.clock.now())?;
+        // See the module's text: never commit into a log whose sync has failed.
+        let opened = open_emptied(&self.setup.path).and_then(|mut connection| {
+            self.setup.shared.wal_pages.store(0, Ordering::Relaxed);
+            self_test::run(&mut connection, self.setup.clock.now())??;
             // A commit that failed may be in the log all the same: memory starts from what is stored.
             self.ledger.rebuild(&mut connection)?;
-            self.ledger.load_filter(&self.readers);
-            self.checkpointer = Checkpointer::start(&self.path)?;
-            self.syncer = Syncer::start(&self.path, &self.answered)?;
+            self.ledger.load_filter(&self.setup.readers);
+            self.checkpointer = Checkpointer::start(&self.setup.path)?;
+            self.syncer = Syncer::start(&self.setup.path, &self.setup.answered)?;
             self.adopt(connection)
         });
         match opened {
             Ok(()) => {
-                *self.shared.failing() = None;
+                *self.setup.shared.failing() = None;
                 tracing::info!("the journal stores again");
             }
-            Err(error) => *self.shared.failing() = Some(error.to_string()),
+            Err(error) => *self.setup.shared.failing() = Some(error.to_string()),
         }
     }
 
@@ -375,7 +313,7 @@ impl Writer {
         if self.replays_pending && self.replays_sought.elapsed() >= REPLAYS_EVERY {
             self.find_replays();
         }
-        if self.flushed.elapsed() >= FLUSH_EVERY || self.shared.tally().is_full() {
+        if self.flushed.elapsed() >= FLUSH_EVERY || self.setup.shared.tally().is_full() {
             self.flush();
         }
         self.ledger.adopt_filter();
@@ -385,16 +323,16 @@ impl Writer {
 
     fn tend_the_log(&mut self) {
         let Some(connection) = &self.connection else { return };
-        match self.checkpointer.tend(connection, self.shared.wal_pages.load(Ordering::Relaxed)) {
-            Ok(Tended::Continues) => {}
-            Ok(Tended::StartsOver) => self.shared.wal_pages.store(0, Ordering::Relaxed),
+        match self.checkpointer.tend(connection, self.setup.shared.wal_pages.load(Ordering::Relaxed)) {
+            Ok(false) => {}
+            Ok(true) => self.setup.shared.wal_pages.store(0, Ordering::Relaxed),
             Err(reason) => self.fail(&reason),
         }
     }
 
-    /// Nobody waits: merges keys into the table until somebody does.
-    fn merge_keys(&mut self, commands: &Receiver<Command>) {
-        while commands.is_empty() && self.ledger.is_merging() {
+    /// Merges keys into the table until a command arrives.
+    fn merge_keys(&mut self, commands: &Commands<Job>) {
+        while commands.receiver.is_empty() && self.ledger.is_merging() {
             let Some(connection) = self.connection.as_mut() else { return };
             match self.ledger.merge_alone(connection, ledger::MERGED_ALONE) {
                 Ok(_) => self.tend_the_log(),
@@ -408,17 +346,17 @@ impl Writer {
     fn flush(&mut self) {
         self.flushed = Instant::now();
         let Some(connection) = self.connection.as_mut() else { return };
-        if self.shared.tally().is_empty() {
+        if self.setup.shared.tally().is_empty() {
             return;
         }
-        let flushing = self.shared.flushing.lock().unwrap_or_else(PoisonError::into_inner);
-        // Taken out, not locked: whoever counts a duplicate must not wait for the disk.
-        let taken = self.shared.tally().take();
+        let flushing = self.setup.shared.flushing.lock().unwrap_or_else(PoisonError::into_inner);
+        // Taken out, not locked: to count a duplicate must not wait for the disk.
+        let taken = self.setup.shared.tally().take();
         let Err(error) = queries::store_duplicates(connection, &taken) else {
-            self.shared.flushes.fetch_add(1, Ordering::Release);
+            self.setup.shared.flushes.fetch_add(1, Ordering::Release);
             return;
         };
-        self.shared.tally().give_back(taken);
+        self.setup.shared.tally().give_back(taken);
         drop(flushing);
         if !is_busy(&error) {
             self.fail(&error.to_string());
@@ -427,12 +365,12 @@ impl Writer {
 
     /// Whether there is something to do for the search index.
     fn is_behind(&self) -> bool {
-        (self.unsealed >= follower::BLOCK || !self.gathering.is_complete()) && Instant::now() >= self.seal_after
+        (self.unsealed >= follower::BLOCK || !self.gathering.complete) && Instant::now() >= self.seal_after
     }
 
-    /// Goes on with the search index while nobody wants anything.
-    fn catch_up(&mut self, commands: &Receiver<Command>) {
-        while commands.is_empty() && self.connection.is_some() && self.is_behind() {
+    /// Goes on with the search index until a command arrives.
+    fn catch_up(&mut self, commands: &Commands<Job>) {
+        while commands.receiver.is_empty() && self.connection.is_some() && self.is_behind() {
             self.seal();
             self.tend_the_log();
         }
@@ -443,7 +381,7 @@ impl Writer {
         if let Err(error) = self.seal_some() {
             self.seal_after = Instant::now() + Duration::from_secs(1);
             self.gathering = Gathering::new();
-            return self.fail_behind(&error);
+            return self.fail_beside(&error, NOT_INDEXED);
         }
         self.tell_lag();
     }
@@ -451,18 +389,18 @@ impl Writer {
     /// Only what could be in the index lags behind: the events after the last full block are found without it.
     fn tell_lag(&self) {
         let lag = self.unsealed - self.unsealed % follower::BLOCK;
-        self.shared.index_lag.store(lag, Ordering::Relaxed);
+        self.setup.shared.index_lag.store(lag, Ordering::Relaxed);
     }
 
-    fn seal_some(&mut self) -> Result<(), rusqlite::Error> {
+    fn seal_some(&mut self) -> rusqlite::Result<()> {
         let Some(connection) = self.connection.as_mut() else { return Ok(()) };
         for _ in 0..4 {
-            if !self.gathering.is_complete() {
+            if !self.gathering.complete {
                 follower::gather(connection, &mut self.gathering)?;
             }
         }
         // Gathering must get ahead of sealing, or it would never come to an end.
-        let blocks = if self.gathering.is_complete() { 4 } else { 1 };
+        let blocks = if self.gathering.complete { 4 } else { 1 };
         for _ in 0..blocks {
             if self.unsealed >= follower::BLOCK {
                 let sealed = follower::seal(connection, !self.replays_pending, &mut self.gathering)?;
@@ -474,56 +412,31 @@ impl Writer {
 
     fn find_replays(&mut self) {
         let Some(connection) = self.connection.as_mut() else { return };
-        match follower::find_replays(connection, self.clock.now()) {
-            // A full batch: the rest comes after the next commit.
-            Ok(more) => {
-                self.replays_pending = more;
-                if !more {
-                    self.replays_sought = Instant::now();
-                }
-            }
-            Err(error) => {
-                self.replays_sought = Instant::now();
-                self.fail_behind(&error);
-            }
+        let found = follower::find_replays(connection, self.setup.clock.now());
+        // After a full batch, the rest comes after the next commit.
+        if !matches!(found, Ok(true)) {
+            self.replays_sought = Instant::now();
+        }
+        match found {
+            Ok(more) => self.replays_pending = more,
+            Err(error) => self.fail_beside(&error, NOT_INDEXED),
         }
     }
 
-    /// Something written behind the accepts failed. Accepting goes on unless the disk is the trouble.
-    fn fail_behind(&mut self, error: &rusqlite::Error) {
-        if is_busy(error) {
-            return;
-        }
+    /// Something that is not an append failed. Accepting goes on unless the disk is the trouble.
+    fn fail_beside(&mut self, error: &rusqlite::Error, message: &str) {
         if blames_the_disk(error) {
             self.fail(&error.to_string());
-        } else {
-            tracing::error!(%error, "the search index could not be brought up to date");
+        } else if !is_busy(error) {
+            tracing::error!(%error, "{message}");
         }
     }
 
-    fn self_test(&mut self, answer: oneshot::Sender<Result<(), SelfTestError>>) {
-        if answer.is_closed() {
-            return;
-        }
-        let verdict = match self.connection.as_mut() {
-            Some(connection) => self_test::run(connection, self.clock.now()),
-            None => Err(SelfTestError(self.shared.failing().clone().unwrap_or_default())),
-        };
-        // Whoever asked may be gone; the verdict is theirs to use.
-        let _ = answer.send(verdict);
-    }
-
-    fn close(mut self, commands: &Receiver<Command>, done: oneshot::Sender<()>) {
-        self.shared.close();
-        while let Ok(command) = commands.try_recv() {
-            match command {
-                Command::Append(work) => {
-                    // Whoever asks for a self-test, or once more to close, is told that nobody is here.
-                    let _ = self.accept(*work, commands);
-                }
-                Command::Job(job) => self.work(job),
-                Command::SelfTest(_) | Command::Close(_) => {}
-            }
+    fn close(mut self, commands: &Commands<Job>, done: oneshot::Sender<()>) {
+        self.setup.shared.queue.close();
+        while let Ok(command) = commands.receiver.try_recv() {
+            // A caller that asks once more to close learns that the writer is gone.
+            let _ = self.serve(Batch::begin(command, commands));
         }
         self.flush();
         self.ledger.await_filter();
@@ -536,141 +449,92 @@ impl Writer {
             );
         }
         drop(self);
-        // Whoever asked may be gone.
+        // The caller may be gone.
         let _ = done.send(());
     }
 
     /// Everything goes into the database file, which says then that it is whole. Waits for readers as long as for a lock.
     fn leave_nothing_in_the_log(&mut self) -> Result<(), String> {
         let Some(connection) = &self.connection else {
-            return Err(self.shared.failing().clone().unwrap_or_default());
+            return Err(self.setup.shared.queue.reason());
         };
-        self.readers.close_idle();
+        self.setup.readers.close_idle();
         let closed = self.synced.switch(connection, Synced::ByThemselves);
         let closed = closed.and_then(|()| answered::set_in_use(connection, false));
         closed.map_err(OpenError::from).and_then(|()| empty_the_log(connection)).map_err(|error| error.to_string())
     }
 }
 
-/// Adds to a batch; whether there was something.
-type More<'m> = dyn FnMut(&mut Vec<Work>, &mut Syncer) -> bool + 'm;
+const NOT_INDEXED: &str = "the search index could not be brought up to date";
 
-pub(super) fn refuse(batch: &mut Vec<Work>, reason: &str) {
-    for work in batch.drain(..) {
-        // The sender may have hung up.
-        let _ = work.answer.send(Err(AppendError::Unavailable(reason.to_owned())));
+/// Adds what waits, a little at a time, for as long as the batch before is on its way to the disk. The disk is not kept waiting
+/// for a larger batch than is worth a commit.
+fn more(batch: &mut Batch<'_, Job>, syncer: &mut Syncer) -> bool {
+    loop {
+        let busy = syncer.is_busy();
+        if !busy && batch.events >= BATCH_ENOUGH {
+            return false;
+        }
+        if batch.take() {
+            return true;
+        }
+        if !busy || !batch.has_room() {
+            return false;
+        }
+        syncer.wait();
     }
 }
 
-/// What a committed batch decided.
-struct Outcome {
-    receipts: Vec<Receipt>,
-    /// How many events are new.
-    stored: u64,
-    /// Whether one of the events has an unsigned key.
-    unsigned: bool,
-    /// Whether there are new deliveries.
-    routed: bool,
-    /// Whether anything was written at all.
-    changed: bool,
-    duplicates: Vec<DuplicateOf>,
-}
-
-struct DuplicateOf {
-    event: EventId,
-    source: SourceName,
-    at: UnixMicros,
-    peer: std::net::IpAddr,
-}
-
-/// One batch, one transaction. `more` adds to it while there is something to wait for.
+/// One batch, one transaction, to which [`more`] is added. Returns what its senders will hear, and whether anything was written.
 fn commit(
     connection: &mut Connection,
     ids: &mut EventIds,
     ledger: &mut Ledger,
-    batch: &mut Vec<Work>,
-    mut more: impl FnMut(&mut Vec<Work>) -> bool,
+    syncer: &mut Syncer,
+    batch: &mut Batch<'_, Job>,
     now: UnixMicros,
-) -> Result<Outcome, rusqlite::Error> {
+) -> rusqlite::Result<(Vec<Receipt>, bool)> {
     crate::crash::point("before_insert");
     let changes = connection.total_changes();
     let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
-    let mut outcome = Outcome {
-        receipts: Vec::with_capacity(BATCH_USUAL),
-        stored: 0,
-        unsigned: false,
-        routed: false,
-        changed: false,
-        duplicates: Vec::new(),
-    };
+    let mut receipts = Vec::with_capacity(BATCH_USUAL);
     let mut counts: HashMap<SourceName, SourceCounts> = HashMap::new();
     ledger.begin();
-    {
-        let mut statements = Statements::prepare(&transaction)?;
-        let mut done = 0;
-        loop {
-            for work in batch.iter().skip(done) {
-                let mut receipt = Receipt::with_capacity(work.events.len());
-                for event in &work.events {
-                    let appended: Appended = statements.append(ids, ledger, event, now)?;
-                    outcome.unsigned |= !event.key_signed;
-                    outcome.routed |= appended.verdict == Verdict::New && !event.routes.is_empty();
-                    match appended.verdict {
-                        Verdict::Duplicate => outcome.duplicates.push(DuplicateOf {
-                            event: appended.id,
-                            source: event.source.clone(),
-                            at: event.received_at,
-                            peer: event.peer,
-                        }),
-                        verdict => {
-                            let counts = counts.entry(event.source.clone()).or_default();
-                            match verdict {
-                                Verdict::Conflict => counts.conflicts += 1,
-                                Verdict::Quarantined => {
-                                    counts.events += 1;
-                                    counts.quarantined += 1;
-                                }
-                                Verdict::New | Verdict::Duplicate => counts.events += 1,
-                            }
-                        }
-                    }
-                    receipt.push(appended);
+    let mut statements = Statements::prepare(&transaction)?;
+    loop {
+        for work in batch.works.iter().skip(receipts.len()) {
+            let mut receipt = Receipt::with_capacity(work.events.len());
+            for event in &work.events {
+                let appended = statements.append(ids, ledger, event, now)?;
+                if appended.verdict != Verdict::Duplicate {
+                    let counts = counts.entry(event.source.clone()).or_default();
+                    counts.events += u64::from(appended.verdict != Verdict::Conflict);
+                    counts.conflicts += u64::from(appended.verdict == Verdict::Conflict);
+                    counts.quarantined += u64::from(appended.verdict == Verdict::Quarantined);
                 }
-                outcome.receipts.push(receipt);
+                receipt.push(appended);
             }
-            done = batch.len();
-            if !more(batch) {
-                break;
-            }
+            receipts.push(receipt);
         }
-        for (source, counts) in &counts {
-            outcome.stored += counts.events;
-            queries::add_totals(&transaction, source.as_str(), counts)?;
+        if !more(batch, syncer) {
+            break;
         }
     }
-    ledger.merge_along(&transaction, batch.iter().map(|work| work.events.len()).sum())?;
-    if planted::has(Bug::EarlyAnswer) {
-        answer_early(batch, &outcome.receipts);
+    drop(statements);
+    for (source, counts) in &counts {
+        queries::add_totals(&transaction, source.as_str(), counts)?;
     }
+    ledger.merge_along(&transaction, receipts.iter().map(|receipt| receipt.len()).sum())?;
+    #[cfg(feature = "planted")]
+    super::planted::answer_early(&mut batch.works, &receipts);
     crate::crash::point("after_insert");
-    if planted::has(Bug::TiedToClient) && batch.iter().any(|work| work.answer.is_closed()) {
-        transaction.rollback()?;
-    } else {
-        transaction.commit()?;
-    }
+    #[cfg(feature = "planted")]
+    super::planted::tie_to_client(&transaction, &batch.works)?;
+    transaction.commit()?;
     crate::crash::point("after_commit");
-    outcome.changed = connection.total_changes() != changes;
+    let changed = connection.total_changes() != changes;
     ledger.committed();
-    Ok(outcome)
-}
-
-/// The mistake [`Bug::EarlyAnswer`]: answers, waits until the answers have left, and commits afterwards.
-fn answer_early(batch: &mut [Work], receipts: &[Receipt]) {
-    for (work, receipt) in batch.iter_mut().zip(receipts) {
-        let answer = std::mem::replace(&mut work.answer, oneshot::channel().0);
-        let _ = answer.send(Ok(receipt.clone()));
-    }
-    std::thread::sleep(Duration::from_millis(5));
+    Ok((receipts, changed))
 }
 
 pub(crate) fn is_busy(error: &rusqlite::Error) -> bool {

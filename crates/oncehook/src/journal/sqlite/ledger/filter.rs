@@ -4,18 +4,16 @@
 //! all of it, beyond which it gives up and every key is looked up.
 //! Does not: ever decide that a key is known. "Maybe" means: look.
 
+use super::super::bloom::{Bloom, CACHE_LINE, KeyHash, may_contain};
+
 /// Bits per key, for about one needless look in fifty.
 const BITS_PER_KEY: usize = 10;
-const PROBES: u32 = 7;
 
-/// The first layer has room for so many keys, each further one for twice as many as the one before.
+/// The first layer has room for this many keys, each further one for twice as many as the one before.
 const FIRST_LAYER: usize = 1 << 18;
 
 /// All layers together take at most this (some fifty million keys).
 const MOST_BYTES: usize = 64 << 20;
-
-/// As many bits as a cache line has: a key's bits all lie in one block, so a look costs one access to memory.
-type Block = [u64; 8];
 
 #[derive(Default)]
 pub(in super::super) struct Filter {
@@ -25,26 +23,29 @@ pub(in super::super) struct Filter {
 }
 
 struct Layer {
-    blocks: Vec<Block>,
+    keys: Bloom,
+    /// Further keys that it has room for.
     room: usize,
 }
 
 impl Filter {
     pub(in super::super) fn insert(&mut self, hash: u64) {
-        if self.gave_up {
-            return;
-        }
-        if self.layers.last().is_none_or(|layer| layer.room == 0) {
-            self.grow();
+        if !self.gave_up && self.layers.last().is_none_or(|layer| layer.room == 0) {
+            let largest = self.layers.iter().map(|layer| layer.keys.as_bytes().len() * 8 / BITS_PER_KEY).max();
+            let room = largest.map_or(FIRST_LAYER, |most| most * 2);
+            let lines = (room * BITS_PER_KEY).div_ceil(CACHE_LINE * 8);
+            self.layers.push(Layer { keys: Bloom::of_bytes(lines * CACHE_LINE), room });
+            self.keep_the_limit();
         }
         if let Some(layer) = self.layers.last_mut() {
-            layer.insert(hash);
+            layer.room = layer.room.saturating_sub(1);
+            layer.keys.insert(KeyHash(hash));
         }
     }
 
     /// `false`: the key was never inserted. `true`: look.
     pub(in super::super) fn may_contain(&self, hash: u64) -> bool {
-        self.gave_up || self.layers.iter().any(|layer| layer.may_contain(hash))
+        self.gave_up || self.layers.iter().any(|layer| may_contain(layer.keys.as_bytes(), KeyHash(hash)))
     }
 
     /// Knows from now on what the other knows too.
@@ -53,73 +54,18 @@ impl Filter {
         other.layers.append(&mut self.layers);
         self.layers = other.layers;
         self.gave_up |= other.gave_up;
-        self.keep_the_limit(0);
-    }
-
-    fn grow(&mut self) {
-        let keys = self.layers.iter().map(Layer::capacity).max().map_or(FIRST_LAYER, |most| most * 2);
-        let layer = Layer::new(keys);
-        if self.keep_the_limit(layer.bytes()) {
-            self.layers.push(layer);
-        }
-    }
-
-    fn keep_the_limit(&mut self, more: usize) -> bool {
-        let bytes = self.layers.iter().map(Layer::bytes).sum::<usize>() + more;
-        if self.gave_up || bytes > MOST_BYTES {
-            self.gave_up = true;
-            self.layers = Vec::new();
-        }
-        !self.gave_up
-    }
-}
-
-impl Layer {
-    fn new(keys: usize) -> Self {
-        Self { blocks: vec![[0; 8]; (keys * BITS_PER_KEY).div_ceil(512)], room: keys }
+        self.keep_the_limit();
     }
 
     fn bytes(&self) -> usize {
-        self.blocks.len() * size_of::<Block>()
+        self.layers.iter().map(|layer| layer.keys.as_bytes().len()).sum()
     }
 
-    fn capacity(&self) -> usize {
-        self.blocks.len() * 512 / BITS_PER_KEY
-    }
-
-    fn insert(&mut self, hash: u64) {
-        self.room = self.room.saturating_sub(1);
-        let block = self.block_of(hash);
-        if let Some(block) = self.blocks.get_mut(block) {
-            for (word, mask) in block.iter_mut().zip(bits(hash)) {
-                *word |= mask;
-            }
+    fn keep_the_limit(&mut self) {
+        if self.gave_up || self.bytes() > MOST_BYTES {
+            *self = Self { layers: Vec::new(), gave_up: true };
         }
     }
-
-    fn may_contain(&self, hash: u64) -> bool {
-        let block = self.blocks.get(self.block_of(hash));
-        block.is_some_and(|block| block.iter().zip(bits(hash)).all(|(word, mask)| word & mask == mask))
-    }
-
-    /// The upper half of the hash, scaled to the number of blocks.
-    fn block_of(&self, hash: u64) -> usize {
-        (((hash >> 32) * self.blocks.len() as u64) >> 32) as usize
-    }
-}
-
-/// A key's bits within its block, from the whole hash mixed once more.
-fn bits(hash: u64) -> Block {
-    let mut mixed = hash.wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    mixed ^= mixed >> 29;
-    let mut mask = [0; 8];
-    for probe in 0..PROBES {
-        let bit = (mixed >> (9 * probe)) & 511;
-        if let Some(word) = mask.get_mut((bit / 64) as usize) {
-            *word |= 1 << (bit % 64);
-        }
-    }
-    mask
 }
 
 #[cfg(test)]
@@ -157,7 +103,7 @@ mod tests {
             // Filling 50 million would take long; only the growth is of interest.
             filter.insert(hash(number));
             filter.layers.iter_mut().for_each(|layer| layer.room = 0);
-            assert!(filter.layers.iter().map(Layer::bytes).sum::<usize>() <= MOST_BYTES);
+            assert!(filter.bytes() <= MOST_BYTES);
             number += 1;
             assert!(number < 100, "it grows without end");
         }

@@ -1,7 +1,7 @@
 //! Keys that are in the event log but not yet in `oncehook_keys`, held in memory.
 //!
 //! Promises: exact answers (a hash only finds candidates; source and key are compared byte by byte), and a size that its
-//! owner can bound ([`Generation::bytes`]).
+//! owner can bound (`bytes`).
 //! Does not: know about transactions. What is put in here must be committed, or be thrown away with the batch.
 
 use std::collections::HashSet;
@@ -9,6 +9,7 @@ use std::hash::{BuildHasher, Hasher, RandomState};
 
 use hashbrown::HashTable;
 use oncehook_verify::{EventKey, UnixMicros};
+use rusqlite::Row;
 
 use crate::event::{EventId, SourceName};
 
@@ -28,14 +29,27 @@ impl KeyHasher {
 }
 
 /// What is known of a key: a row of `oncehook_keys` without its key.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in super::super) struct Fact {
     /// The first event of the key.
     pub(in super::super) event: EventId,
     /// The digest of its body.
     pub(in super::super) digest: [u8; 32],
-    pub(in super::super) first_seen: UnixMicros,
+    pub(super) first_seen: UnixMicros,
+    /// Until when the key is remembered at least.
     pub(in super::super) expires_at: UnixMicros,
+}
+
+impl Fact {
+    /// The fact in the columns of a row from this one on.
+    pub(super) fn read(row: &Row<'_>, first: usize) -> rusqlite::Result<Self> {
+        Ok(Self {
+            event: EventId::from_bytes(row.get(first)?),
+            digest: row.get(first + 1)?,
+            first_seen: UnixMicros(row.get(first + 2)?),
+            expires_at: UnixMicros(row.get(first + 3)?),
+        })
+    }
 }
 
 pub(super) struct Entry {
@@ -48,40 +62,28 @@ pub(super) struct Entry {
 /// The keys of a run of consecutive events.
 #[derive(Default)]
 pub(super) struct Generation {
-    entries: Vec<Entry>,
+    pub(super) entries: Vec<Entry>,
     /// Positions in `entries`.
     index: HashTable<u32>,
-    sources: HashSet<SourceName>,
-    bytes: usize,
-    last: Option<i64>,
+    /// Every source that has had a key in here.
+    pub(super) sources: HashSet<SourceName>,
+    /// What it weighs in memory, roughly.
+    pub(super) bytes: usize,
+    /// The last event whose key is in here.
+    pub(super) last: Option<i64>,
 }
 
 impl Generation {
-    /// An empty generation with room for so many keys. (The kernel gives the memory when it is first written to.)
+    /// An empty generation with room for some keys. (The kernel gives the memory when it is first written to.)
     pub(super) fn with_capacity(keys: usize) -> Self {
         Self { entries: Vec::with_capacity(keys), index: HashTable::with_capacity(keys), ..Self::default() }
     }
 
-    pub(super) fn len(&self) -> usize {
-        self.entries.len()
-    }
-
-    pub(super) fn is_empty(&self) -> bool {
-        self.entries.is_empty()
-    }
-
-    /// What it weighs in memory, roughly.
-    pub(super) fn bytes(&self) -> usize {
-        self.bytes
-    }
-
     pub(super) fn find(&self, hash: u64, source: &str, key: &[u8]) -> Option<&Fact> {
-        let same = |position: &u32| {
-            self.get(*position).is_some_and(|entry| {
-                entry.hash == hash && entry.key.as_bytes() == key && entry.source.as_str() == source
-            })
-        };
-        self.index.find(hash, same).and_then(|position| self.get(*position)).map(|entry| &entry.fact)
+        let is_it =
+            |entry: &Entry| entry.hash == hash && entry.key.as_bytes() == key && entry.source.as_str() == source;
+        let position = self.index.find(hash, |position| self.get(*position).is_some_and(is_it))?;
+        self.get(*position).map(|entry| &entry.fact)
     }
 
     /// Adds a key that is not in here yet.
@@ -101,9 +103,7 @@ impl Generation {
 
     /// Takes everything out of another generation.
     pub(super) fn absorb(&mut self, other: &mut Self) {
-        for entry in other.entries.drain(..) {
-            self.insert(entry);
-        }
+        other.entries.drain(..).for_each(|entry| self.insert(entry));
         other.clear();
     }
 
@@ -117,16 +117,6 @@ impl Generation {
 
     pub(super) fn get(&self, position: u32) -> Option<&Entry> {
         self.entries.get(position as usize)
-    }
-
-    /// Every source that has had a key in here.
-    pub(super) fn sources(&self) -> impl Iterator<Item = &SourceName> {
-        self.sources.iter()
-    }
-
-    /// The last event whose key is in here.
-    pub(super) fn last_sequence(&self) -> Option<i64> {
-        self.last
     }
 
     /// Positions in the order of the table: by source, then by key.
@@ -152,9 +142,7 @@ impl Generation {
 /// The first sixteen bytes as a number that sorts like them.
 fn prefix(key: &[u8]) -> u128 {
     let mut first = [0; 16];
-    for (to, from) in first.iter_mut().zip(key) {
-        *to = *from;
-    }
+    first.iter_mut().zip(key).for_each(|(to, from)| *to = *from);
     u128::from_be_bytes(first)
 }
 
@@ -163,38 +151,35 @@ mod tests {
     use super::*;
     use crate::event::EventIds;
 
-    fn entry(ids: &mut EventIds, hash: u64, source: &str, key: &[u8]) -> Entry {
-        let event = ids.next(UnixMicros(1_000_000));
-        let fact = Fact { event, digest: [7; 32], first_seen: UnixMicros(1), expires_at: UnixMicros(2) };
-        Entry { hash, source: SourceName::new(source).unwrap(), key: EventKey::from_bytes(key).unwrap(), fact }
+    /// Keys in this order, each with a hash.
+    fn generation(keys: &[(&str, &[u8])], hash: impl Fn(usize) -> u64) -> Generation {
+        let mut ids = EventIds::above(0, 0);
+        let mut generation = Generation::with_capacity(4);
+        for (number, (source, key)) in keys.iter().enumerate() {
+            assert_eq!(generation.find(hash(number), source, key), None);
+            let event = ids.next(UnixMicros(1_000_000));
+            let fact = Fact { event, digest: [7; 32], first_seen: UnixMicros(1), expires_at: UnixMicros(2) };
+            let (source, key) = (SourceName::new(source).unwrap(), EventKey::from_bytes(key).unwrap());
+            generation.insert(Entry { hash: hash(number), source, key, fact });
+        }
+        generation
     }
 
     #[test]
     fn keys_with_the_same_hash_are_told_apart() {
-        let mut ids = EventIds::above(0, 0);
-        let mut generation = Generation::with_capacity(4);
-        for (source, key) in [("a", b"k1"), ("a", b"k2"), ("b", b"k1")] {
-            assert_eq!(generation.find(9, source, key), None);
-            generation.insert(entry(&mut ids, 9, source, key));
-        }
-        let found: Vec<_> = [("a", b"k1"), ("a", b"k2"), ("b", b"k1")]
-            .map(|(source, key)| generation.find(9, source, key).unwrap().event.sequence())
-            .into();
-        assert!(found.is_sorted() && found[0] < found[1] && found[1] < found[2], "{found:?}");
+        let keys: [(&str, &[u8]); 3] = [("a", b"k1"), ("a", b"k2"), ("b", b"k1")];
+        let generation = generation(&keys, |_| 9);
+        let found = keys.map(|(source, key)| generation.find(9, source, key).unwrap().event.sequence());
+        assert!(found[0] < found[1] && found[1] < found[2], "{found:?}");
         assert_eq!(generation.find(9, "b", b"k2"), None);
-        assert_eq!(generation.last_sequence(), found.last().copied());
+        assert_eq!(generation.last, found.last().copied());
     }
 
     #[test]
     fn the_order_is_the_tables_order() {
-        let mut ids = EventIds::above(0, 0);
-        let mut generation = Generation::default();
         let long = [b'x'; 20];
         let keys: [(&str, &[u8]); 7] =
             [("b", b"a"), ("a", b"b"), ("a", &long), ("a", &long[..17]), ("a", b"a\0"), ("a", b"a"), ("a", b"A")];
-        for (hash, (source, key)) in keys.iter().enumerate() {
-            generation.insert(entry(&mut ids, hash as u64, source, key));
-        }
-        assert_eq!(generation.in_table_order(), [6, 5, 4, 1, 3, 2, 0]);
+        assert_eq!(generation(&keys, |number| number as u64).in_table_order(), [6, 5, 4, 1, 3, 2, 0]);
     }
 }

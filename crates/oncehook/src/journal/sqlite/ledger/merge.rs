@@ -10,44 +10,36 @@ use std::thread::JoinHandle;
 
 use rusqlite::{Connection, OptionalExtension, params};
 
+use super::super::queries::{raise_watermark, watermark};
 use super::filter::Filter;
-use super::generation::{Entry, Generation};
-use super::{broken, table};
+use super::generation::{Entry, Fact, Generation};
+use super::{broken, same_key};
 
 pub(super) struct Merge {
     generation: Arc<Generation>,
-    order: Order,
+    /// Makes the order beside the writer, which has acknowledgements to give.
+    sorting: Option<JoinHandle<Vec<u32>>>,
+    /// Positions in the table's order, once it is made.
+    order: Vec<u32>,
     /// How much of the order is in the table.
     done: usize,
     /// How much will be once the transaction that is under way has committed.
     pending: usize,
 }
 
-/// The order is made beside the writer, which has acknowledgements to give.
-enum Order {
-    Making(JoinHandle<Vec<u32>>),
-    Made(Vec<u32>),
-}
-
 impl Merge {
     pub(super) fn new(generation: Arc<Generation>) -> Self {
         let sorted = Arc::clone(&generation);
-        let making =
-            std::thread::Builder::new().name("journal-ledger".to_owned()).spawn(move || sorted.in_table_order());
-        let order = match making {
-            Ok(making) => Order::Making(making),
-            // No thread to be had: the writer does it.
-            Err(_) => Order::Made(generation.in_table_order()),
-        };
-        Self { generation, order, done: 0, pending: 0 }
+        let thread = std::thread::Builder::new().name("journal-ledger".to_owned());
+        let sorting = thread.spawn(move || sorted.in_table_order()).ok();
+        // No thread to be had: the writer does it.
+        let order = if sorting.is_some() { Vec::new() } else { generation.in_table_order() };
+        Self { generation, sorting, order, done: 0, pending: 0 }
     }
 
     /// Whether there is something to merge without waiting.
     pub(super) fn is_ready(&self) -> bool {
-        match &self.order {
-            Order::Making(making) => making.is_finished(),
-            Order::Made(_) => true,
-        }
+        self.sorting.as_ref().is_none_or(JoinHandle::is_finished)
     }
 
     /// Puts up to `most` further keys into the table, and the watermark after the last one. The filter knows a key before
@@ -57,11 +49,12 @@ impl Merge {
         connection: &Connection,
         filter: &mut Filter,
         most: usize,
-    ) -> Result<(), rusqlite::Error> {
-        self.wait();
-        let Order::Made(order) = &self.order else { return Ok(()) };
-        let chunk = order.iter().skip(self.pending).take(most).filter_map(|at| self.generation.get(*at));
-        let mut count = 0;
+    ) -> rusqlite::Result<()> {
+        if let Some(sorting) = self.sorting.take() {
+            // Sorting does not panic; if it did, the order is made here.
+            self.order = sorting.join().unwrap_or_else(|_| self.generation.in_table_order());
+        }
+        let chunk = self.order.iter().skip(self.pending).take(most).filter_map(|at| self.generation.get(*at));
         let mut insert = connection.prepare_cached(
             // The conflict target is named. A row may be there already if an earlier merge was cut short.
             "INSERT INTO oncehook_keys (source, key, event, digest, first_seen, expires_at)
@@ -81,13 +74,12 @@ impl Merge {
             if inserted.map_err(not_a_row)? == 0 {
                 expect_ours(connection, entry)?;
             }
-            count += 1;
+            self.pending += 1;
         }
-        self.pending += count;
-        if self.pending == order.len()
-            && let Some(last) = self.generation.last_sequence()
+        if self.pending == self.order.len()
+            && let Some(last) = self.generation.last
         {
-            set_merged_to(connection, last)?;
+            raise_watermark(connection, MERGED_TO, last)?;
         }
         Ok(())
     }
@@ -100,16 +92,7 @@ impl Merge {
     /// It has committed. Returns whether the whole generation is in the table now.
     pub(super) fn committed(&mut self) -> bool {
         self.done = self.pending;
-        self.done == self.generation.len()
-    }
-
-    fn wait(&mut self) {
-        let Order::Making(_) = &self.order else { return };
-        if let Order::Making(making) = std::mem::replace(&mut self.order, Order::Made(Vec::new())) {
-            // Sorting does not panic; if it did, the order is made here.
-            let order = making.join().unwrap_or_else(|_| self.generation.in_table_order());
-            self.order = Order::Made(order);
-        }
+        self.done == self.generation.entries.len()
     }
 }
 
@@ -122,32 +105,25 @@ fn not_a_row(error: rusqlite::Error) -> rusqlite::Error {
 }
 
 /// The key is in the table. It must stand for the same event, or one of the two events has been accepted wrongly.
-fn expect_ours(connection: &Connection, entry: &Entry) -> Result<(), rusqlite::Error> {
-    match table::find(connection, entry.source.as_str(), entry.key.as_bytes())? {
+fn expect_ours(connection: &Connection, entry: &Entry) -> rusqlite::Result<()> {
+    match find_in_table(connection, entry.source.as_str(), entry.key.as_bytes())? {
         Some(known) if known.event == entry.fact.event => Ok(()),
-        Some(known) => Err(broken(format!("{} and {} hold the same key", known.event, entry.fact.event))),
-        None => Err(broken(format!("the key of {} was refused, but nobody holds it", entry.fact.event))),
+        Some(known) => Err(same_key(known.event, entry.fact.event)),
+        None => Err(broken(format!("the key of {} was refused, but no event holds it", entry.fact.event))),
     }
+}
+
+/// Looks a key up in `oncehook_keys`: the exact answer for every key that has been merged.
+pub(super) fn find_in_table(connection: &Connection, source: &str, key: &[u8]) -> rusqlite::Result<Option<Fact>> {
+    let sql = "SELECT event, digest, first_seen, expires_at FROM oncehook_keys WHERE source = ?1 AND key = ?2";
+    connection.prepare_cached(sql)?.query_row(params![source, key], |row| Fact::read(row, 0)).optional()
 }
 
 /// Up to which event every key is in `oncehook_keys`.
 ///
 /// **Only events at or below it may ever be forgotten.** A later event's row is the only durable record of its key.
-pub(in super::super) fn merged_to(connection: &Connection) -> Result<i64, rusqlite::Error> {
-    let stored = connection
-        .prepare_cached("SELECT value FROM oncehook_meta WHERE name = 'ledger_to'")?
-        .query_row([], |row| row.get(0))
-        .optional()?;
-    Ok(stored.unwrap_or(0))
+pub(in super::super) fn merged_to(connection: &Connection) -> rusqlite::Result<i64> {
+    watermark(connection, MERGED_TO)
 }
 
-/// Never goes back.
-fn set_merged_to(connection: &Connection, event: i64) -> Result<(), rusqlite::Error> {
-    connection
-        .prepare_cached(
-            "INSERT INTO oncehook_meta (name, value) VALUES ('ledger_to', ?1)
-             ON CONFLICT (name) DO UPDATE SET value = max(value, excluded.value)",
-        )?
-        .execute([event])?;
-    Ok(())
-}
+const MERGED_TO: &str = "ledger_to";

@@ -18,36 +18,33 @@
 //! - The first key of every batch is looked up in the table whatever memory and filter say. An answer that contradicts
 //!   them, a changed schema, or a key of another event met while merging stops the journal.
 //!
-//! Does not: forget keys. Whoever deletes events must ask [`merged_to`] first.
+//! Does not: forget keys. Code that deletes events must ask [`merged_to`] first.
 
 mod filter;
 mod generation;
 mod merge;
-mod table;
 mod tail;
 #[cfg(test)]
 mod tests;
 
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 use std::time::{Duration, Instant};
 
-use oncehook_verify::{EventKey, UnixMicros};
+use oncehook_verify::EventKey;
 use rusqlite::{Connection, TransactionBehavior};
 
 use super::OpenError;
 use super::reader::Readers;
 use crate::event::{EventId, NewEvent};
-use crate::journal::PROBE_SOURCE;
-use crate::planted::{self, Bug};
 pub(super) use filter::Filter;
-pub(super) use generation::KeyHasher;
-use generation::{Entry, Fact, Generation};
-use merge::Merge;
+use generation::{Entry, Generation};
+pub(super) use generation::{Fact, KeyHasher};
 pub(super) use merge::merged_to;
+use merge::{Merge, find_in_table};
 use tail::Loading;
-pub(super) use tail::{Place, load};
+pub(super) use tail::load;
 
-/// A generation is full with so many keys, unless the options say otherwise …
+/// A generation is full with this many keys, unless the options say otherwise …
 pub(super) const GENERATION: usize = 196_608;
 
 /// … or when it weighs this much. At most two generations are in memory, and what one batch adds.
@@ -56,31 +53,14 @@ const GENERATION_BYTES: usize = 32 << 20;
 /// A generation is merged after this time though it is not full, so that old events can be forgotten.
 const GENERATION_AGE: Duration = Duration::from_secs(600);
 
-/// A batch takes so many keys along for each of its events. More than one, so that a merge ends before the next begins.
+/// A batch takes this many keys along for each of its events. More than one, so that a merge ends before the next begins.
 const MERGED_PER_EVENT: usize = 2;
 
-/// … and at least so many.
+/// … and at least this many.
 const MERGED_AT_LEAST: usize = 64;
 
-/// Keys merged in one transaction when nobody waits.
+/// Keys merged in one transaction when no command waits.
 pub(super) const MERGED_ALONE: usize = 4_096;
-
-/// What the ledger knows of a key.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Known {
-    /// The key's first event.
-    pub(super) event: EventId,
-    /// The digest of its body.
-    pub(super) digest: [u8; 32],
-    /// Until when the key is remembered at least.
-    pub(super) expires_at: UnixMicros,
-}
-
-impl From<&Fact> for Known {
-    fn from(fact: &Fact) -> Self {
-        Self { event: fact.event, digest: fact.digest, expires_at: fact.expires_at }
-    }
-}
 
 /// The keys of committed events that may not be in the table yet. The writer changes it; readers look.
 #[derive(Default)]
@@ -91,23 +71,20 @@ pub(super) struct Recent {
 }
 
 impl Recent {
-    fn find(&self, hash: u64, source: &str, key: &[u8]) -> Option<Known> {
+    fn find(&self, hash: u64, source: &str, key: &[u8]) -> Option<&Fact> {
         let frozen = || self.frozen.as_ref()?.find(hash, source, key);
-        self.current.find(hash, source, key).or_else(frozen).map(Known::from)
+        self.current.find(hash, source, key).or_else(frozen)
     }
 
     /// The events that hold a key in any source. To be asked *before* the table is read: keys move from here to there.
     pub(super) fn events_of(&self, key: &EventKey) -> Vec<EventId> {
-        let frozen = self.frozen.iter().flat_map(|frozen| frozen.sources());
-        let mut events: Vec<EventId> = self
-            .current
-            .sources()
-            .chain(frozen)
+        let sources = self.current.sources.iter().chain(self.frozen.iter().flat_map(|frozen| &frozen.sources));
+        let mut events: Vec<EventId> = sources
             .filter_map(|source| {
                 let hash = self.hasher.hash(source.as_str(), key.as_bytes());
                 self.find(hash, source.as_str(), key.as_bytes())
             })
-            .map(|known| known.event)
+            .map(|fact| fact.event)
             .collect();
         events.sort_unstable();
         events.dedup();
@@ -150,38 +127,42 @@ impl Ledger {
         }
     }
 
+    fn recent(&self) -> RwLockReadGuard<'_, Recent> {
+        self.recent.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Reads the events behind the watermark. What fills whole generations is merged at once.
     pub(super) fn rebuild(&mut self, connection: &mut Connection) -> Result<(), OpenError> {
         self.forget();
         self.filter_is_whole |= tail::table_is_empty(connection)?;
         let mut after = merged_to(connection)?;
-        if let Some((merged, unmerged)) = tail::contradiction(connection, after)? {
-            return Err(OpenError::Ledger(format!("{merged} and {unmerged} hold the same key")));
-        }
-        while let Some(last) = self.read_back(connection, after).map_err(OpenError::of_ledger)? {
+        tail::refuse_contradiction(connection, after)?;
+        while let Some(last) = self.read_back(connection, after)? {
             after = last;
             while self.merge.is_some() {
-                self.merge_alone(connection, MERGED_ALONE).map_err(OpenError::of_ledger)?;
+                self.merge_alone(connection, MERGED_ALONE)?;
             }
         }
         Ok(())
     }
 
     /// Takes the keys of the next events after one back into memory. Returns the last of these events.
-    pub(super) fn read_back(&mut self, connection: &Connection, after: i64) -> Result<Option<i64>, rusqlite::Error> {
-        let hasher = self.hasher.clone();
-        tail::page(connection, &hasher, after, |entry| self.take_back(entry))
-    }
-
-    fn take_back(&mut self, entry: Entry) -> Result<(), rusqlite::Error> {
-        let mut recent = self.recent.write().unwrap_or_else(PoisonError::into_inner);
-        if let Some(known) = recent.find(entry.hash, entry.source.as_str(), entry.key.as_bytes()) {
-            return Err(broken(format!("{} and {} hold the same key", known.event, entry.fact.event)));
+    pub(super) fn read_back(&mut self, connection: &Connection, after: i64) -> rusqlite::Result<Option<i64>> {
+        let mut statement = connection.prepare_cached(tail::EVENTS)?;
+        let mut rows = statement.query([after, tail::PAGE])?;
+        let mut last = None;
+        while let Some(row) = rows.next()? {
+            let entry = tail::entry(row, &self.hasher)?;
+            last = Some(entry.fact.event.sequence());
+            let mut recent = self.recent.write().unwrap_or_else(PoisonError::into_inner);
+            if let Some(known) = recent.find(entry.hash, entry.source.as_str(), entry.key.as_bytes()) {
+                return Err(same_key(known.event, entry.fact.event));
+            }
+            recent.current.insert(entry);
+            drop(recent);
+            self.freeze_if_due();
         }
-        recent.current.insert(entry);
-        drop(recent);
-        self.freeze_if_due();
-        Ok(())
+        Ok(last)
     }
 
     /// Memory as of no event at all. The filter stays: the table has lost no key.
@@ -215,31 +196,24 @@ impl Ledger {
         connection: &Connection,
         hash: u64,
         event: &NewEvent,
-    ) -> Result<Option<Known>, rusqlite::Error> {
+    ) -> rusqlite::Result<Option<Fact>> {
         let (source, key) = (event.source.as_str(), event.key.as_bytes());
-        let staged = self.staged.find(hash, source, key).map(Known::from);
-        // The self-test would refuse to start with this mistake, which is another way to notice it.
-        let blind = planted::has(Bug::SelectThenInsert) && source != PROBE_SOURCE;
-        let staged = staged.filter(|_| !blind);
-        let remembered =
-            staged.or_else(|| self.recent.read().unwrap_or_else(PoisonError::into_inner).find(hash, source, key));
+        let staged = self.staged.find(hash, source, key);
+        #[cfg(feature = "planted")]
+        let staged = super::planted::staged(staged, source);
+        let remembered = staged.copied().or_else(|| self.recent().find(hash, source, key).copied());
         let surely_not = self.filter_is_whole && !self.filter.may_contain(hash);
-        if std::mem::take(&mut self.spot_check) {
-            let tabled = table::find(connection, source, key)?;
-            return match (remembered, tabled) {
-                (Some(remembered), Some(tabled)) if remembered != tabled => {
-                    Err(broken(format!("{} and {} hold the same key", remembered.event, tabled.event)))
-                }
-                (None, Some(tabled)) if surely_not => {
-                    Err(broken(format!("the filter does not know the key of {}", tabled.event)))
-                }
-                (remembered, tabled) => Ok(remembered.or(tabled)),
-            };
+        let spot_check = std::mem::take(&mut self.spot_check);
+        if !spot_check && (remembered.is_some() || surely_not) {
+            return Ok(remembered);
         }
-        match remembered {
-            None if surely_not => Ok(None),
-            None => table::find(connection, source, key),
-            known => Ok(known),
+        let tabled = find_in_table(connection, source, key)?;
+        match (remembered, tabled) {
+            (Some(remembered), Some(tabled)) if remembered != tabled => Err(same_key(remembered.event, tabled.event)),
+            (None, Some(tabled)) if surely_not => {
+                Err(broken(format!("the filter does not know the key of {}", tabled.event)))
+            }
+            (remembered, tabled) => Ok(remembered.or(tabled)),
         }
     }
 
@@ -255,23 +229,20 @@ impl Ledger {
         self.staged.insert(Entry { hash, source: event.source.clone(), key: event.key.clone(), fact });
     }
 
-    /// Takes some keys of the frozen generation along in the transaction of a batch of so many events.
-    pub(super) fn merge_along(&mut self, connection: &Connection, events: usize) -> Result<(), rusqlite::Error> {
+    /// Takes some keys of the frozen generation along in the transaction of a batch.
+    pub(super) fn merge_along(&mut self, connection: &Connection, events: usize) -> rusqlite::Result<()> {
+        let full = self.is_full();
         let Some(merge) = &mut self.merge else { return Ok(()) };
-        let recent = self.recent.read().unwrap_or_else(PoisonError::into_inner);
-        if is_full(&recent.current, self.full_at) {
-            // The next generation waits for this one: memory is bounded, so the rest goes at once.
-            return merge.advance(connection, &mut self.filter, usize::MAX);
-        }
-        if merge.is_ready() {
-            let most = (events * MERGED_PER_EVENT).max(MERGED_AT_LEAST);
+        // The next generation waits for this one: memory is bounded, so the rest goes at once.
+        let most = if full { usize::MAX } else { (events * MERGED_PER_EVENT).max(MERGED_AT_LEAST) };
+        if full || merge.is_ready() {
             merge.advance(connection, &mut self.filter, most)?;
         }
         Ok(())
     }
 
     /// Merges within a transaction of the caller's, and takes it for committed. The self-test's way to the table.
-    pub(super) fn merge_now(&mut self, connection: &Connection, most: usize) -> Result<(), rusqlite::Error> {
+    pub(super) fn merge_now(&mut self, connection: &Connection, most: usize) -> rusqlite::Result<()> {
         let Some(merge) = &mut self.merge else { return Err(broken("nothing is being merged".to_owned())) };
         merge.advance(connection, &mut self.filter, most)?;
         self.committed();
@@ -279,7 +250,7 @@ impl Ledger {
     }
 
     /// Merges in a transaction of its own. Returns whether there is more to do.
-    pub(super) fn merge_alone(&mut self, connection: &mut Connection, most: usize) -> Result<bool, rusqlite::Error> {
+    pub(super) fn merge_alone(&mut self, connection: &mut Connection, most: usize) -> rusqlite::Result<bool> {
         self.begin();
         let Some(merge) = &mut self.merge else { return Ok(false) };
         let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
@@ -292,7 +263,7 @@ impl Ledger {
     /// The transaction has committed: its keys are known from now on.
     pub(super) fn committed(&mut self) {
         let merged = self.merge.as_mut().is_some_and(Merge::committed);
-        if merged || !self.staged.is_empty() {
+        if merged || !self.staged.entries.is_empty() {
             let mut recent = self.recent.write().unwrap_or_else(PoisonError::into_inner);
             recent.current.absorb(&mut self.staged);
             if merged {
@@ -310,13 +281,14 @@ impl Ledger {
 
     /// Begins to merge the current generation if it is full or old, and no other is being merged.
     pub(super) fn freeze_if_due(&mut self) {
-        let old = self.since.elapsed() >= GENERATION_AGE;
-        let recent = self.recent.read().unwrap_or_else(PoisonError::into_inner);
-        let due = old || is_full(&recent.current, self.full_at);
-        drop(recent);
-        if due {
+        if self.since.elapsed() >= GENERATION_AGE || self.is_full() {
             self.freeze();
         }
+    }
+
+    fn is_full(&self) -> bool {
+        let current = &self.recent().current;
+        current.entries.len() >= self.full_at || current.bytes >= GENERATION_BYTES
     }
 
     /// Begins to merge the current generation, unless it is empty or another is being merged.
@@ -325,7 +297,7 @@ impl Ledger {
             return;
         }
         let mut recent = self.recent.write().unwrap_or_else(PoisonError::into_inner);
-        if recent.current.is_empty() {
+        if recent.current.entries.is_empty() {
             return;
         }
         let next = Generation::with_capacity(self.full_at.min(GENERATION));
@@ -358,7 +330,7 @@ impl Ledger {
         }
     }
 
-    /// Waits for the thread that loads the filter. It has been told to end, or is about to.
+    /// Waits for the thread that loads the filter. It has been asked to end, or is about to.
     pub(super) fn await_filter(&mut self) {
         let Some(loading) = self.loading.take() else { return };
         if let Ok(Some(loaded)) = loading.join() {
@@ -368,12 +340,12 @@ impl Ledger {
     }
 }
 
-fn is_full(generation: &Generation, full_at: usize) -> bool {
-    generation.len() >= full_at || generation.bytes() >= GENERATION_BYTES
+fn same_key(one: EventId, other: EventId) -> rusqlite::Error {
+    broken(format!("{one} and {other} hold the same key"))
 }
 
 /// The ledger contradicts itself. It travels in SQLite's error type, as one that no row and no lock is to blame for: the
-/// journal stops storing, and reading the tail back says the same again until somebody has looked.
+/// journal stops storing, and reading the tail back says the same again until an operator has looked.
 fn broken(what: String) -> rusqlite::Error {
     rusqlite::Error::ToSqlConversionFailure(format!("the ledger of keys contradicts itself: {what}").into())
 }
