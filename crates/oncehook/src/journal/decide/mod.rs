@@ -4,4 +4,6 @@
 //! answer. No SQL, no clock, no randomness and no IO is in here: times and chances are arguments.
 
 #[cfg(any(feature = "postgres", feature = "mysql"))]
+pub(crate) mod append;
+#[cfg(any(feature = "postgres", feature = "mysql"))]
 pub(crate) mod order;

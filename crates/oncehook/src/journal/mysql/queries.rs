@@ -16,7 +16,8 @@ use super::engine_error::EngineError;
 use super::row::{IDS, bytes, count, digest, event, id, ids, list, number, text};
 use crate::delivery::RouteName;
 use crate::event::{EventId, NewEvent, SourceName};
-use crate::journal::server::engine::{AppendContext, Candidate, Fate, Known, Refusal, Stored};
+use crate::journal::decide::append::{Holder, Known};
+use crate::journal::server::engine::{AppendContext, Candidate, Refusal, Stored};
 use crate::journal::server::index;
 use crate::journal::server::read::buckets::Occurrences;
 use crate::journal::tally::{Tally, latest_text, parse_latest, remember};
@@ -51,13 +52,13 @@ pub(super) async fn store_all(
         // Another node has forgotten the witness' key. The batch is stored without one.
         session.run("ROLLBACK").await?;
     }
-    let fates = append(session, context.given, context.shard, candidates).await?;
-    let is_new = |fate: &Fate| matches!(fate, Fate::Stored(_));
-    let new = candidates.iter().zip(&fates).filter(|(_, fate)| is_new(fate));
+    let holders = append(session, context.given, context.shard, candidates).await?;
+    let is_new = |holder: &Holder| matches!(holder, Holder::Stored(_));
+    let new = candidates.iter().zip(&holders).filter(|(_, holder)| is_new(holder));
     let mut late = Occurrences::default();
     new.for_each(|(one, _)| late.add_late(context.about_now, one.id, one.event));
     index::add::<Mysql>(session, &late).await?;
-    let stored = candidates.iter().zip(&fates).rev().find(|(_, fate)| is_new(fate));
+    let stored = candidates.iter().zip(&holders).rev().find(|(_, holder)| is_new(holder));
     if let Some((Candidate { id, event }, _)) = stored {
         let until = event.remembered_until(*id).0.saturating_sub(WITNESS_MARGIN);
         let (source, key) = (event.source.clone(), event.key.clone());
@@ -68,7 +69,7 @@ pub(super) async fn store_all(
         }
         *witness = next;
     }
-    Ok(Stored { fates, trouble: None })
+    Ok(Stored { holders, trouble: None })
 }
 
 /// A duplicate that was refused (`ER_DUP_ENTRY`), and the key that refused it: the name of a primary key is given.
@@ -145,7 +146,7 @@ async fn append(
     given: Option<i64>,
     shard: i64,
     candidates: &[Candidate<'_>],
-) -> Result<Vec<Fate>, EngineError> {
+) -> Result<Vec<Holder>, EngineError> {
     let before = held_before(session, candidates).await?;
     let mut sorted: Vec<&Candidate<'_>> = candidates.iter().collect();
     sorted.sort_unstable_by_key(|candidate| (candidate.event.source.as_str(), candidate.event.key.as_bytes()));
@@ -171,10 +172,10 @@ async fn append(
     };
     let is_new = |(candidate, known): (&Candidate<'_>, Known)| {
         let new = candidate.id == known.event && !before.contains(&candidate.id);
-        if new { Fate::Stored(known) } else { Fate::Held(known) }
+        if new { Holder::Stored(known) } else { Holder::Known(known) }
     };
-    let fates: Vec<Fate> = candidates.iter().zip(known).map(is_new).collect();
-    let stored = candidates.iter().zip(&fates).filter(|(_, fate)| matches!(fate, Fate::Stored(_)));
+    let holders: Vec<Holder> = candidates.iter().zip(known).map(is_new).collect();
+    let stored = candidates.iter().zip(&holders).filter(|(_, holder)| matches!(holder, Holder::Stored(_)));
     let new: Vec<&Candidate<'_>> = stored.map(|(candidate, _)| candidate).collect();
     if !new.is_empty() {
         store(session, given, &new).await?;
@@ -186,7 +187,7 @@ async fn append(
         }
         add_up(session, shard, totals).await?;
     }
-    Ok(fates)
+    Ok(holders)
 }
 
 /// The candidates that have an id already and are stored under it: whoever brings them did not hear of it. (Should one be stored

@@ -11,7 +11,8 @@ use uuid::Uuid;
 
 use super::connection::{EngineError, Session};
 use crate::event::{EventId, NewEvent};
-use crate::journal::server::engine::{AppendContext, Candidate, Fate, Known, Refusal, Stored};
+use crate::journal::decide::append::{Holder, Known};
+use crate::journal::server::engine::{AppendContext, Candidate, Refusal, Stored};
 use crate::journal::server::read::buckets::Occurrences;
 use crate::journal::tally::{Pending, Tally, latest_text};
 use crate::journal::{CONFLICTS_KEPT, PROBE_SOURCE};
@@ -61,16 +62,16 @@ pub(super) async fn store(
         append(session, given, shard, &late, &mut sorted).await?
     };
     session.check_replicated()?;
-    let fate = |candidate: &Candidate<'_>| match won.contains(&candidate.id) {
-        true => Fate::Stored(candidate.known()),
-        false => Fate::Unknown,
+    let holder = |candidate: &Candidate<'_>| match won.contains(&candidate.id) {
+        true => Holder::Stored(candidate.known()),
+        false => Holder::Unknown,
     };
-    let mut fates: Vec<Fate> = candidates.iter().map(fate).collect();
-    let lost: Vec<(&mut Fate, &NewEvent)> = fates
+    let mut holders: Vec<Holder> = candidates.iter().map(holder).collect();
+    let lost: Vec<(&mut Holder, &NewEvent)> = holders
         .iter_mut()
         .zip(candidates)
-        .filter(|(fate, _)| **fate == Fate::Unknown)
-        .map(|(fate, candidate)| (fate, candidate.event))
+        .filter(|(holder, _)| **holder == Holder::Unknown)
+        .map(|(holder, candidate)| (holder, candidate.event))
         .collect();
     let mut trouble = None;
     if !lost.is_empty() {
@@ -79,16 +80,16 @@ pub(super) async fn store(
         let known = first_ids(session, &keys).await;
         match known.and_then(|known| session.check_replicated().map(|()| known)) {
             Ok(known) => {
-                for (place, (fate, _)) in lost.into_iter().enumerate() {
+                for (place, (holder, _)) in lost.into_iter().enumerate() {
                     if let Some(known) = known.get(&place) {
-                        *fate = Fate::Held(*known);
+                        *holder = Holder::Known(*known);
                     }
                 }
             }
             Err(error) => trouble = Some(error),
         }
     }
-    Ok(Stored { fates, trouble })
+    Ok(Stored { holders, trouble })
 }
 
 /// A plain insert of a known key must fail, and must name the constraint.

@@ -10,7 +10,7 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
-use oncehook_verify::{EventKey, UnixMicros};
+use oncehook_verify::EventKey;
 use tokio::sync::watch;
 
 use super::OpenError;
@@ -21,6 +21,7 @@ use super::sql::Sql;
 use super::value::{Param, Row};
 use crate::event::{EventId, NewEvent};
 use crate::journal::BoxFuture;
+use crate::journal::decide::append::{Holder, Known};
 use crate::journal::tally::Tally;
 
 /// What a connection is for.
@@ -208,34 +209,14 @@ pub(in crate::journal) struct Candidate<'e> {
 impl Candidate<'_> {
     /// What the ledger knows of its key if it is new.
     pub(in crate::journal) fn known(&self) -> Known {
-        let expires_at = self.event.remembered_until(self.id);
-        Known { event: self.id, digest: self.event.digest, expires_at }
+        Known::of(self.id, self.event)
     }
-}
-
-/// What the ledger knows of a key.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::journal) struct Known {
-    pub(in crate::journal) event: EventId,
-    pub(in crate::journal) digest: [u8; 32],
-    pub(in crate::journal) expires_at: UnixMicros,
-}
-
-/// Who holds the key of a candidate.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::journal) enum Fate {
-    /// The candidate: it was stored just now.
-    Stored(Known),
-    /// Another event, or the same one since an earlier append whose answer got lost.
-    Held(Known),
-    /// It could not be read.
-    Unknown,
 }
 
 /// What an append came to.
 pub(in crate::journal) struct Stored {
     /// One for each candidate, in their order.
-    pub(in crate::journal) fates: Vec<Fate>,
+    pub(in crate::journal) holders: Vec<Holder>,
     /// What went wrong after the events were stored.
     pub(in crate::journal) trouble: Option<EngineError>,
 }

@@ -17,12 +17,13 @@ use std::time::{Duration, Instant};
 use oncehook_verify::UnixMicros;
 use tokio::sync::{mpsc, oneshot};
 
-use super::engine::{AppendContext, Candidate, Engine, Fate, Purpose, Session, Stored};
+use super::engine::{AppendContext, Candidate, Engine, Purpose, Session, Stored};
 use super::error::{EngineError, Tries};
 use super::self_test;
 use super::shared::Shared;
 use crate::event::{EventId, NewEvent, NewEvents, SourceName};
-use crate::journal::{AppendError, Appended, Layer, Receipt, Verdict};
+use crate::journal::decide::append::{Holder, rule};
+use crate::journal::{AppendError, Layer, Receipt, Verdict};
 use crate::retry::{Chance, Reconnect};
 
 /// What a lane is asked to do.
@@ -216,8 +217,9 @@ impl<E: Engine> Lane<E> {
             about_now: self.shared.database_time(),
             shard: self.shard,
         };
-        let Stored { fates, mut trouble } = self.engine.append(session, &mut self.memory, context, &candidates).await?;
-        let mut outcome = decide(batch, &groups, &fates);
+        let Stored { holders, mut trouble } =
+            self.engine.append(session, &mut self.memory, context, &candidates).await?;
+        let mut outcome = decide(batch, &groups, holders);
         if !outcome.conflicts.is_empty() {
             // Sorted, so that two nodes wait for each other in the same order; those of one event stay in their order.
             outcome.conflicts.sort_by_key(|conflict| conflict.first);
@@ -390,47 +392,44 @@ struct ConflictOf<'b> {
 }
 
 /// Says of every event what it is, given who holds the keys.
-fn decide<'b>(batch: &'b [Request], groups: &HashMap<(&SourceName, &[u8]), usize>, fates: &[Fate]) -> Decided<'b> {
+fn decide<'b>(
+    batch: &'b [Request],
+    groups: &HashMap<(&SourceName, &[u8]), usize>,
+    mut holders: Vec<Holder>,
+) -> Decided<'b> {
     let mut decided = Decided {
         receipts: Vec::with_capacity(batch.len()),
         routed: false,
         duplicates: Vec::new(),
         conflicts: Vec::new(),
     };
-    let mut announced = vec![false; fates.len()];
     for (request, work) in batch.iter().enumerate() {
         let mut receipt = Some(Receipt::with_capacity(work.events.len()));
         for event in &work.events {
-            let place = groups.get(&(&event.source, event.key.as_bytes())).copied().unwrap_or(usize::MAX);
-            let first_here = announced.get_mut(place).is_some_and(|known| !std::mem::replace(known, true));
-            let own = if event.quarantine.is_some() { Verdict::Quarantined } else { Verdict::New };
-            let (known, verdict) = match fates.get(place) {
-                Some(Fate::Stored(known)) if first_here => {
-                    decided.routed |= event.quarantine.is_none() && !event.routes.is_empty();
-                    (known, own)
-                }
-                // This very event was stored before, and the one who brought it did not learn of it.
-                Some(Fate::Held(known)) if event.id == Some(known.event) => (known, own),
-                Some(Fate::Stored(known) | Fate::Held(known)) if known.digest == event.digest => {
-                    decided.duplicates.push(DuplicateOf {
-                        event: known.event,
-                        source: event.source.clone(),
-                        at: event.received_at,
-                        peer: event.peer,
-                    });
-                    (known, Verdict::Duplicate)
-                }
-                Some(Fate::Stored(known) | Fate::Held(known)) => {
-                    decided.conflicts.push(ConflictOf { request, first: known.event, event });
-                    (known, Verdict::Conflict)
-                }
-                Some(Fate::Unknown) | None => {
-                    receipt = None;
-                    continue;
-                }
+            let place = groups.get(&(&event.source, event.key.as_bytes()));
+            let holder = place.and_then(|place| holders.get_mut(*place));
+            let Some((holder, ruled)) = holder.and_then(|holder| rule(event, *holder).map(|ruled| (holder, ruled)))
+            else {
+                receipt = None;
+                continue;
             };
+            if let Holder::Stored(known) = *holder {
+                // Further copies in the batch meet a known key.
+                *holder = Holder::Known(known);
+            }
+            match ruled.verdict {
+                Verdict::New => decided.routed |= !event.routes.is_empty(),
+                Verdict::Quarantined => {}
+                Verdict::Duplicate => decided.duplicates.push(DuplicateOf {
+                    event: ruled.id,
+                    source: event.source.clone(),
+                    at: event.received_at,
+                    peer: event.peer,
+                }),
+                Verdict::Conflict => decided.conflicts.push(ConflictOf { request, first: ruled.id, event }),
+            }
             if let Some(receipt) = &mut receipt {
-                receipt.push(Appended { id: known.event, verdict, expires_at: known.expires_at });
+                receipt.push(ruled);
             }
         }
         decided.receipts.push(receipt);

@@ -7,10 +7,11 @@
 use bytes::Bytes;
 use oncehook_verify::{EventKey, Integrity, UnixMicros};
 
-use super::engine::{AppendContext, Candidate, Engine, Fate, Refusal, Session};
+use super::engine::{AppendContext, Candidate, Engine, Refusal, Session};
 use super::error::{EngineError, Tries};
 use super::shared::random;
 use crate::event::{EventIds, NewEvent, SourceName};
+use crate::journal::decide::append::Holder;
 use crate::journal::{SelfTestError, probe_keys};
 
 /// Ids of probes: above every real one for the next few thousand years.
@@ -63,14 +64,14 @@ async fn probe<E: Engine>(engine: &E, session: &mut E::Session) -> Result<(), Fa
     let mut memory = E::careful();
 
     let stored = engine.append(session, &mut memory, context, &[first]).await?;
-    if stored.fates != [Fate::Stored(first.known())] {
+    if stored.holders != [Holder::Stored(first.known())] {
         return fail("a new key was not stored");
     }
     let stored = engine.append(session, &mut memory, context, &[again, other]).await?;
-    match stored.fates.as_slice() {
-        [Fate::Stored(_), _] => return fail("a known key was stored a second time"),
-        [_, Fate::Held(_)] => return fail("a key in capitals was taken for the same key"),
-        [Fate::Held(known), Fate::Stored(_)] if *known == first.known() => {}
+    match stored.holders.as_slice() {
+        [Holder::Stored(_), _] => return fail("a known key was stored a second time"),
+        [_, Holder::Known(_)] => return fail("a key in capitals was taken for the same key"),
+        [Holder::Known(known), Holder::Stored(_)] if *known == first.known() => {}
         _ => return fail("a known key led to another event"),
     }
     match E::refuses_by_name(session, &key).await? {
