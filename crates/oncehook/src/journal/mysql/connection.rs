@@ -23,7 +23,7 @@ use super::{Mysql, OpenError, ground};
 use crate::journal::server::engine;
 pub(super) use crate::journal::server::engine::Purpose;
 use crate::journal::server::pool::{self, ANSWER_WAIT};
-use crate::journal::server::value::Param;
+use crate::journal::server::value::{Column, Param};
 
 /// The longest that the server may take to be reached.
 pub(super) const CONNECT_WAIT: Duration = Duration::from_secs(3);
@@ -254,7 +254,7 @@ pub(in crate::journal) struct Session {
     conn: Conn,
     /// The largest packet that the server takes.
     packet: usize,
-    mariadb: bool,
+    pub(super) mariadb: bool,
     /// How long an answer may take: longer than the server may take for it.
     patience: Duration,
     texts: Texts,
@@ -266,10 +266,6 @@ pub(in crate::journal) struct Session {
 }
 
 impl Session {
-    pub(super) fn is_mariadb(&self) -> bool {
-        self.mariadb
-    }
-
     /// Whether a statement was looked at on this connection before.
     pub(super) fn is_known(&self, statement: &str) -> bool {
         self.known.contains(statement)
@@ -392,6 +388,15 @@ impl Session {
         Ok(changed)
     }
 
+    /// The same, with the rows column by column.
+    pub(super) async fn insert_columns(
+        &mut self,
+        insert: Insert<'_>,
+        columns: &[Column<'_>],
+    ) -> Result<u64, EngineError> {
+        self.insert(insert, super::value::rows(columns)).await
+    }
+
     /// The database's time, or the one that was given.
     pub(super) async fn now(&mut self, given: Option<i64>) -> Result<i64, EngineError> {
         match given {
@@ -422,6 +427,7 @@ pub(super) type Pool = pool::Pool<Mysql>;
 
 impl engine::Session for Session {
     type Row = Row;
+    const BEGIN_READ: &'static str = "START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY";
 
     async fn run(&mut self, sql: &str) -> Result<(), EngineError> {
         Session::run(self, sql).await
@@ -434,23 +440,15 @@ impl engine::Session for Session {
 
     async fn change(&mut self, sql: &str, params: &[Param<'_>]) -> Result<u64, EngineError> {
         let (text, values) = self.texts.bind(sql, params)?;
+        // The server would end the connection. The row with the body is to blame, not the batch.
+        if text.len().saturating_add(weight(&values)) > self.packet {
+            return Err(too_big(self.packet));
+        }
         Session::change(self, &text, values).await
     }
 
     async fn begin(&mut self, given: Option<i64>) -> Result<i64, EngineError> {
         self.now(given).await
-    }
-
-    async fn begin_read(&mut self) -> Result<(), EngineError> {
-        Session::run(self, "START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY").await
-    }
-
-    async fn commit(&mut self) -> Result<(), EngineError> {
-        Session::run(self, "COMMIT").await
-    }
-
-    async fn rollback(&mut self) -> Result<(), EngineError> {
-        Session::run(self, "ROLLBACK").await
     }
 
     async fn begin_single(&mut self, given: Option<i64>) -> Result<Option<i64>, EngineError> {

@@ -33,14 +33,11 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use mysql_async::Opts;
-use oncehook_verify::EventKey;
 use tokio::sync::watch;
 
 use super::BoxFuture;
-use super::tally::Tally;
-use crate::event::{EventId, NewEvent};
 use crate::handler::SqlHandler;
-use crate::journal::server::engine::{AppendContext, Candidate, Engine, Purpose, Refusal, Stored};
+use crate::journal::server::engine::{Engine, Purpose};
 use crate::journal::server::error::EngineError;
 use crate::journal::server::forget::Round;
 use crate::journal::server::pool::Pool;
@@ -98,12 +95,10 @@ pub struct Mysql {
 
 impl Engine for Mysql {
     type Session = Session;
-    type LaneMemory = Option<queries::Witness>;
 
     const KIND: &'static str = "mysql";
     // A lost connection is noticed by asking.
     const IDENTITY_EVERY: Duration = Duration::from_millis(250);
-    const APPEND_COMMITS: bool = false;
     const SQL: Sql = Sql {
         keep_aliases: "INSERT INTO oncehook_spool_aliases (alias, event)
                        SELECT UNHEX(t.alias), UNHEX(t.event)
@@ -111,6 +106,7 @@ impl Engine for Mysql {
                        ON DUPLICATE KEY UPDATE event = oncehook_spool_aliases.event",
         resolve_alias: "SELECT e.id FROM oncehook_spool_aliases a JOIN oncehook_events e ON e.id = a.event
                          WHERE a.alias = $1",
+        last_id: "SELECT id FROM oncehook_events ORDER BY id DESC LIMIT 1",
     };
 
     fn new(url: &str, handler_time: Duration) -> Result<Self, OpenError> {
@@ -134,26 +130,6 @@ impl Engine for Mysql {
         }
     }
 
-    async fn migrate(&self, session: &mut Session) -> Result<Vec<String>, OpenError> {
-        schema::migrate(session).await
-    }
-
-    async fn check_schema(session: &mut Session) -> Result<(), OpenError> {
-        schema::check(session).await
-    }
-
-    async fn shape(session: &mut Session) -> Result<Vec<String>, OpenError> {
-        schema::shape(session).await
-    }
-
-    async fn make_ready(_session: &mut Session, _given: Option<i64>) -> Result<(), EngineError> {
-        Ok(())
-    }
-
-    async fn last_id(session: &mut Session) -> Result<Option<EventId>, EngineError> {
-        queries::last_id(session).await
-    }
-
     async fn identity(&self, session: &mut Session) -> Result<String, EngineError> {
         incarnation::name(session).await
     }
@@ -164,35 +140,5 @@ impl Engine for Mysql {
         end: watch::Receiver<bool>,
     ) -> Result<BoxFuture<'static, ()>, EngineError> {
         Ok(Box::pin(wake::look(shared, pool, end)))
-    }
-
-    async fn append(
-        &self,
-        session: &mut Session,
-        memory: &mut Option<queries::Witness>,
-        context: AppendContext,
-        candidates: &[Candidate<'_>],
-    ) -> Result<Stored, EngineError> {
-        queries::store_all(self, session, memory, context, candidates).await
-    }
-
-    async fn keep_conflicts(
-        session: &mut Session,
-        shard: i64,
-        conflicts: &[(EventId, &NewEvent)],
-    ) -> Result<(), EngineError> {
-        queries::keep_conflicts(session, shard, conflicts).await
-    }
-
-    async fn store_duplicates(session: &mut Session, shard: i64, tally: &Tally) -> Result<(), EngineError> {
-        queries::store_duplicates(session, shard, tally).await
-    }
-
-    fn careful() -> Option<queries::Witness> {
-        None
-    }
-
-    async fn refuses_by_name(session: &mut Session, key: &EventKey) -> Result<Refusal, EngineError> {
-        queries::refuses_by_name(session, key).await
     }
 }

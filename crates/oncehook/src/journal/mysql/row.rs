@@ -69,10 +69,6 @@ pub(super) fn event(row: &Row, column: usize) -> Result<EventId, EngineError> {
     Ok(EventId::from_bytes(bytes))
 }
 
-pub(super) fn digest(row: &Row, column: usize) -> Result<[u8; 32], EngineError> {
-    bytes(row, column)?.try_into().map_err(|_| EngineError::damaged())
-}
-
 /// An id as a parameter.
 pub(super) fn id(event: EventId) -> Value {
     Value::Bytes(event.as_bytes().to_vec())

@@ -78,17 +78,30 @@ fn value(param: &Param<'_>) -> Value {
 
 /// A list of rows as one JSON text. A table of one column is a list of values.
 fn table(columns: &[Column<'_>]) -> Value {
-    let rows = columns.first().map_or(0, Column::len);
     let cell = |column: &Column<'_>, row: usize| match column {
         Column::Ids(values) => json!(values.get(row).map(|id| row::hex(*id))),
+        Column::Bools(values) => json!(values.get(row)),
         Column::Ints(values) => json!(values.get(row).copied().flatten()),
         Column::Texts(values) => json!(values.get(row).copied().flatten()),
         Column::Bytes(values) => json!(values.get(row).copied().flatten().map(hex::encode)),
     };
-    row::list((0..rows).map(|row| match columns {
+    row::list((0..columns.first().map_or(0, Column::len)).map(|row| match columns {
         [only] => cell(only, row),
         columns => columns.iter().map(|column| cell(column, row)).collect(),
     }))
+}
+
+/// A list of rows as the values of a statement that names each of them.
+pub(super) fn rows(columns: &[Column<'_>]) -> Vec<Vec<Value>> {
+    let cell = |column: &Column<'_>, row: usize| match column {
+        Column::Ids(values) => values.get(row).map(|id| row::id(*id)).into(),
+        Column::Bools(values) => values.get(row).into(),
+        Column::Ints(values) => values.get(row).copied().flatten().into(),
+        Column::Texts(values) => values.get(row).copied().flatten().into(),
+        Column::Bytes(values) => values.get(row).copied().flatten().into(),
+    };
+    let rows = 0..columns.first().map_or(0, Column::len);
+    rows.map(|row| columns.iter().map(|column| cell(column, row)).collect()).collect()
 }
 
 impl value::Row for Row {

@@ -326,6 +326,7 @@ pub(super) fn first_text(answer: &[SimpleQueryMessage]) -> Option<&str> {
 
 impl engine::Session for Session {
     type Row = Row;
+    const BEGIN_READ: &'static str = "BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY";
 
     async fn run(&mut self, sql: &str) -> Result<(), EngineError> {
         Session::run(self, sql).await
@@ -347,18 +348,6 @@ impl engine::Session for Session {
         self.begin_with("", given).await
     }
 
-    async fn begin_read(&mut self) -> Result<(), EngineError> {
-        Session::run(self, "BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY").await
-    }
-
-    async fn commit(&mut self) -> Result<(), EngineError> {
-        Session::run(self, "COMMIT").await
-    }
-
-    async fn rollback(&mut self) -> Result<(), EngineError> {
-        Session::run(self, "ROLLBACK").await
-    }
-
     async fn begin_single(&mut self, given: Option<i64>) -> Result<Option<i64>, EngineError> {
         Ok(given)
     }
@@ -376,16 +365,8 @@ impl engine::Session for Session {
         Session::check_replicated(self)
     }
 
-    async fn survived(&mut self, _idle: Duration) -> bool {
-        !self.client.is_closed()
-    }
-
     fn is_closed(&self) -> bool {
         self.client.is_closed()
-    }
-
-    async fn is_alive(&mut self) -> bool {
-        !self.client.is_closed()
     }
 
     fn is_retired(&self) -> bool {

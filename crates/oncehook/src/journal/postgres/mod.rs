@@ -31,14 +31,11 @@ mod wrapped;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use oncehook_verify::EventKey;
 use tokio::sync::watch;
 
 use super::BoxFuture;
-use super::tally::Tally;
-use crate::event::{EventId, NewEvent};
 use crate::handler::SqlHandler;
-use crate::journal::server::engine::{AppendContext, Candidate, Engine, Purpose, Refusal, Stored};
+use crate::journal::server::engine::{Engine, Purpose};
 use crate::journal::server::error::EngineError;
 use crate::journal::server::forget::Round;
 use crate::journal::server::pool::Pool;
@@ -89,17 +86,16 @@ pub struct Postgres {
 
 impl Engine for Postgres {
     type Session = Session;
-    type LaneMemory = queries::Wary;
 
     const KIND: &'static str = "postgres";
     // A lost connection is noticed without asking.
     const IDENTITY_EVERY: Duration = Duration::from_secs(1);
-    const APPEND_COMMITS: bool = true;
     const SQL: Sql = Sql {
         keep_aliases: "INSERT INTO oncehook.spool_aliases (alias, event) SELECT * FROM unnest($1::uuid[], $2::uuid[])
                        ON CONFLICT (alias) DO NOTHING",
         resolve_alias: "SELECT e.id FROM oncehook.spool_aliases a JOIN oncehook.events e ON e.id = a.event
                          WHERE a.alias = $1",
+        last_id: "SELECT id FROM oncehook.events ORDER BY id DESC LIMIT 1",
     };
 
     fn new(url: &str, handler_time: Duration) -> Result<Self, OpenError> {
@@ -120,25 +116,8 @@ impl Engine for Postgres {
         self.open_hearing(purpose, |_| {}).await
     }
 
-    async fn migrate(&self, session: &mut Session) -> Result<Vec<String>, OpenError> {
-        pooler::refuse(self, session).await?;
-        schema::migrate(session).await
-    }
-
-    async fn check_schema(session: &mut Session) -> Result<(), OpenError> {
-        schema::check(session).await
-    }
-
-    async fn shape(session: &mut Session) -> Result<Vec<String>, OpenError> {
-        schema::shape(session).await
-    }
-
     async fn make_ready(session: &mut Session, given: Option<i64>) -> Result<(), EngineError> {
         days::make(session, given, days::When::Start).await
-    }
-
-    async fn last_id(session: &mut Session) -> Result<Option<EventId>, EngineError> {
-        queries::last_id(session).await
     }
 
     async fn identity(&self, session: &mut Session) -> Result<String, EngineError> {
@@ -157,38 +136,5 @@ impl Engine for Postgres {
                 wake::listen(shared, Arc::clone(&pool.engine), session, end)
             );
         }))
-    }
-
-    async fn append(
-        &self,
-        session: &mut Session,
-        memory: &mut queries::Wary,
-        context: AppendContext,
-        candidates: &[Candidate<'_>],
-    ) -> Result<Stored, EngineError> {
-        match queries::store(session, memory, context, candidates).await {
-            Err(error) => Err(days::give_way(session, error).await),
-            stored => stored,
-        }
-    }
-
-    async fn keep_conflicts(
-        session: &mut Session,
-        shard: i64,
-        conflicts: &[(EventId, &NewEvent)],
-    ) -> Result<(), EngineError> {
-        queries::keep_conflicts(session, shard, conflicts).await
-    }
-
-    async fn store_duplicates(session: &mut Session, shard: i64, tally: &Tally) -> Result<(), EngineError> {
-        queries::store_duplicates(session, shard, tally).await
-    }
-
-    fn careful() -> queries::Wary {
-        queries::Wary::always()
-    }
-
-    async fn refuses_by_name(session: &mut Session, key: &EventKey) -> Result<Refusal, EngineError> {
-        queries::refuses_by_name(session, key).await
     }
 }

@@ -49,6 +49,7 @@ impl ToSql for Flat<'_> {
             Self::Column(Column::Ids(values)) => {
                 values.iter().map(|id| uuid(*id)).collect::<Vec<Uuid>>().to_sql(ty, out)
             }
+            Self::Column(Column::Bools(values)) => values.to_sql(ty, out),
             Self::Column(Column::Texts(values)) => values.to_sql(ty, out),
             Self::Column(Column::Bytes(values)) => values.to_sql(ty, out),
             Self::Column(Column::Ints(values)) => match ty.kind() {

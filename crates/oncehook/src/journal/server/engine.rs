@@ -10,7 +10,6 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
-use oncehook_verify::EventKey;
 use tokio::sync::watch;
 
 use super::OpenError;
@@ -21,8 +20,7 @@ use super::sql::Sql;
 use super::value::{Param, Row};
 use crate::event::{EventId, NewEvent};
 use crate::journal::BoxFuture;
-use crate::journal::decide::append::{Holder, Known};
-use crate::journal::tally::Tally;
+use crate::journal::decide::append::Known;
 
 /// What a connection is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -40,15 +38,11 @@ pub(in crate::journal) enum Purpose {
 /// A database engine, and how to reach one database of it.
 pub(in crate::journal) trait Engine: Sized + Send + Sync + 'static {
     type Session: Session;
-    /// What a lane remembers from one batch to the next.
-    type LaneMemory: Default + Send + Sync + 'static;
 
     /// The word for it in [`JournalState`](crate::journal::JournalState).
     const KIND: &'static str;
     /// How often the database is asked for its identity. An engine that notices a lost connection by itself need not ask often.
     const IDENTITY_EVERY: Duration;
-    /// Whether [`append`](Self::append) is a transaction of its own, which is committed when it returns.
-    const APPEND_COMMITS: bool;
 
     /// Reads a URL. Errors do not repeat it: it holds a password.
     fn new(url: &str, handler_time: Duration) -> Result<Self, OpenError>;
@@ -63,19 +57,13 @@ pub(in crate::journal) trait Engine: Sized + Send + Sync + 'static {
         usize::MAX
     }
 
-    /// Makes the schema if there is none. Safe to repeat, and safe to be killed at any moment. Returns what was applied.
-    fn migrate(&self, session: &mut Self::Session) -> impl Future<Output = Result<Vec<String>, OpenError>> + Send;
-    /// Compares the schema with the one that this program expects.
-    fn check_schema(session: &mut Self::Session) -> impl Future<Output = Result<(), OpenError>> + Send;
-    /// What the catalogue says about the schema.
-    fn shape(session: &mut Self::Session) -> impl Future<Output = Result<Vec<String>, OpenError>> + Send;
     /// Whatever else must be there before the first append. Its own transactions.
     fn make_ready(
-        session: &mut Self::Session,
-        given: Option<i64>,
-    ) -> impl Future<Output = Result<(), EngineError>> + Send;
-    /// The highest id that is stored, so that new ids stay above it. Its own transaction.
-    fn last_id(session: &mut Self::Session) -> impl Future<Output = Result<Option<EventId>, EngineError>> + Send;
+        _session: &mut Self::Session,
+        _given: Option<i64>,
+    ) -> impl Future<Output = Result<(), EngineError>> + Send {
+        async { Ok(()) }
+    }
     /// A name that changes whenever committed rows may be gone. Its own transaction.
     fn identity(&self, session: &mut Self::Session) -> impl Future<Output = Result<String, EngineError>> + Send;
     /// Prepares to hear of other nodes, and returns the task that wakes this node's workers when another node did something, and
@@ -85,54 +73,14 @@ pub(in crate::journal) trait Engine: Sized + Send + Sync + 'static {
         pool: Arc<Pool<Self>>,
         end: watch::Receiver<bool>,
     ) -> impl Future<Output = Result<BoxFuture<'static, ()>, EngineError>> + Send;
-
-    /// Stores the candidates whose keys are new, with all that belongs to them; the unique key decides. Candidates have
-    /// different keys. Returns, in their order, who holds each key now. Before the first error nothing is stored, or the
-    /// outcome is unknown.
-    fn append(
-        &self,
-        session: &mut Self::Session,
-        memory: &mut Self::LaneMemory,
-        append: AppendContext,
-        candidates: &[Candidate<'_>],
-    ) -> impl Future<Output = Result<Stored, EngineError>> + Send;
-    /// Keeps other bodies under known keys: one row per digest, at most [`CONFLICTS_KEPT`](crate::journal::CONFLICTS_KEPT) of
-    /// them per event, the rest counted in a row with an empty digest. The counts hold even if the event is forgotten already.
-    /// In the order of their events, so that two nodes wait for each other in the same order.
-    fn keep_conflicts(
-        session: &mut Self::Session,
-        shard: i64,
-        conflicts: &[(EventId, &NewEvent)],
-    ) -> impl Future<Output = Result<(), EngineError>> + Send;
-    /// Adds counted duplicates to what is stored. Other nodes may do the same with the same events.
-    fn store_duplicates(
-        session: &mut Self::Session,
-        shard: i64,
-        tally: &Tally,
-    ) -> impl Future<Output = Result<(), EngineError>> + Send;
-    /// The memory of a lane that takes the careful way, which the self-test must try.
-    fn careful() -> Self::LaneMemory;
-    /// Inserts a known key plainly, which must be refused by the ledger's unique key and by nothing else.
-    fn refuses_by_name(
-        session: &mut Self::Session,
-        key: &EventKey,
-    ) -> impl Future<Output = Result<Refusal, EngineError>> + Send;
-}
-
-/// What became of a plain insert of a known key.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(in crate::journal) enum Refusal {
-    /// The ledger's unique key refused it.
-    ByKey,
-    /// It was stored.
-    Stored,
-    /// It was refused, but for another reason.
-    Otherwise(String),
 }
 
 /// One connection.
 pub(in crate::journal) trait Session: Send + Sync + Sized + 'static {
     type Row: Row;
+
+    /// Begins a transaction that only reads, in one snapshot.
+    const BEGIN_READ: &'static str;
 
     /// Runs a statement without parameters.
     fn run(&mut self, sql: &str) -> impl Future<Output = Result<(), EngineError>> + Send;
@@ -156,10 +104,16 @@ pub(in crate::journal) trait Session: Send + Sync + Sized + 'static {
     /// Begins a transaction and returns its time: `given`, or else the database's. One round trip.
     fn begin(&mut self, given: Option<i64>) -> impl Future<Output = Result<i64, EngineError>> + Send;
     /// Begins one that only reads, in one snapshot.
-    fn begin_read(&mut self) -> impl Future<Output = Result<(), EngineError>> + Send;
-    fn commit(&mut self) -> impl Future<Output = Result<(), EngineError>> + Send;
+    fn begin_read(&mut self) -> impl Future<Output = Result<(), EngineError>> + Send {
+        self.run(Self::BEGIN_READ)
+    }
+    fn commit(&mut self) -> impl Future<Output = Result<(), EngineError>> + Send {
+        self.run("COMMIT")
+    }
     /// Undoes what was begun. Nothing, if nothing was.
-    fn rollback(&mut self) -> impl Future<Output = Result<(), EngineError>> + Send;
+    fn rollback(&mut self) -> impl Future<Output = Result<(), EngineError>> + Send {
+        self.run("ROLLBACK")
+    }
     /// Prepares for a transaction of one statement. Returns the time that the statement is given; `None`: it reads the
     /// database's clock itself. No round trip where the engine can do without.
     fn begin_single(&mut self, given: Option<i64>) -> impl Future<Output = Result<Option<i64>, EngineError>> + Send;
@@ -173,11 +127,15 @@ pub(in crate::journal) trait Session: Send + Sync + Sized + 'static {
     }
 
     /// Whether a connection that was idle for this long can be lent again.
-    fn survived(&mut self, idle: Duration) -> impl Future<Output = bool> + Send;
+    fn survived(&mut self, _idle: Duration) -> impl Future<Output = bool> + Send {
+        std::future::ready(!self.is_closed())
+    }
     /// Whether the connection is known to be lost, without asking the server.
     fn is_closed(&self) -> bool;
     /// Asks the server, where the connection does not tell by itself.
-    fn is_alive(&mut self) -> impl Future<Output = bool> + Send;
+    fn is_alive(&mut self) -> impl Future<Output = bool> + Send {
+        std::future::ready(!self.is_closed())
+    }
     /// It must not be lent again: something of its last use would show in the next.
     fn is_retired(&self) -> bool {
         false
@@ -211,12 +169,9 @@ impl Candidate<'_> {
     pub(in crate::journal) fn known(&self) -> Known {
         Known::of(self.id, self.event)
     }
-}
 
-/// What an append came to.
-pub(in crate::journal) struct Stored {
-    /// One for each candidate, in their order.
-    pub(in crate::journal) holders: Vec<Holder>,
-    /// What went wrong after the events were stored.
-    pub(in crate::journal) trouble: Option<EngineError>,
+    /// Its source and key.
+    pub(in crate::journal) fn key(&self) -> (&str, &[u8]) {
+        (self.event.source.as_str(), self.event.key.as_bytes())
+    }
 }

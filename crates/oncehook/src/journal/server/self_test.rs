@@ -7,12 +7,14 @@
 use bytes::Bytes;
 use oncehook_verify::{EventKey, Integrity, UnixMicros};
 
-use super::engine::{AppendContext, Candidate, Engine, Refusal, Session};
+use super::append::Appends;
+use super::engine::{AppendContext, Candidate, Session};
 use super::error::{EngineError, Tries};
+use super::schema;
 use super::shared::random;
 use crate::event::{EventIds, NewEvent, SourceName};
 use crate::journal::decide::append::Holder;
-use crate::journal::{SelfTestError, probe_keys};
+use crate::journal::{PROBE_SOURCE, SelfTestError, probe_keys};
 
 /// Ids of probes: above every real one for the next few thousand years.
 const PROBES_ABOVE: i64 = i64::MAX - (1 << 20);
@@ -34,8 +36,8 @@ impl From<EngineError> for Fault {
     }
 }
 
-pub(super) async fn run<E: Engine>(engine: &E, session: &mut E::Session) -> Result<(), SelfTestError> {
-    E::check_schema(session).await.map_err(|error| SelfTestError(error.to_string()))?;
+pub(super) async fn run<E: Appends>(engine: &E, session: &mut E::Session) -> Result<(), SelfTestError> {
+    schema::check::<E>(session).await.map_err(|error| SelfTestError(error.to_string()))?;
     let mut tries = Tries::default();
     loop {
         let probed = match session.begin(Some(1)).await {
@@ -51,7 +53,7 @@ pub(super) async fn run<E: Engine>(engine: &E, session: &mut E::Session) -> Resu
     }
 }
 
-async fn probe<E: Engine>(engine: &E, session: &mut E::Session) -> Result<(), Fault> {
+async fn probe<E: Appends>(engine: &E, session: &mut E::Session) -> Result<(), Fault> {
     // Without randomness two nodes that probe at once wait for each other for a moment, which is all.
     let nonce = random();
     let (key, capitals) = probe_keys(nonce);
@@ -74,10 +76,12 @@ async fn probe<E: Engine>(engine: &E, session: &mut E::Session) -> Result<(), Fa
         [Holder::Known(known), Holder::Stored(_)] if *known == first.known() => {}
         _ => return fail("a known key led to another event"),
     }
-    match E::refuses_by_name(session, &key).await? {
-        Refusal::ByKey => Ok(()),
-        Refusal::Stored => fail("a known key was stored a second time"),
-        Refusal::Otherwise(reason) => fail(&format!("a known key was refused for another reason: {reason}")),
+    // A plain insert must fail, and must name the constraint.
+    match session.change(E::APPEND.insert_key, &[PROBE_SOURCE.into(), (&key).into()]).await {
+        Ok(_) => fail("a known key was stored a second time"),
+        Err(error) if E::is_refused_key(&error) => Ok(()),
+        Err(error) if error.is_collision() => Err(error.into()),
+        Err(error) => fail(&format!("a known key was refused for another reason: {error}")),
     }
 }
 

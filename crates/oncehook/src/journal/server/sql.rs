@@ -8,4 +8,6 @@ pub(in crate::journal) struct Sql {
     pub(in crate::journal) keep_aliases: &'static str,
     /// `$1`: alias. Returns the event that it stands for.
     pub(in crate::journal) resolve_alias: &'static str,
+    /// Returns the highest id that is stored.
+    pub(in crate::journal) last_id: &'static str,
 }

@@ -30,6 +30,7 @@ pub(in crate::journal) enum Param<'p> {
 #[derive(Debug, Clone)]
 pub(in crate::journal) enum Column<'p> {
     Ids(Vec<EventId>),
+    Bools(Vec<bool>),
     Ints(Vec<Option<i64>>),
     Texts(Vec<Option<&'p str>>),
     Bytes(Vec<Option<&'p [u8]>>),
@@ -48,6 +49,7 @@ impl<'p> Column<'p> {
     pub(in crate::journal) fn len(&self) -> usize {
         match self {
             Self::Ids(values) => values.len(),
+            Self::Bools(values) => values.len(),
             Self::Ints(values) => values.len(),
             Self::Texts(values) => values.len(),
             Self::Bytes(values) => values.len(),
