@@ -22,6 +22,7 @@ use super::value::Texts;
 use super::{Mysql, OpenError, ground};
 use crate::journal::server::engine;
 pub(super) use crate::journal::server::engine::Purpose;
+use crate::journal::server::hosts::Hosts;
 use crate::journal::server::pool::{self, ANSWER_WAIT};
 use crate::journal::server::value::{Column, Param};
 
@@ -145,11 +146,11 @@ pub(super) fn read_url(url: &str, handler_time: Duration) -> Result<Mysql, OpenE
             .stmt_cache_size(Some(STATEMENTS_KEPT))
             // Rows that were changed are counted, not rows that were found: an insert is told from a duplicate by it.
             .client_found_rows(false);
-        opened.push(Opts::from(builder));
+        let opts = Opts::from(builder);
+        opened.push((host_name(&opts), opts));
     }
     Ok(Mysql {
-        hosts: opened,
-        good: AtomicUsize::new(0),
+        hosts: Hosts::new(opened),
         packet: AtomicUsize::new(0),
         handler_time,
         tls,
@@ -159,26 +160,8 @@ pub(super) fn read_url(url: &str, handler_time: Duration) -> Result<Mysql, OpenE
 }
 
 impl Mysql {
-    /// Opens a connection and checks the ground it stands on. The hosts are tried one after another, the last good one first, each
-    /// with a deadline of its own, until one is fit.
-    pub(super) async fn connect(&self, purpose: Purpose) -> Result<Session, EngineError> {
-        let good = self.good.load(Ordering::Relaxed);
-        let mut refusals: Vec<(String, EngineError)> = Vec::new();
-        for turn in 0..self.hosts.len() {
-            let place = (good + turn) % self.hosts.len();
-            let Some(opts) = self.hosts.get(place) else { continue };
-            match self.open_at(opts, purpose).await {
-                Ok(session) => {
-                    self.good.store(place, Ordering::Relaxed);
-                    return Ok(session);
-                }
-                Err(error) => refusals.push((host_name(opts), error)),
-            }
-        }
-        Err(sum_up(refusals))
-    }
-
-    async fn open_at(&self, opts: &Opts, purpose: Purpose) -> Result<Session, EngineError> {
+    /// Opens a connection to one host and checks the ground it stands on.
+    pub(super) async fn open_at(&self, opts: &Opts, purpose: Purpose) -> Result<Session, EngineError> {
         let opening = async {
             let conn = match Conn::new(opts.clone()).await.map_err(EngineError::from) {
                 // Asked for only if the server can.
@@ -216,25 +199,11 @@ impl Mysql {
     }
 }
 
-pub(super) fn host_name(opts: &Opts) -> String {
+fn host_name(opts: &Opts) -> String {
     match opts.socket() {
         Some(socket) => socket.to_owned(),
         None => format!("{}:{}", opts.ip_or_hostname(), opts.tcp_port()),
     }
-}
-
-/// One error out of each host's. If one of them may come back by itself, so may the database; a single host's own is the most
-/// telling.
-fn sum_up(mut refusals: Vec<(String, EngineError)>) -> EngineError {
-    if refusals.len() == 1
-        && let Some((_, only)) = refusals.pop()
-    {
-        return only;
-    }
-    let told: Vec<String> = refusals.iter().map(|(name, error)| format!("{name}: {}", error.message)).collect();
-    let told = told.join("; ");
-    let away = refusals.iter().any(|(_, error)| error.is_away());
-    if away { EngineError::away(told) } else { EngineError::unsound(told) }
 }
 
 /// A statement that inserts many rows: `head VALUES row, row, … tail`.

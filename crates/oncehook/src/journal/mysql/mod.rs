@@ -36,12 +36,11 @@ use mysql_async::Opts;
 use tokio::sync::watch;
 
 use super::BoxFuture;
-use crate::handler::SqlHandler;
 use crate::journal::server::engine::{Engine, Purpose};
 use crate::journal::server::error::EngineError;
 use crate::journal::server::forget::Round;
+use crate::journal::server::hosts::Hosts;
 use crate::journal::server::pool::Pool;
-use crate::journal::server::rehearse;
 use crate::journal::server::shared::Shared;
 use crate::journal::server::sql::Sql;
 use crate::journal::server::{OpenError as ServerOpenError, ServerJournal, ServerOptions};
@@ -50,23 +49,6 @@ pub use guard::MysqlElsewhere;
 
 /// The journal on MariaDB or MySQL.
 pub type MysqlJournal = ServerJournal<Mysql>;
-
-/// Why a statement may never run on this journal, whatever the tables are.
-#[must_use]
-pub fn forbidden(handler: &SqlHandler) -> Option<String> {
-    rehearse::forbidden::<Mysql>(handler)
-}
-
-/// Whether a text can be used as the URL of a database. The error does not repeat it.
-pub fn check_url(url: &str) -> Result<(), String> {
-    rehearse::check_url::<Mysql>(url)
-}
-
-/// The hosts and the database that a URL leads to, without what is secret.
-#[must_use]
-pub fn shown_url(url: &str) -> String {
-    rehearse::shown_url::<Mysql>(url)
-}
 
 /// How the journal on MariaDB or MySQL is set up.
 pub type MysqlOptions = ServerOptions;
@@ -79,10 +61,7 @@ const NOW: &str = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))";
 
 /// MariaDB or MySQL, and how to reach one database of it.
 pub struct Mysql {
-    /// One for each host, in the order they were named.
-    hosts: Vec<Opts>,
-    /// The one that let us in last.
-    good: AtomicUsize,
+    hosts: Hosts<Opts>,
     /// The largest packet of the server that was reached last; 0 before that.
     packet: AtomicUsize,
     handler_time: Duration,
@@ -114,13 +93,13 @@ impl Engine for Mysql {
     }
 
     fn shown(&self) -> String {
-        let hosts: Vec<String> = self.hosts.iter().map(connection::host_name).collect();
-        let database = self.hosts.first().and_then(|opts| opts.db_name()).unwrap_or_default();
-        format!("mysql://{}/{database}", hosts.join(","))
+        let database = self.hosts.each.first().and_then(|(_, opts)| opts.db_name()).unwrap_or_default();
+        format!("mysql://{}/{database}", self.hosts.names())
     }
 
+    /// Each host has a deadline of its own.
     async fn open(&self, purpose: Purpose) -> Result<Session, EngineError> {
-        self.connect(purpose).await
+        self.hosts.connect(|opts| Box::pin(self.open_at(opts, purpose))).await
     }
 
     fn largest_body(&self) -> usize {

@@ -149,7 +149,7 @@ impl Postgres {
         purpose: Purpose,
         heard: impl Fn(&str) + Send + 'static,
     ) -> Result<Session, EngineError> {
-        let (client, mut connection) = self.hosts.connect().await?;
+        let (client, mut connection) = self.place.connect().await?;
         let unreplicated = Arc::new(AtomicBool::new(false));
         let noted = Arc::clone(&unreplicated);
         tokio::spawn(async move {

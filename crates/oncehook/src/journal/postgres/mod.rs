@@ -34,12 +34,10 @@ use std::time::Duration;
 use tokio::sync::watch;
 
 use super::BoxFuture;
-use crate::handler::SqlHandler;
 use crate::journal::server::engine::{Engine, Purpose};
 use crate::journal::server::error::EngineError;
 use crate::journal::server::forget::Round;
 use crate::journal::server::pool::Pool;
-use crate::journal::server::rehearse;
 use crate::journal::server::shared::Shared;
 use crate::journal::server::sql::Sql;
 use crate::journal::server::{OpenError as ServerOpenError, ServerJournal, ServerOptions};
@@ -49,23 +47,6 @@ pub use guard::PostgresElsewhere;
 /// The journal on PostgreSQL.
 pub type PostgresJournal = ServerJournal<Postgres>;
 
-/// Why a statement may never run on this journal, whatever the tables are.
-#[must_use]
-pub fn forbidden(handler: &SqlHandler) -> Option<String> {
-    rehearse::forbidden::<Postgres>(handler)
-}
-
-/// Whether a text can be used as the URL of a database. The error does not repeat it.
-pub fn check_url(url: &str) -> Result<(), String> {
-    rehearse::check_url::<Postgres>(url)
-}
-
-/// The hosts and the database that a URL leads to, without what is secret.
-#[must_use]
-pub fn shown_url(url: &str) -> String {
-    rehearse::shown_url::<Postgres>(url)
-}
-
 /// How the journal on PostgreSQL is set up.
 pub type PostgresOptions = ServerOptions;
 
@@ -74,7 +55,7 @@ pub type OpenError = ServerOpenError;
 
 /// PostgreSQL, and how to reach one database of it.
 pub struct Postgres {
-    hosts: hosts::Hosts,
+    place: hosts::Place,
     handler_time: Duration,
     /// Where the queues of routes begin.
     fronts: front::Fronts,
@@ -100,7 +81,7 @@ impl Engine for Postgres {
 
     fn new(url: &str, handler_time: Duration) -> Result<Self, OpenError> {
         Ok(Self {
-            hosts: hosts::Hosts::new(url)?,
+            place: hosts::Place::new(url)?,
             handler_time,
             fronts: front::Fronts::default(),
             round: Mutex::default(),
@@ -109,7 +90,7 @@ impl Engine for Postgres {
     }
 
     fn shown(&self) -> String {
-        self.hosts.shown()
+        self.place.shown()
     }
 
     async fn open(&self, purpose: Purpose) -> Result<Session, EngineError> {

@@ -22,6 +22,7 @@ pub(in crate::journal) mod engine;
 pub(in crate::journal) mod error;
 pub(in crate::journal) mod external;
 pub(in crate::journal) mod forget;
+pub(in crate::journal) mod hosts;
 mod identity;
 pub(in crate::journal) mod index;
 mod lane;
