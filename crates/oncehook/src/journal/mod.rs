@@ -37,12 +37,12 @@ use std::future::Future;
 use std::net::IpAddr;
 use std::pin::Pin;
 
-use oncehook_verify::{EventKey, UnixMicros};
+use oncehook_verify::{EventKey, Integrity, UnixMicros};
 use smallvec::SmallVec;
 use tokio::sync::oneshot;
 
 use crate::delivery::DeliveryId;
-use crate::event::{EventId, NewEvents, SourceName};
+use crate::event::{EventId, NewEvent, NewEvents, SourceName};
 
 pub(crate) use deliveries::TRUST_CLOCK;
 pub use deliveries::{
@@ -337,4 +337,29 @@ pub(crate) const PROBE_SOURCE: &str = "~self-test";
 pub(crate) fn probe_keys(nonce: u64) -> (EventKey, EventKey) {
     let lower = format!("probe-{nonce:016x}");
     (EventKey::from_parts(&[lower.as_bytes()]), EventKey::from_parts(&[lower.to_uppercase().as_bytes()]))
+}
+
+/// An event made for probing, with one of these keys.
+#[cfg(any(feature = "sqlite", feature = "postgres", feature = "mysql"))]
+pub(crate) fn probe_event(key: &EventKey, digest: u8, now: UnixMicros) -> NewEvent {
+    NewEvent {
+        id: None,
+        source: SourceName::probe(),
+        key: key.clone(),
+        key_signed: true,
+        kind: None,
+        entity: None,
+        occurred_at: None,
+        version: None,
+        received_at: now,
+        expires_at: now,
+        integrity: Integrity::None,
+        headers: bytes::Bytes::new(),
+        body: bytes::Bytes::new(),
+        digest: [digest; 32],
+        quarantine: None,
+        routes: Default::default(),
+        by_entity: false,
+        peer: std::net::Ipv4Addr::UNSPECIFIED.into(),
+    }
 }

@@ -67,8 +67,8 @@ impl Tally {
     /// Adds the duplicates of one request, or none of them while there is no room. A request is counted whole: its last copies
     /// may exceed the bound by a few.
     pub(crate) fn add_all(&mut self, copies: &[KnownCopy<'_>]) -> bool {
-        // Counts that nobody takes away must not pile up without end.
-        let room = !self.is_overfull();
+        // Counts that no flush takes away must not pile up without end.
+        let room = self.events.len() < 2 * EVENTS_HELD;
         if room {
             copies.iter().for_each(|copy| self.add(copy.event, copy.source, copy.at, copy.peer, copy.layer));
         }
@@ -89,11 +89,6 @@ impl Tally {
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = (&EventId, &Pending)> {
         self.events.iter()
-    }
-
-    /// No further event may be counted until there was a flush.
-    fn is_overfull(&self) -> bool {
-        self.events.len() >= 2 * EVENTS_HELD
     }
 
     /// Takes everything out, to be stored.

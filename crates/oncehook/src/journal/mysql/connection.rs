@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use mysql_async::consts::StatusFlags;
 use mysql_async::prelude::Queryable;
-use mysql_async::{Conn, Opts, OptsBuilder, Params, Row, Value};
+use mysql_async::{Conn, Opts, OptsBuilder, Row, Value};
 
 use super::engine_error::{EngineError, too_big};
 use super::tls::Tls;
@@ -24,7 +24,7 @@ use crate::journal::server::engine;
 pub(super) use crate::journal::server::engine::Purpose;
 use crate::journal::server::hosts::Hosts;
 use crate::journal::server::pool::{self, ANSWER_WAIT};
-use crate::journal::server::value::{Column, Param};
+use crate::journal::server::value::{Column, Param, Row as _};
 
 /// The longest that the server may take to be reached.
 pub(super) const CONNECT_WAIT: Duration = Duration::from_secs(3);
@@ -292,7 +292,7 @@ impl Session {
 
     /// Runs one statement and returns its rows.
     pub(super) async fn rows(&mut self, sql: &str, parameters: Vec<Value>) -> Result<Vec<Row>, EngineError> {
-        self.answered(async |conn| conn.exec(sql, positional(parameters)).await).await
+        self.answered(async |conn| conn.exec(sql, parameters).await).await
     }
 
     /// The same for a statement that is prepared already.
@@ -301,7 +301,7 @@ impl Session {
         statement: &mysql_async::Statement,
         parameters: Vec<Value>,
     ) -> Result<Vec<Row>, EngineError> {
-        self.answered(async |conn| conn.exec(statement, positional(parameters)).await).await
+        self.answered(async |conn| conn.exec(statement, parameters).await).await
     }
 
     /// The same; also tells how many rows it changed.
@@ -321,7 +321,7 @@ impl Session {
 
     /// Runs one statement and returns how many rows it changed.
     pub(super) async fn change(&mut self, sql: &str, parameters: Vec<Value>) -> Result<u64, EngineError> {
-        self.answered(async |conn| conn.exec_drop(sql, positional(parameters)).await).await?;
+        self.answered(async |conn| conn.exec_drop(sql, parameters).await).await?;
         Ok(self.conn.affected_rows())
     }
 
@@ -344,14 +344,7 @@ impl Session {
                 count *= 2;
             }
             weights = weights.get(count..).unwrap_or_default();
-            let mut sql = String::with_capacity(insert.head.len() + (insert.row.len() + 2) * count + 80);
-            sql.push_str(insert.head);
-            sql.push_str(" VALUES ");
-            for place in 0..count {
-                sql.push_str(if place == 0 { "" } else { ", " });
-                sql.push_str(insert.row);
-            }
-            sql.push_str(insert.tail);
+            let sql = format!("{} VALUES {}{}", insert.head, vec![insert.row; count].join(", "), insert.tail);
             changed += self.change(&sql, rows.by_ref().take(count).flatten().collect()).await?;
         }
         Ok(changed)
@@ -368,18 +361,12 @@ impl Session {
 
     /// The database's time, or the one that was given.
     pub(super) async fn now(&mut self, given: Option<i64>) -> Result<i64, EngineError> {
-        match given {
-            Some(now) => Ok(now),
-            None => {
-                let row = self.row(&format!("SELECT {}", super::NOW), Vec::new()).await?;
-                row.as_ref().map_or_else(|| Err(EngineError::damaged()), |row| super::row::number(row, 0))
-            }
+        if let Some(now) = given {
+            return Ok(now);
         }
+        let row = self.row(&format!("SELECT {}", super::NOW), Vec::new()).await?;
+        row.ok_or_else(EngineError::damaged)?.int(0)
     }
-}
-
-fn positional(parameters: Vec<Value>) -> Params {
-    if parameters.is_empty() { Params::Empty } else { Params::Positional(parameters) }
 }
 
 /// The bytes of a row in a packet, and some.

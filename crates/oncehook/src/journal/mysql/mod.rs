@@ -36,6 +36,7 @@ use mysql_async::Opts;
 use tokio::sync::watch;
 
 use super::BoxFuture;
+use crate::journal::server::ServerJournal;
 use crate::journal::server::engine::{Engine, Purpose};
 use crate::journal::server::error::EngineError;
 use crate::journal::server::forget::Round;
@@ -43,18 +44,12 @@ use crate::journal::server::hosts::Hosts;
 use crate::journal::server::pool::Pool;
 use crate::journal::server::shared::Shared;
 use crate::journal::server::sql::Sql;
-use crate::journal::server::{OpenError as ServerOpenError, ServerJournal, ServerOptions};
+pub use crate::journal::server::{OpenError, ServerOptions as MysqlOptions};
 use connection::Session;
 pub use guard::MysqlElsewhere;
 
 /// The journal on MariaDB or MySQL.
 pub type MysqlJournal = ServerJournal<Mysql>;
-
-/// How the journal on MariaDB or MySQL is set up.
-pub type MysqlOptions = ServerOptions;
-
-/// Why the journal did not open.
-pub type OpenError = ServerOpenError;
 
 /// The database's time in microseconds since 1970, whatever the time zone of session and server.
 const NOW: &str = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))";

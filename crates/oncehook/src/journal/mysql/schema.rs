@@ -79,7 +79,7 @@ WITH ours AS (
      'oncehook_keys', 'oncehook_life', 'oncehook_migrations', 'oncehook_pauses', 'oncehook_processed_events',
      'oncehook_retry_logs', 'oncehook_spool_aliases', 'oncehook_totals')
 )
-SELECT CONCAT('table ', name, ' engine ', COALESCE(engine, '')) AS line FROM ours WHERE kind = 'BASE TABLE'
+SELECT CONCAT('table ', name, ' engine ', COALESCE(engine, '')) FROM ours WHERE kind = 'BASE TABLE'
 UNION ALL
 SELECT CONCAT('column ', c.TABLE_NAME, '.', c.COLUMN_NAME, IF(o.kind = 'VIEW', '', CONCAT(
          ' ', IF(c.DATA_TYPE IN ('tinyint', 'smallint', 'int', 'bigint') AND LOCATE(')', c.COLUMN_TYPE) > 0,
@@ -95,8 +95,7 @@ SELECT CONCAT('index ', s.INDEX_NAME, ' on ', s.TABLE_NAME, ' (',
 UNION ALL
 SELECT CONCAT('trigger ', g.TRIGGER_NAME, ' on ', g.EVENT_OBJECT_TABLE)
   FROM information_schema.TRIGGERS g JOIN ours o ON o.name = g.EVENT_OBJECT_TABLE
- WHERE g.EVENT_OBJECT_SCHEMA = DATABASE()
- ORDER BY line";
+ WHERE g.EVENT_OBJECT_SCHEMA = DATABASE()";
 
 #[cfg(test)]
 mod tests {

@@ -34,24 +34,19 @@ use std::time::Duration;
 use tokio::sync::watch;
 
 use super::BoxFuture;
+use crate::journal::server::ServerJournal;
 use crate::journal::server::engine::{Engine, Purpose};
 use crate::journal::server::error::EngineError;
 use crate::journal::server::forget::Round;
 use crate::journal::server::pool::Pool;
 use crate::journal::server::shared::Shared;
 use crate::journal::server::sql::Sql;
-use crate::journal::server::{OpenError as ServerOpenError, ServerJournal, ServerOptions};
+pub use crate::journal::server::{OpenError, ServerOptions as PostgresOptions};
 use connection::Session;
 pub use guard::PostgresElsewhere;
 
 /// The journal on PostgreSQL.
 pub type PostgresJournal = ServerJournal<Postgres>;
-
-/// How the journal on PostgreSQL is set up.
-pub type PostgresOptions = ServerOptions;
-
-/// Why the journal did not open.
-pub type OpenError = ServerOpenError;
 
 /// PostgreSQL, and how to reach one database of it.
 pub struct Postgres {

@@ -115,5 +115,4 @@ SELECT 'partition ' || c.relname || ' of ' || t.relname
                THEN '' ELSE coalesce(' ' || b.bounds, '') END
   FROM pg_catalog.pg_inherits h JOIN pg_catalog.pg_class c ON c.oid = h.inhrelid JOIN pg_catalog.pg_class t ON t.oid = h.inhparent
  CROSS JOIN LATERAL (SELECT pg_get_expr(c.relpartbound, c.oid) AS bounds) b
- WHERE t.relnamespace = 'oncehook'::regnamespace AND t.relkind = 'p'
- ORDER BY 1"#;
+ WHERE t.relnamespace = 'oncehook'::regnamespace AND t.relkind = 'p'"#;

@@ -20,7 +20,6 @@ use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, Server
 use rustls::crypto::{CryptoProvider, verify_tls12_signature, verify_tls13_signature};
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use rustls::{CertificateError, ClientConfig, DigitallySignedStruct, RootCertStore, SignatureScheme};
-use rustls_platform_verifier::BuilderVerifierExt as _;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio_postgres::config::SslMode;
 use tokio_postgres::tls::{ChannelBinding, MakeTlsConnect, TlsConnect, TlsStream};
@@ -45,53 +44,47 @@ impl Tls {
     /// Reads what the URL says (`sslmode`, `sslrootcert`), and the file that it names.
     pub(super) fn new(mode: Option<&str>, roots: Option<&str>) -> Result<Self, String> {
         let file = roots.filter(|roots| *roots != "system");
-        let (mode, trust) = match (mode, file) {
-            (Some("disable"), _) => (SslMode::Disable, Trust::Anybody),
-            (None | Some("prefer"), _) => (SslMode::Prefer, Trust::Anybody),
-            (Some("require"), None) => (SslMode::Require, Trust::Anybody),
-            (Some("require" | "verify-ca"), Some(file)) => (SslMode::Require, Trust::Issuer(Some(file))),
-            (Some("verify-ca"), None) => (SslMode::Require, Trust::Issuer(None)),
-            (Some("verify-full"), file) => (SslMode::Require, Trust::IssuerAndName(file)),
+        let (mode, trust) = match mode {
+            Some("disable") => (SslMode::Disable, Trust::Anybody),
+            None | Some("prefer") => (SslMode::Prefer, Trust::Anybody),
+            Some("require") if file.is_none() => (SslMode::Require, Trust::Anybody),
+            Some("require" | "verify-ca") => (SslMode::Require, Trust::Issuer),
+            Some("verify-full") => (SslMode::Require, Trust::IssuerAndName),
             _ => return Err("sslmode is disable, prefer, require, verify-ca or verify-full".to_owned()),
         };
-        Ok(Self { mode, config: Arc::new(trust.config()?) })
+        Ok(Self { mode, config: Arc::new(trust.config(file)?) })
     }
 }
 
-/// Whose certificates are believed. The authorities are those of a file, or the system's.
-enum Trust<'w> {
+/// Whose certificates are believed.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Trust {
     Anybody,
-    Issuer(Option<&'w str>),
-    IssuerAndName(Option<&'w str>),
+    Issuer,
+    IssuerAndName,
 }
 
-impl Trust<'_> {
-    fn config(&self) -> Result<ClientConfig, String> {
+impl Trust {
+    /// The authorities are those of a file, or the system's.
+    fn config(self, file: Option<&str>) -> Result<ClientConfig, String> {
         let unusable = |error: rustls::Error| format!("TLS cannot be prepared: {error}");
         let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
-        let builder = ClientConfig::builder_with_provider(Arc::clone(&provider))
-            .with_safe_default_protocol_versions()
-            .map_err(unusable)?;
-        let trusting = match self {
-            Self::IssuerAndName(None) => builder.with_platform_verifier().map_err(unusable)?,
-            Self::IssuerAndName(Some(file)) => builder.with_root_certificates(read(file)?),
-            Self::Anybody => {
-                builder.dangerous().with_custom_certificate_verifier(Arc::new(Lenient { inner: None, provider }))
+        let issuer: Option<Arc<dyn ServerCertVerifier>> = match file {
+            _ if self == Self::Anybody => None,
+            Some(file) => {
+                let roots = Arc::new(read(file)?);
+                let builder = WebPkiServerVerifier::builder_with_provider(roots, Arc::clone(&provider));
+                Some(builder.build().map_err(|error| format!("TLS cannot be prepared: {error}"))?)
             }
-            Self::Issuer(file) => {
-                let inner: Arc<dyn ServerCertVerifier> = match file {
-                    Some(file) => {
-                        let roots = Arc::new(read(file)?);
-                        let builder = WebPkiServerVerifier::builder_with_provider(roots, Arc::clone(&provider));
-                        builder.build().map_err(|error| format!("TLS cannot be prepared: {error}"))?
-                    }
-                    None => Arc::new(rustls_platform_verifier::Verifier::new(Arc::clone(&provider)).map_err(unusable)?),
-                };
-                let lenient = Lenient { inner: Some(inner), provider };
-                builder.dangerous().with_custom_certificate_verifier(Arc::new(lenient))
-            }
+            None => Some(Arc::new(rustls_platform_verifier::Verifier::new(Arc::clone(&provider)).map_err(unusable)?)),
         };
-        Ok(trusting.with_no_client_auth())
+        let builder = ClientConfig::builder_with_provider(Arc::clone(&provider));
+        let verifier = match issuer {
+            Some(issuer) if self == Self::IssuerAndName => issuer,
+            inner => Arc::new(Lenient { inner, provider }),
+        };
+        let builder = builder.with_safe_default_protocol_versions().map_err(unusable)?;
+        Ok(builder.dangerous().with_custom_certificate_verifier(verifier).with_no_client_auth())
     }
 }
 

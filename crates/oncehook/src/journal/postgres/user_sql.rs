@@ -139,7 +139,8 @@ impl UserSql for Postgres {
         let (begun, (ran, released)) =
             tokio::join!(session.run(&begin), run_to_end(session, handler, prepared, &deliveries, early));
         begun.map_err(Trouble::Engine)?;
-        if released.as_ref().is_some_and(|released| released.as_ref().is_err_and(EngineError::is_lost_savepoint)) {
+        if released.as_ref().is_some_and(|released| released.as_ref().is_err_and(|error| error.meaning.lost_savepoint))
+        {
             return Err(Trouble::Ended(usize::MAX));
         }
         let mut outcomes = Vec::with_capacity(ran.len());
@@ -224,7 +225,7 @@ pub(super) const UNDO: &str = "ROLLBACK TO SAVEPOINT oncehook_effect";
 
 /// What it means that the savepoint could not be used.
 pub(super) fn at_savepoint(error: EngineError) -> Trouble {
-    if error.is_lost_savepoint() { Trouble::Ended(usize::MAX) } else { Trouble::Engine(error) }
+    if error.meaning.lost_savepoint { Trouble::Ended(usize::MAX) } else { Trouble::Engine(error) }
 }
 
 fn told_without_values(trouble: Trouble, handler: &SqlHandler, about: Option<&HandedEvent>) -> Trouble {

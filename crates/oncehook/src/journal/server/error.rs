@@ -77,16 +77,8 @@ impl EngineError {
         self.code.as_deref() == Some(code)
     }
 
-    pub(in crate::journal) fn is_away(&self) -> bool {
-        self.meaning.away
-    }
-
     pub(in crate::journal) fn is_collision(&self) -> bool {
         self.meaning.collision
-    }
-
-    pub(in crate::journal) fn blames_a_row(&self) -> bool {
-        self.meaning.row
     }
 
     pub(in crate::journal) fn is_too_slow(&self) -> bool {
@@ -95,10 +87,6 @@ impl EngineError {
 
     pub(in crate::journal) fn blames_the_statement(&self) -> bool {
         self.meaning.statement
-    }
-
-    pub(in crate::journal) fn is_lost_savepoint(&self) -> bool {
-        self.meaning.lost_savepoint
     }
 }
 

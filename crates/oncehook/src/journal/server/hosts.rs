@@ -61,7 +61,7 @@ fn sum_up(mut refusals: Vec<(&String, EngineError)>) -> EngineError {
     {
         return only;
     }
-    let away = refusals.iter().any(|(_, error)| error.is_away());
+    let away = refusals.iter().any(|(_, error)| error.meaning.away);
     let unsound = !away && refusals.iter().any(|(_, error)| error.meaning.unsound);
     let each: Vec<String> = refusals.iter().map(|(name, error)| format!("{name}: {error}")).collect();
     EngineError::with(each.join("; "), Meaning { away, unsound, ..Meaning::default() })

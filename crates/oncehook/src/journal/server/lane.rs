@@ -175,12 +175,12 @@ impl<E: Appends> Lane<E> {
                     self.fail(&error.message);
                 }
             }
-            Err(error) if error.blames_a_row() && batch.len() > 1 => {
+            Err(error) if error.meaning.row && batch.len() > 1 => {
                 for request in std::mem::take(batch) {
                     Box::pin(self.store(&mut vec![request])).await;
                 }
             }
-            Err(error) if error.blames_a_row() => {
+            Err(error) if error.meaning.row => {
                 tracing::error!(%error, "an event could not be stored");
                 refuse(batch, "the event could not be stored");
             }

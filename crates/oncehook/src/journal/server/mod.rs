@@ -136,7 +136,7 @@ impl From<EngineError> for OpenError {
     fn from(error: EngineError) -> Self {
         if error.meaning.unsound {
             Self::Durability(error.message)
-        } else if error.is_away() {
+        } else if error.meaning.away {
             Self::Away(error.message)
         } else {
             Self::Engine(error.message)

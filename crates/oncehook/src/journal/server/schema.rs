@@ -64,5 +64,7 @@ pub(super) async fn check<E: Schema>(session: &mut E::Session) -> Result<(), Ope
 pub(super) async fn shape<E: Schema>(session: &mut E::Session) -> Result<Vec<String>, OpenError> {
     let rows = session.rows(E::SHAPE, &[]).await?;
     session.commit_single().await?;
-    Ok(rows.iter().map(|row| row.text(0)).collect::<Result<_, _>>()?)
+    let mut lines = rows.iter().map(|row| row.text(0)).collect::<Result<Vec<_>, _>>()?;
+    lines.sort_unstable();
+    Ok(lines)
 }

@@ -8,15 +8,14 @@
 
 use std::sync::Arc;
 
-use bytes::Bytes;
-use oncehook_verify::{EventKey, Integrity, UnixMicros};
+use oncehook_verify::{EventKey, UnixMicros};
 use rusqlite::{Connection, ErrorCode, Transaction, TransactionBehavior, params};
 
 use super::ledger::Ledger;
 use super::queries::Statements;
 use super::schema;
-use crate::event::{EventId, EventIds, NewEvent, SourceName};
-use crate::journal::{PROBE_SOURCE, SelfTestError, Verdict, probe_keys};
+use crate::event::{EventId, EventIds};
+use crate::journal::{PROBE_SOURCE, SelfTestError, Verdict, probe_event, probe_keys};
 
 pub(super) fn run(connection: &mut Connection, now: UnixMicros) -> Result<(), SelfTestError> {
     schema::check(connection).map_err(|error| SelfTestError(error.to_string()))?;
@@ -71,7 +70,7 @@ struct Probe<'t> {
 
 impl Probe<'_> {
     fn expect(&mut self, what: &str, key: &EventKey, digest: u8, wanted: Verdict) -> Result<EventId, SelfTestError> {
-        let event = event(key, digest, self.now);
+        let event = probe_event(key, digest, self.now);
         let appended = self
             .statements
             .append(&mut self.ids, &mut self.ledger, &event, self.now)
@@ -112,28 +111,5 @@ fn refuses_by_name(transaction: &Transaction<'_>, key: &EventKey, now: UnixMicro
             Ok(())
         }
         Err(error) => Err(SelfTestError(format!("a known key was refused for another reason: {error}"))),
-    }
-}
-
-fn event(key: &EventKey, digest: u8, now: UnixMicros) -> NewEvent {
-    NewEvent {
-        id: None,
-        source: SourceName::probe(),
-        key: key.clone(),
-        key_signed: true,
-        kind: None,
-        entity: None,
-        occurred_at: None,
-        version: None,
-        received_at: now,
-        expires_at: now,
-        integrity: Integrity::None,
-        headers: Bytes::new(),
-        body: Bytes::new(),
-        digest: [digest; 32],
-        quarantine: None,
-        routes: Default::default(),
-        by_entity: false,
-        peer: std::net::Ipv4Addr::UNSPECIFIED.into(),
     }
 }
