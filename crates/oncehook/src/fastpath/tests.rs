@@ -31,11 +31,6 @@ pub(crate) fn event(key: &str, digest: u8) -> NewEvent {
     }
 }
 
-/// An id that no journal has given.
-pub(crate) fn guessed_id() -> EventId {
-    crate::event::EventIds::above(0, 0).next(NOW)
-}
-
 /// Lets every task run until it waits. (One thread, so this is exact.)
 pub(super) async fn settle() {
     for _ in 0..20 {

@@ -17,9 +17,9 @@ use crate::clock::Clock;
 use crate::handler::{Dialect, Guarded, SqlHandler};
 
 #[cfg(feature = "mysql")]
-use super::mysql::{self, MysqlElsewhere, MysqlJournal};
+use super::mysql::{Mysql, MysqlElsewhere, MysqlJournal};
 #[cfg(feature = "postgres")]
-use super::postgres::{self, PostgresElsewhere, PostgresJournal};
+use super::postgres::{Postgres, PostgresElsewhere, PostgresJournal};
 #[cfg(feature = "sqlite")]
 use super::sqlite::{self, SqliteJournal, SqliteOptions};
 
@@ -148,12 +148,12 @@ impl Location {
             Some(("sqlite", path)) => Ok(Self::file(path)),
             #[cfg(feature = "postgres")]
             Some(("postgres" | "postgresql", _)) => {
-                postgres::check_url(url)?;
+                server::rehearse::check_url::<Postgres>(url)?;
                 Ok(Self(Kind::Postgres(Secret::new(url).map_err(|error| error.to_string())?)))
             }
             #[cfg(feature = "mysql")]
             Some(("mysql" | "mariadb", _)) => {
-                mysql::check_url(url)?;
+                server::rehearse::check_url::<Mysql>(url)?;
                 Ok(Self(Kind::Mysql(Secret::new(url).map_err(|error| error.to_string())?)))
             }
             _ => Err("this is not a journal; write sqlite://PATH, postgres://USER@HOST/DATABASE or \
@@ -213,9 +213,9 @@ impl Location {
             #[cfg(feature = "sqlite")]
             Kind::Sqlite(path) => path.display().to_string(),
             #[cfg(feature = "postgres")]
-            Kind::Postgres(url) => postgres::shown_url(url.reveal()),
+            Kind::Postgres(url) => server::rehearse::shown_url::<Postgres>(url.reveal()),
             #[cfg(feature = "mysql")]
-            Kind::Mysql(url) => mysql::shown_url(url.reveal()),
+            Kind::Mysql(url) => server::rehearse::shown_url::<Mysql>(url.reveal()),
         }
     }
 
@@ -306,9 +306,9 @@ pub fn external(url: &str) -> Result<(Arc<dyn Guarded>, Dialect), String> {
 pub fn forbidden(handler: &SqlHandler, dialect: Dialect) -> Option<String> {
     match dialect {
         #[cfg(feature = "postgres")]
-        Dialect::Postgres => postgres::forbidden(handler),
+        Dialect::Postgres => server::rehearse::forbidden::<Postgres>(handler),
         #[cfg(feature = "mysql")]
-        Dialect::Mysql => mysql::forbidden(handler),
+        Dialect::Mysql => server::rehearse::forbidden::<Mysql>(handler),
         _ => None,
     }
 }

@@ -17,7 +17,7 @@ pub enum Dialect {
 }
 
 /// One statement, ready to be prepared.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Statement {
     text: String,
     parameters: Vec<usize>,
@@ -47,25 +47,17 @@ impl Statement {
 /// Cuts a text into statements. `names` are the bound names; a parameter is a place among them.
 pub(super) fn parse(text: &str, names: &[&str], dialect: Dialect) -> Result<Vec<Statement>, String> {
     let mut statements = Vec::new();
-    let mut current = Statement { text: String::new(), parameters: Vec::new() };
+    let mut current = Statement::default();
     let mut bare = true;
     let mut rest = text;
     while let Some(first) = rest.chars().next() {
-        let (piece, comment) = match opaque(rest, dialect)? {
-            Some(found) => found,
-            None => (first.len_utf8(), false),
-        };
+        let (piece, comment) = opaque(rest, dialect)?.unwrap_or((first.len_utf8(), false));
         let (taken, after) = rest.split_at(piece);
         match first {
             ';' => {
-                if !bare {
-                    statements.push(std::mem::replace(
-                        &mut current,
-                        Statement { text: String::new(), parameters: Vec::new() },
-                    ));
-                }
-                (current.text, bare) = (String::new(), true);
-                rest = after;
+                let ended = std::mem::take(&mut current);
+                statements.extend((!bare).then_some(ended));
+                (bare, rest) = (true, after);
                 continue;
             }
             // A cast (`::text`) is not a name.
@@ -96,9 +88,7 @@ pub(super) fn parse(text: &str, names: &[&str], dialect: Dialect) -> Result<Vec<
         current.text.push_str(taken);
         rest = after;
     }
-    if !bare {
-        statements.push(current);
-    }
+    statements.extend((!bare).then_some(current));
     Ok(statements)
 }
 

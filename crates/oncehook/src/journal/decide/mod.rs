@@ -4,6 +4,8 @@
 //! answer. No SQL, no clock, no randomness and no IO is in here: times and chances are arguments.
 
 #[cfg(any(feature = "postgres", feature = "mysql"))]
+pub(crate) mod append;
+#[cfg(any(feature = "postgres", feature = "mysql"))]
 pub(crate) mod batch;
 pub(crate) mod forget;
 #[cfg(any(feature = "sqlite", feature = "postgres", feature = "mysql"))]

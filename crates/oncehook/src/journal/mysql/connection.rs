@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use mysql_async::consts::StatusFlags;
 use mysql_async::prelude::Queryable;
-use mysql_async::{Conn, Opts, OptsBuilder, Params, Row, Value};
+use mysql_async::{Conn, Opts, OptsBuilder, Row, Value};
 
 use super::engine_error::{EngineError, too_big};
 use super::tls::Tls;
@@ -22,8 +22,9 @@ use super::value::Texts;
 use super::{Mysql, OpenError, ground};
 use crate::journal::server::engine;
 pub(super) use crate::journal::server::engine::Purpose;
+use crate::journal::server::hosts::Hosts;
 use crate::journal::server::pool::{self, ANSWER_WAIT};
-use crate::journal::server::value::Param;
+use crate::journal::server::value::{Column, Param, Row as _};
 
 /// The longest that the server may take to be reached.
 pub(super) const CONNECT_WAIT: Duration = Duration::from_secs(3);
@@ -145,39 +146,15 @@ pub(super) fn read_url(url: &str, handler_time: Duration) -> Result<Mysql, OpenE
             .stmt_cache_size(Some(STATEMENTS_KEPT))
             // Rows that were changed are counted, not rows that were found: an insert is told from a duplicate by it.
             .client_found_rows(false);
-        opened.push(Opts::from(builder));
+        let opts = Opts::from(builder);
+        opened.push((host_name(&opts), opts));
     }
-    Ok(Mysql {
-        hosts: opened,
-        good: AtomicUsize::new(0),
-        packet: AtomicUsize::new(0),
-        handler_time,
-        tls,
-        witness: Mutex::default(),
-    })
+    Ok(Mysql { hosts: Hosts::new(opened), packet: AtomicUsize::new(0), handler_time, tls, witness: Mutex::default() })
 }
 
 impl Mysql {
-    /// Opens a connection and checks the ground it stands on. The hosts are tried one after another, the last good one first, each
-    /// with a deadline of its own, until one is fit.
-    pub(super) async fn connect(&self, purpose: Purpose) -> Result<Session, EngineError> {
-        let good = self.good.load(Ordering::Relaxed);
-        let mut refusals: Vec<(String, EngineError)> = Vec::new();
-        for turn in 0..self.hosts.len() {
-            let place = (good + turn) % self.hosts.len();
-            let Some(opts) = self.hosts.get(place) else { continue };
-            match self.open_at(opts, purpose).await {
-                Ok(session) => {
-                    self.good.store(place, Ordering::Relaxed);
-                    return Ok(session);
-                }
-                Err(error) => refusals.push((host_name(opts), error)),
-            }
-        }
-        Err(sum_up(refusals))
-    }
-
-    async fn open_at(&self, opts: &Opts, purpose: Purpose) -> Result<Session, EngineError> {
+    /// Opens a connection to one host and checks the ground it stands on.
+    pub(super) async fn open_at(&self, opts: &Opts, purpose: Purpose) -> Result<Session, EngineError> {
         let opening = async {
             let conn = match Conn::new(opts.clone()).await.map_err(EngineError::from) {
                 // Asked for only if the server can.
@@ -215,25 +192,11 @@ impl Mysql {
     }
 }
 
-pub(super) fn host_name(opts: &Opts) -> String {
+fn host_name(opts: &Opts) -> String {
     match opts.socket() {
         Some(socket) => socket.to_owned(),
         None => format!("{}:{}", opts.ip_or_hostname(), opts.tcp_port()),
     }
-}
-
-/// One error out of each host's. If one of them may come back by itself, so may the database; a single host's own is the most
-/// telling.
-fn sum_up(mut refusals: Vec<(String, EngineError)>) -> EngineError {
-    if refusals.len() == 1
-        && let Some((_, only)) = refusals.pop()
-    {
-        return only;
-    }
-    let told: Vec<String> = refusals.iter().map(|(name, error)| format!("{name}: {}", error.message)).collect();
-    let told = told.join("; ");
-    let away = refusals.iter().any(|(_, error)| error.is_away());
-    if away { EngineError::away(told) } else { EngineError::unsound(told) }
 }
 
 /// A statement that inserts many rows: `head VALUES row, row, … tail`.
@@ -253,7 +216,7 @@ pub(in crate::journal) struct Session {
     conn: Conn,
     /// The largest packet that the server takes.
     packet: usize,
-    mariadb: bool,
+    pub(super) mariadb: bool,
     /// How long an answer may take: longer than the server may take for it.
     patience: Duration,
     texts: Texts,
@@ -265,10 +228,6 @@ pub(in crate::journal) struct Session {
 }
 
 impl Session {
-    pub(super) fn is_mariadb(&self) -> bool {
-        self.mariadb
-    }
-
     /// Whether a statement was looked at on this connection before.
     pub(super) fn is_known(&self, statement: &str) -> bool {
         self.known.contains(statement)
@@ -326,7 +285,7 @@ impl Session {
 
     /// Runs one statement and returns its rows.
     pub(super) async fn rows(&mut self, sql: &str, parameters: Vec<Value>) -> Result<Vec<Row>, EngineError> {
-        self.answered(async |conn| conn.exec(sql, positional(parameters)).await).await
+        self.answered(async |conn| conn.exec(sql, parameters).await).await
     }
 
     /// The same for a statement that is prepared already.
@@ -335,7 +294,7 @@ impl Session {
         statement: &mysql_async::Statement,
         parameters: Vec<Value>,
     ) -> Result<Vec<Row>, EngineError> {
-        self.answered(async |conn| conn.exec(statement, positional(parameters)).await).await
+        self.answered(async |conn| conn.exec(statement, parameters).await).await
     }
 
     /// The same; also tells how many rows it changed.
@@ -355,7 +314,7 @@ impl Session {
 
     /// Runs one statement and returns how many rows it changed.
     pub(super) async fn change(&mut self, sql: &str, parameters: Vec<Value>) -> Result<u64, EngineError> {
-        self.answered(async |conn| conn.exec_drop(sql, positional(parameters)).await).await?;
+        self.answered(async |conn| conn.exec_drop(sql, parameters).await).await?;
         Ok(self.conn.affected_rows())
     }
 
@@ -378,33 +337,29 @@ impl Session {
                 count *= 2;
             }
             weights = weights.get(count..).unwrap_or_default();
-            let mut sql = String::with_capacity(insert.head.len() + (insert.row.len() + 2) * count + 80);
-            sql.push_str(insert.head);
-            sql.push_str(" VALUES ");
-            for place in 0..count {
-                sql.push_str(if place == 0 { "" } else { ", " });
-                sql.push_str(insert.row);
-            }
-            sql.push_str(insert.tail);
+            let sql = format!("{} VALUES {}{}", insert.head, vec![insert.row; count].join(", "), insert.tail);
             changed += self.change(&sql, rows.by_ref().take(count).flatten().collect()).await?;
         }
         Ok(changed)
     }
 
+    /// The same, with the rows column by column.
+    pub(super) async fn insert_columns(
+        &mut self,
+        insert: Insert<'_>,
+        columns: &[Column<'_>],
+    ) -> Result<u64, EngineError> {
+        self.insert(insert, super::value::rows(columns)).await
+    }
+
     /// The database's time, or the one that was given.
     pub(super) async fn now(&mut self, given: Option<i64>) -> Result<i64, EngineError> {
-        match given {
-            Some(now) => Ok(now),
-            None => {
-                let row = self.row(&format!("SELECT {}", super::NOW), Vec::new()).await?;
-                row.as_ref().map_or_else(|| Err(EngineError::damaged()), |row| super::row::number(row, 0))
-            }
+        if let Some(now) = given {
+            return Ok(now);
         }
+        let row = self.row(&format!("SELECT {}", super::NOW), Vec::new()).await?;
+        row.ok_or_else(EngineError::damaged)?.int(0)
     }
-}
-
-fn positional(parameters: Vec<Value>) -> Params {
-    if parameters.is_empty() { Params::Empty } else { Params::Positional(parameters) }
 }
 
 /// The bytes of a row in a packet, and some.
@@ -433,6 +388,10 @@ impl engine::Session for Session {
 
     async fn change(&mut self, sql: &str, params: &[Param<'_>]) -> Result<u64, EngineError> {
         let (text, values) = self.texts.bind(sql, params)?;
+        // The server would end the connection. The row with the body is to blame, not the batch.
+        if text.len().saturating_add(weight(&values)) > self.packet {
+            return Err(too_big(self.packet));
+        }
         Session::change(self, &text, values).await
     }
 

@@ -3,6 +3,8 @@
 //! Promises: the message holds no values of the user's. What it means is decided by the server's number or by what the driver
 //! says, never by the text.
 
+use mysql_async::{DriverError, Error};
+
 pub(super) use crate::journal::server::error::EngineError;
 use crate::journal::server::error::Meaning;
 
@@ -46,48 +48,44 @@ pub(super) fn logged(error: &EngineError) -> String {
 
 impl From<mysql_async::Error> for EngineError {
     fn from(error: mysql_async::Error) -> Self {
+        let statement = Meaning { statement: true, ..Meaning::default() };
         match error {
-            mysql_async::Error::Server(said) => Self {
+            Error::Server(said) => Self {
                 code: Some(said.code.to_string()),
                 ..Self::with(format!("{} ({})", without_values(&said.message), said.code), meaning(said.code))
             },
-            mysql_async::Error::Driver(mysql_async::DriverError::NoClientSslFlagFromServer) => Self::with(
+            Error::Driver(DriverError::NoClientSslFlagFromServer) => Self::with(
                 "the server does not speak TLS, and ssl-mode in the URL asks for it",
                 Meaning { no_tls: true, ..Meaning::default() },
             ),
-            // Waiting does not mend a certificate.
-            mysql_async::Error::Io(error) if error_is_about_tls(&error) => {
+            // Not the connection, but who is at its other end. Waiting does not mend a certificate.
+            Error::Io(error) if is_about_tls(&error) => {
                 Self::other(format!("TLS: {error}; see ssl-mode and ssl-ca in the URL"))
             }
-            mysql_async::Error::Io(error) => Self::away(error.to_string()),
-            mysql_async::Error::Driver(error) if error_is_loss(&error) => Self::away(error.to_string()),
-            mysql_async::Error::Driver(error) if error_is_misfit(&error) => {
-                Self::with(error.to_string(), Meaning { statement: true, ..Meaning::default() })
-            }
+            Error::Io(error) => Self::away(error.to_string()),
+            // The connection was closed under the driver's hands.
+            Error::Driver(
+                error @ (DriverError::ConnectionClosed
+                | DriverError::PoolDisconnected
+                | DriverError::UnexpectedPacket { .. }),
+            ) => Self::away(error.to_string()),
+            // Parameters were named, too many or too few.
+            Error::Driver(
+                error @ (DriverError::MixedParams
+                | DriverError::Params(_)
+                | DriverError::StmtParamsMismatch { .. }
+                | DriverError::StmtParamsNumberExceedsLimit { .. }),
+            ) => Self::with(error.to_string(), statement),
             other => Self::other(other.to_string()),
         }
     }
 }
 
-/// The connection was closed under the driver's hands.
-fn error_is_loss(error: &mysql_async::DriverError) -> bool {
-    use mysql_async::DriverError::{ConnectionClosed, PoolDisconnected, UnexpectedPacket};
-    matches!(error, ConnectionClosed | PoolDisconnected | UnexpectedPacket { .. })
-}
-
-/// Not the connection, but who is at its other end.
-fn error_is_about_tls(error: &mysql_async::IoError) -> bool {
+fn is_about_tls(error: &mysql_async::IoError) -> bool {
     match error {
         mysql_async::IoError::Tls(_) => true,
         mysql_async::IoError::Io(error) => error.get_ref().is_some_and(|inner| inner.is::<rustls::Error>()),
     }
-}
-
-/// Parameters were named, too many or too few.
-fn error_is_misfit(error: &mysql_async::DriverError) -> bool {
-    use mysql_async::DriverError::{MixedParams, StmtParamsMismatch, StmtParamsNumberExceedsLimit};
-    let named = matches!(error, mysql_async::DriverError::Params(_));
-    named || matches!(error, MixedParams | StmtParamsMismatch { .. } | StmtParamsNumberExceedsLimit { .. })
 }
 
 /// The server quotes the value that did not fit, and says what for, or says first what is wrong with it: the value is left out.

@@ -7,7 +7,7 @@ use std::collections::HashMap;
 
 use super::connection::Session;
 use super::engine_error::EngineError;
-use super::row::text;
+use crate::journal::server::value::Row as _;
 
 /// What a server is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -25,7 +25,7 @@ const SETTINGS: &str =
 pub(super) async fn check(session: &mut Session) -> Result<Ground, EngineError> {
     let mut settings = HashMap::new();
     for row in session.ask(SETTINGS).await? {
-        settings.insert(text(&row, 0)?.to_lowercase(), text(&row, 1)?);
+        settings.insert(row.text(0)?.to_lowercase(), row.text(1)?);
     }
     judge(&settings).map_err(EngineError::unsound)
 }

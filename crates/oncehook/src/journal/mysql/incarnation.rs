@@ -13,8 +13,8 @@
 
 use super::connection::Session;
 use super::engine_error::EngineError;
-use super::row::{maybe_number, text};
 use crate::journal::server::shared::random;
+use crate::journal::server::value::Row as _;
 
 /// What tells one life from another.
 const SIGNS: &str = "SELECT CONCAT_WS(' ', @@server_id, @@hostname, @@port, @@datadir, DATABASE(),
@@ -25,7 +25,7 @@ const SIGNS: &str = "SELECT CONCAT_WS(' ', @@server_id, @@hostname, @@port, @@da
 pub(super) async fn name(session: &mut Session) -> Result<String, EngineError> {
     for _ in 0..3 {
         let row = session.row(SIGNS, Vec::new()).await?.ok_or_else(EngineError::damaged)?;
-        let (server, life) = (text(&row, 0)?, maybe_number(&row, 1)?);
+        let (server, life) = (row.text(0)?, row.maybe_int(1)?);
         session.run("ROLLBACK").await?;
         if let Some(life) = life {
             let digest = oncehook_verify::digest(format!("{server} {life}").as_bytes());

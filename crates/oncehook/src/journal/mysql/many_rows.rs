@@ -23,12 +23,8 @@ pub(super) struct ManyRows {
 impl ManyRows {
     /// Cuts a statement, if it is of this kind.
     pub(super) fn of(statement: &str) -> Option<Self> {
-        let mut found = Vec::new();
-        pieces(statement, |piece| {
-            if !matches!(piece, Piece::Comment(_)) {
-                found.push(piece);
-            }
-        });
+        let found = pieces(statement).into_iter().filter(|piece| !matches!(piece, Piece::Comment(_)));
+        let found: Vec<Piece<'_>> = found.collect();
         let word = |piece: &Piece<'_>, wanted: &[&str]| matches!(piece, Piece::Word(word) if wanted.iter().any(|one| word.eq_ignore_ascii_case(one)));
         let is_odd = |piece: &Piece<'_>| {
             matches!(piece, Piece::Variable) || word(piece, &["select", "returning", "last_insert_id", "ignore"])

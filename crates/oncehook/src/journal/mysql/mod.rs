@@ -20,7 +20,6 @@ mod many_rows;
 mod operate;
 mod queries;
 mod read;
-mod row;
 mod schema;
 mod tls;
 mod user_sql;
@@ -32,57 +31,28 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use mysql_async::Opts;
-use oncehook_verify::EventKey;
 use tokio::sync::watch;
 
 use super::BoxFuture;
-use super::tally::Tally;
-use crate::event::{EventId, NewEvent};
-use crate::handler::SqlHandler;
-use crate::journal::server::engine::{AppendContext, Candidate, Engine, Purpose, Refusal, Stored};
+use crate::journal::server::ServerJournal;
+use crate::journal::server::engine::{Engine, Purpose};
 use crate::journal::server::error::EngineError;
+use crate::journal::server::hosts::Hosts;
 use crate::journal::server::pool::Pool;
-use crate::journal::server::rehearse;
 use crate::journal::server::shared::Shared;
-use crate::journal::server::{OpenError as ServerOpenError, ServerJournal, ServerOptions};
+pub use crate::journal::server::{OpenError, ServerOptions as MysqlOptions};
 use connection::Session;
 pub use guard::MysqlElsewhere;
 
 /// The journal on MariaDB or MySQL.
 pub type MysqlJournal = ServerJournal<Mysql>;
 
-/// Why a statement may never run on this journal, whatever the tables are.
-#[must_use]
-pub fn forbidden(handler: &SqlHandler) -> Option<String> {
-    rehearse::forbidden::<Mysql>(handler)
-}
-
-/// Whether a text can be used as the URL of a database. The error does not repeat it.
-pub fn check_url(url: &str) -> Result<(), String> {
-    rehearse::check_url::<Mysql>(url)
-}
-
-/// The hosts and the database that a URL leads to, without what is secret.
-#[must_use]
-pub fn shown_url(url: &str) -> String {
-    rehearse::shown_url::<Mysql>(url)
-}
-
-/// How the journal on MariaDB or MySQL is set up.
-pub type MysqlOptions = ServerOptions;
-
-/// Why the journal did not open.
-pub type OpenError = ServerOpenError;
-
 /// The database's time in microseconds since 1970, whatever the time zone of session and server.
 const NOW: &str = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))";
 
 /// MariaDB or MySQL, and how to reach one database of it.
 pub struct Mysql {
-    /// One for each host, in the order they were named.
-    hosts: Vec<Opts>,
-    /// The one that let us in last.
-    good: AtomicUsize,
+    hosts: Hosts<Opts>,
     /// The largest packet of the server that was reached last; 0 before that.
     packet: AtomicUsize,
     handler_time: Duration,
@@ -93,24 +63,22 @@ pub struct Mysql {
 
 impl Engine for Mysql {
     type Session = Session;
-    type LaneMemory = Option<queries::Witness>;
 
     const KIND: &'static str = "mysql";
     // A lost connection is noticed by asking.
     const IDENTITY_EVERY: Duration = Duration::from_millis(250);
-    const APPEND_COMMITS: bool = false;
     fn new(url: &str, handler_time: Duration) -> Result<Self, OpenError> {
         connection::read_url(url, handler_time)
     }
 
     fn shown(&self) -> String {
-        let hosts: Vec<String> = self.hosts.iter().map(connection::host_name).collect();
-        let database = self.hosts.first().and_then(|opts| opts.db_name()).unwrap_or_default();
-        format!("mysql://{}/{database}", hosts.join(","))
+        let database = self.hosts.each.first().and_then(|(_, opts)| opts.db_name()).unwrap_or_default();
+        format!("mysql://{}/{database}", self.hosts.names())
     }
 
+    /// Each host has a deadline of its own.
     async fn open(&self, purpose: Purpose) -> Result<Session, EngineError> {
-        self.connect(purpose).await
+        self.hosts.connect(|opts| Box::pin(self.open_at(opts, purpose))).await
     }
 
     fn largest_body(&self) -> usize {
@@ -118,26 +86,6 @@ impl Engine for Mysql {
             0 => usize::MAX,
             packet => connection::largest_body(packet),
         }
-    }
-
-    async fn migrate(&self, session: &mut Session) -> Result<Vec<String>, OpenError> {
-        schema::migrate(session).await
-    }
-
-    async fn check_schema(session: &mut Session) -> Result<(), OpenError> {
-        schema::check(session).await
-    }
-
-    async fn shape(session: &mut Session) -> Result<Vec<String>, OpenError> {
-        schema::shape(session).await
-    }
-
-    async fn make_ready(_session: &mut Session, _given: Option<i64>) -> Result<(), EngineError> {
-        Ok(())
-    }
-
-    async fn last_id(session: &mut Session) -> Result<Option<EventId>, EngineError> {
-        queries::last_id(session).await
     }
 
     async fn identity(&self, session: &mut Session) -> Result<String, EngineError> {
@@ -150,35 +98,5 @@ impl Engine for Mysql {
         end: watch::Receiver<bool>,
     ) -> Result<BoxFuture<'static, ()>, EngineError> {
         Ok(Box::pin(wake::look(shared, pool, end)))
-    }
-
-    async fn append(
-        &self,
-        session: &mut Session,
-        memory: &mut Option<queries::Witness>,
-        context: AppendContext,
-        candidates: &[Candidate<'_>],
-    ) -> Result<Stored, EngineError> {
-        queries::store_all(self, session, memory, context, candidates).await
-    }
-
-    async fn keep_conflicts(
-        session: &mut Session,
-        shard: i64,
-        conflicts: &[(EventId, &NewEvent)],
-    ) -> Result<(), EngineError> {
-        queries::keep_conflicts(session, shard, conflicts).await
-    }
-
-    async fn store_duplicates(session: &mut Session, shard: i64, tally: &Tally) -> Result<(), EngineError> {
-        queries::store_duplicates(session, shard, tally).await
-    }
-
-    fn careful() -> Option<queries::Witness> {
-        None
-    }
-
-    async fn refuses_by_name(session: &mut Session, key: &EventKey) -> Result<Refusal, EngineError> {
-        queries::refuses_by_name(session, key).await
     }
 }

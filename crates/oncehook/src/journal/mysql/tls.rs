@@ -14,6 +14,8 @@ use rustls::RootCertStore;
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 
+use crate::journal::server::hosts::{certificates, take_parameters};
+
 /// Whether connections are encrypted, and whom they believe.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Tls {
@@ -27,21 +29,20 @@ impl Tls {
     /// Takes what a URL says about TLS out of its parameters (what stands behind the `?`). Returns the others, too.
     pub(super) fn of(parameters: &str) -> Result<(Self, String), String> {
         let (mut mode, mut authority, mut certificate, mut key) = (None, None, None, None);
-        let mut others = Vec::new();
-        for parameter in parameters.split('&').filter(|parameter| !parameter.is_empty()) {
-            let (name, value) = parameter.split_once('=').unwrap_or((parameter, ""));
+        let others = take_parameters(parameters, |name, value| {
             match name {
-                "ssl-mode" => mode = Some(decoded(value).to_ascii_uppercase()),
-                "ssl-ca" => authority = Some(decoded(value)),
-                "ssl-cert" => certificate = Some(decoded(value)),
-                "ssl-key" => key = Some(decoded(value)),
+                "ssl-mode" => mode = Some(value.to_ascii_uppercase()),
+                "ssl-ca" => authority = Some(value),
+                "ssl-cert" => certificate = Some(value),
+                "ssl-key" => key = Some(value),
                 // The driver's own words for it.
                 "require_ssl" | "verify_ca" | "verify_identity" | "built_in_roots" => {
                     return Err(format!("`{name}` is not known; write ssl-mode=REQUIRED or ssl-mode=VERIFY_IDENTITY"));
                 }
-                _ => others.push(parameter),
+                _ => return Ok(false),
             }
-        }
+            Ok(true)
+        })?;
         let mode = mode.as_deref().unwrap_or("DISABLED");
         let encrypted = match mode {
             "DISABLED" => None,
@@ -49,7 +50,7 @@ impl Tls {
             "PREFERRED" | "REQUIRED" => Some(SslOpts::default().with_danger_accept_invalid_certs(true)),
             "VERIFY_IDENTITY" => {
                 let roots = match &authority {
-                    Some(file) => read(file)?,
+                    Some(file) => certificates("ssl-ca", file)?,
                     None => system()?,
                 };
                 let roots = roots.iter().map(|root| root.as_ref().to_vec().into()).collect();
@@ -68,7 +69,7 @@ impl Tls {
         let options = match (encrypted, certificate, key) {
             (encrypted, None, None) => encrypted,
             (Some(options), Some(certificate), Some(key)) if mode != "PREFERRED" => {
-                read(&certificate).map_err(|error| error.replacen("ssl-ca", "ssl-cert", 1))?;
+                certificates("ssl-cert", &certificate)?;
                 PrivateKeyDer::from_pem_file(&key).map_err(|error| format!("ssl-key {key}: {error}"))?;
                 let path = |file: String| std::path::PathBuf::from(file).into();
                 Some(options.with_client_identity(Some(ClientIdentity::new(path(certificate), path(key)))))
@@ -82,24 +83,8 @@ impl Tls {
             // The driver takes the process's. Whoever installs one at the same moment is as good.
             let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
         }
-        Ok((Self { options, optional: mode == "PREFERRED" }, others.join("&")))
+        Ok((Self { options, optional: mode == "PREFERRED" }, others))
     }
-}
-
-/// The value of a parameter without its percent signs.
-fn decoded(value: &str) -> String {
-    let pairs = format!("v={}", value.replace('+', "%2B"));
-    url::form_urlencoded::parse(pairs.as_bytes()).next().map(|(_, value)| value.into_owned()).unwrap_or_default()
-}
-
-/// The certificates in a PEM file.
-fn read(file: &str) -> Result<Vec<CertificateDer<'static>>, String> {
-    let unusable = |error: String| format!("ssl-ca {file}: {error}");
-    let mut found = Vec::new();
-    for certificate in CertificateDer::pem_file_iter(file).map_err(|error| unusable(error.to_string()))? {
-        found.push(certificate.map_err(|error| unusable(error.to_string()))?);
-    }
-    if found.is_empty() { Err(unusable("there is no certificate in it".to_owned())) } else { Ok(found) }
 }
 
 /// The authorities that the system trusts. One that cannot be read does not count.

@@ -14,22 +14,19 @@
 //! Does not: look into functions, views and triggers of the user's; the server lets none of these end a transaction. Does not
 //! call procedures, which can. Does not settle anything: what an error means for the delivery is the caller's to say.
 
-use std::borrow::Cow;
-
 use mysql_async::consts::{ColumnFlags, ColumnType};
 use mysql_async::{Column, Row, Statement, Value as Raw};
-use serde_json::{Map, Value};
+use serde_json::Value;
 
 use super::Mysql;
 use super::connection::Session;
 use super::engine_error::{EngineError, logged};
 use super::many_rows::ManyRows;
-use super::row::text;
-use crate::delivery::{Cause, Failure, HandedEvent};
-use crate::handler::sql::{RESULT_BYTES, RESULT_ROWS, too_large};
+use crate::delivery::{Failure, HandedEvent};
 use crate::handler::{Found, SqlHandler};
+use crate::journal::server::user_sql::{self, Surroundings, UserSql, unquoted};
 pub(super) use crate::journal::server::user_sql::{Ran, Trouble};
-use crate::journal::server::user_sql::{Surroundings, UserSql};
+use crate::journal::server::value::Row as _;
 
 /// The statements of a handler, checked and prepared.
 pub(in crate::journal) struct Prepared {
@@ -42,31 +39,16 @@ pub(in crate::journal) struct Prepared {
     deferral: Option<Failure>,
 }
 
-/// The statements of a handler, checked and prepared. Preparing changes nothing and ends no transaction.
-pub(super) async fn prepare(session: &mut Session, handler: &SqlHandler) -> Result<Prepared, Trouble> {
-    let mut statements = Vec::with_capacity(handler.statements().len());
-    let mut asks_for_id = false;
-    for statement in handler.statements() {
-        statements.push(checked(session, statement.text()).await?);
-        asks_for_id |= words(statement.text()).iter().any(|word| word == "last_insert_id");
-    }
-    let many = match handler.statements() {
-        [only] if !only.parameters().is_empty() => ManyRows::of(only.text()),
-        _ => None,
-    };
-    let deferral = handler.has_requirement().then(|| handler.deferral());
-    Ok(Prepared { statements, asks_for_id, many, deferral })
-}
-
 /// One statement, checked and prepared.
 pub(super) async fn checked(session: &mut Session, statement: &str) -> Result<Statement, Trouble> {
-    let failed = |reason: String| Trouble::Failed(Failure::retry(Cause::Handler, reason));
     if let Some(refused) = refusal(statement) {
-        return Err(failed(refused));
+        return Err(Trouble::refused(refused));
     }
     if !session.is_known(statement) {
         if let Some(table) = cannot_roll_back(session, statement).await.map_err(trouble)? {
-            return Err(failed(format!("table {table} cannot be rolled back; a handler needs InnoDB tables")));
+            return Err(Trouble::refused(format!(
+                "table {table} cannot be rolled back; a handler needs InnoDB tables"
+            )));
         }
         session.make_known(statement);
     }
@@ -76,36 +58,20 @@ pub(super) async fn checked(session: &mut Session, statement: &str) -> Result<St
     session.prepared(statement).await.map_err(trouble)
 }
 
-/// Whether a statement would work, without running it.
-pub(super) async fn rehearse(session: &mut Session, statement: &str) -> Result<(), Trouble> {
-    checked(session, statement).await.map(|_| ())
-}
-
 /// What a handler's statements are given, a list for each.
 pub(in crate::journal) struct Bound(Vec<Vec<Raw>>);
 
-/// The values of an event for each statement.
-pub(super) fn bind(handler: &SqlHandler, values: &[Found<'_>]) -> Bound {
-    let bound = handler.statements().iter().map(|statement| {
-        let parameters = statement.parameters().iter();
-        parameters.map(|place| values.get(*place).map_or(Raw::NULL, parameter)).collect()
-    });
-    Bound(bound.collect())
-}
-
-/// Whose errors are told: those of a handler about an event, without the event's values.
-pub(super) type About<'a> = Option<(&'a SqlHandler, &'a HandedEvent)>;
-
 /// Runs the statements of several deliveries, one after the other. Returns what each came to, or what stopped them: then the
 /// transaction is spoilt. Errors of several are not kept, so `about` is for one.
-pub(super) async fn run(
+async fn run(
     session: &mut Session,
+    handler: &SqlHandler,
     prepared: &Prepared,
     deliveries: Vec<Bound>,
-    about: About<'_>,
+    about: Option<&HandedEvent>,
 ) -> Result<Vec<Ran>, Trouble> {
     let told_of = |mut error: EngineError| {
-        if let Some((handler, event)) = about {
+        if let Some(event) = about {
             error.message = handler.without_values(&error.message, event);
         }
         trouble(error)
@@ -135,7 +101,7 @@ pub(super) async fn run(
                 // What it found is no result.
                 continue;
             }
-            result = told(&rows)?.or(result);
+            result = user_sql::result(rows.iter().map(object))?.or(result);
         }
         results.push(Ok(result));
     }
@@ -152,6 +118,8 @@ pub(super) fn trouble(error: EngineError) -> Trouble {
     Trouble::of(error, logged)
 }
 
+/// The server prepares a statement anew by itself when its tables have changed. Preparing changes nothing and ends no
+/// transaction.
 impl UserSql for Mysql {
     type Prepared = Prepared;
     type Bound = Bound;
@@ -161,11 +129,26 @@ impl UserSql for Mysql {
         handler: &SqlHandler,
         _surroundings: Surroundings,
     ) -> Result<Prepared, Trouble> {
-        prepare(session, handler).await
+        let mut statements = Vec::with_capacity(handler.statements().len());
+        let mut asks_for_id = false;
+        for statement in handler.statements() {
+            statements.push(checked(session, statement.text()).await?);
+            asks_for_id |= words(statement.text()).iter().any(|word| word == "last_insert_id");
+        }
+        let many = match handler.statements() {
+            [only] if !only.parameters().is_empty() => ManyRows::of(only.text()),
+            _ => None,
+        };
+        let deferral = handler.has_requirement().then(|| handler.deferral());
+        Ok(Prepared { statements, asks_for_id, many, deferral })
     }
 
     fn bind(handler: &SqlHandler, _prepared: &Prepared, values: &[Found<'_>]) -> Result<Bound, Failure> {
-        Ok(bind(handler, values))
+        let bound = handler.statements().iter().map(|statement| {
+            let parameters = statement.parameters().iter();
+            parameters.map(|place| values.get(*place).map_or(Raw::NULL, parameter)).collect()
+        });
+        Ok(Bound(bound.collect()))
     }
 
     async fn run(
@@ -180,26 +163,12 @@ impl UserSql for Mysql {
         if goes_on {
             session.run("SAVEPOINT oncehook_effect").await.map_err(Trouble::Engine)?;
         }
-        let ran = run(session, prepared, deliveries, about.map(|event| (handler, event))).await;
+        let ran = run(session, handler, prepared, deliveries, about).await;
         if goes_on && matches!(ran, Err(Trouble::Failed(_))) {
             // If the server has ended the transaction by itself, this fails, and nothing more is written.
             session.run("ROLLBACK TO SAVEPOINT oncehook_effect").await.map_err(Trouble::Engine)?;
         }
         ran
-    }
-
-    async fn renewed(
-        _session: &mut Session,
-        _handler: &SqlHandler,
-        _prepared: &Prepared,
-        _failure: &Failure,
-    ) -> Option<Prepared> {
-        // The server prepares a statement anew by itself when its tables have changed.
-        None
-    }
-
-    fn is_outdated(_failure: &Failure) -> bool {
-        false
     }
 
     fn trouble(error: EngineError) -> Trouble {
@@ -211,7 +180,7 @@ impl UserSql for Mysql {
     }
 
     async fn rehearse(session: &mut Session, statement: &str) -> Result<(), Trouble> {
-        rehearse(session, statement).await
+        checked(session, statement).await.map(drop)
     }
 }
 
@@ -231,15 +200,7 @@ fn json_parameter(json: &str) -> Raw {
         Some(b'n') => Raw::NULL,
         Some(b't') => Raw::Int(1),
         Some(b'f') => Raw::Int(0),
-        Some(b'"') => {
-            let inner = json.get(1..json.len().saturating_sub(1)).unwrap_or_default();
-            let text = if inner.contains('\\') {
-                Cow::Owned(serde_json::from_str::<String>(json).unwrap_or_else(|_| inner.to_owned()))
-            } else {
-                Cow::Borrowed(inner)
-            };
-            Raw::from(text.as_bytes())
-        }
+        Some(b'"') => Raw::from(unquoted(json).as_bytes()),
         _ => match (json.parse::<i64>(), json.parse::<u64>()) {
             (Ok(number), _) => Raw::Int(number),
             (_, Ok(number)) => Raw::UInt(number),
@@ -248,30 +209,12 @@ fn json_parameter(json: &str) -> Raw {
     }
 }
 
-/// The rows of a statement as JSON: an object for one row, a list for more, nothing for none.
-fn told(rows: &[Row]) -> Result<Option<String>, Trouble> {
-    if rows.len() > RESULT_ROWS {
-        return Err(Trouble::Failed(too_large()));
-    }
-    let mut found: Vec<Value> = rows.iter().map(object).collect();
-    let told = match found.len() {
-        0 => None,
-        1 => found.pop().map(|one| one.to_string()),
-        _ => Some(Value::Array(found).to_string()),
-    };
-    match told {
-        Some(told) if told.len() > RESULT_BYTES => Err(Trouble::Failed(too_large())),
-        told => Ok(told),
-    }
-}
-
 fn object(row: &Row) -> Value {
-    let mut object = Map::new();
-    for (place, column) in row.columns_ref().iter().enumerate() {
+    let columns = row.columns_ref().iter().enumerate().map(|(place, column)| {
         let value = row.as_ref(place).map_or(Value::Null, |raw| value(raw, column));
-        object.insert(column.name_str().into_owned(), value);
-    }
-    Value::Object(object)
+        (column.name_str().into_owned(), value)
+    });
+    Value::Object(columns.collect())
 }
 
 /// The character set that means bytes.
@@ -319,13 +262,13 @@ fn value(raw: &Raw, column: &Column) -> Value {
 /// A table that a statement names and that does not take part in transactions, if there is one: what is written there stays
 /// although the rest is undone.
 async fn cannot_roll_back(session: &mut Session, statement: &str) -> Result<Option<String>, EngineError> {
-    let names = words(statement).into_iter().map(Value::from);
+    let names = Value::from_iter(words(statement)).to_string();
     let sql = "SELECT t.TABLE_NAME FROM information_schema.TABLES t
                 WHERE t.TABLE_TYPE = 'BASE TABLE' AND t.TABLE_SCHEMA = DATABASE() AND t.ENGINE <> 'InnoDB'
                   AND t.TABLE_NAME IN (SELECT n.name FROM JSON_TABLE(?, '$[*]' COLUMNS (name VARCHAR(64) CHARACTER SET utf8mb3 PATH '$')) n)
                 LIMIT 1";
-    let row = session.row(sql, vec![super::row::list(names)]).await?;
-    row.map(|row| text(&row, 0)).transpose()
+    let row = session.row(sql, vec![names.into()]).await?;
+    row.map(|row| row.text(0)).transpose()
 }
 
 /// Statements that read or change rows, and nothing else. A procedure may end the transaction, so `CALL` is not among them.
@@ -356,34 +299,25 @@ pub(super) fn refusal(text: &str) -> Option<String> {
 
 /// Whether a statement may leave something in its session that outlives the transaction: a variable, or a lock by name.
 fn leaves_something(text: &str) -> bool {
-    let mut leaves = false;
-    pieces(text, |piece| {
-        leaves |= match piece {
-            Piece::Variable => true,
-            Piece::Word(word) => word.eq_ignore_ascii_case("get_lock"),
-            Piece::Comment(_) | Piece::Text | Piece::Sign(_) => false,
-        }
-    });
-    leaves
+    pieces(text).iter().any(|piece| match piece {
+        Piece::Variable => true,
+        Piece::Word(word) => word.eq_ignore_ascii_case("get_lock"),
+        Piece::Comment(_) | Piece::Text | Piece::Sign(_) => false,
+    })
 }
 
 fn has_hidden_code(text: &str) -> bool {
-    let mut hidden = false;
-    pieces(text, |piece| {
-        hidden |= matches!(piece, Piece::Comment(text) if text.starts_with("/*!") || text.starts_with("/*M!"))
-    });
-    hidden
+    let is_run = |comment: &str| comment.starts_with("/*!") || comment.starts_with("/*M!");
+    pieces(text).iter().any(|piece| matches!(piece, Piece::Comment(comment) if is_run(comment)))
 }
 
 /// The words of a statement outside of texts and comments, in small letters; names in backticks too.
 fn words(text: &str) -> Vec<String> {
-    let mut words = Vec::new();
-    pieces(text, |piece| {
-        if let Piece::Word(word) = piece {
-            words.push(word.to_lowercase());
-        }
+    let words = pieces(text).into_iter().filter_map(|piece| match piece {
+        Piece::Word(word) => Some(word.to_lowercase()),
+        _ => None,
     });
-    words
+    words.collect()
 }
 
 #[derive(Debug)]
@@ -400,45 +334,40 @@ pub(super) enum Piece<'t> {
 }
 
 /// Cuts a statement into its pieces. The session's SQL mode is ours, so a backslash escapes and double quotes are text.
-pub(super) fn pieces<'t>(text: &'t str, mut found: impl FnMut(Piece<'t>)) {
+pub(super) fn pieces(text: &str) -> Vec<Piece<'_>> {
+    let mut found = Vec::new();
     let mut rest = text;
     while let Some(first) = rest.chars().next() {
-        let line = || rest.find('\n').unwrap_or(rest.len());
+        let part = |from: usize, to: usize| rest.get(from..to).unwrap_or_default();
         // Two dashes are a comment only before a space.
         let dashes = rest.strip_prefix("--").is_some_and(|after| after.chars().next().is_none_or(|c| c <= ' '));
         let is_word = |c: char| c.is_alphanumeric() || c == '_' || c == '$';
-        let length = if dashes || first == '#' {
-            line()
+        let (piece, length) = if dashes || first == '#' {
+            let end = rest.find('\n').unwrap_or(rest.len());
+            (Some(Piece::Comment(part(0, end))), end)
         } else if let Some(comment) = rest.strip_prefix("/*") {
-            2 + comment.find("*/").map_or(comment.len(), |at| at + 2)
+            let end = 2 + comment.find("*/").map_or(comment.len(), |at| at + 2);
+            (Some(Piece::Comment(part(0, end))), end)
         } else if first == '\'' || first == '"' {
-            let end = quoted(rest, first);
-            found(Piece::Text);
-            end
+            (Some(Piece::Text), quoted(rest, first))
         } else if let Some(name) = rest.strip_prefix('`') {
             let end = name.find('`').unwrap_or(name.len());
-            found(Piece::Word(name.get(..end).unwrap_or_default()));
-            (end + 2).min(rest.len())
+            (Some(Piece::Word(part(1, end + 1))), (end + 2).min(rest.len()))
         } else if rest.starts_with("@@") {
-            2
+            (None, 2)
         } else if first == '@' {
-            found(Piece::Variable);
-            1
+            (Some(Piece::Variable), 1)
         } else if is_word(first) {
             let end = rest.find(|c: char| !is_word(c)).unwrap_or(rest.len());
-            found(Piece::Word(rest.get(..end).unwrap_or_default()));
-            end
+            (Some(Piece::Word(part(0, end))), end)
         } else {
-            if !first.is_whitespace() {
-                found(Piece::Sign(rest.get(..first.len_utf8()).unwrap_or_default()));
-            }
-            first.len_utf8()
+            let end = first.len_utf8();
+            ((!first.is_whitespace()).then(|| Piece::Sign(part(0, end))), end)
         };
-        if dashes || first == '#' || rest.starts_with("/*") {
-            found(Piece::Comment(rest.get(..length).unwrap_or_default()));
-        }
+        found.extend(piece);
         rest = rest.get(length..).unwrap_or_default();
     }
+    found
 }
 
 /// The length of a quoted text.

@@ -11,8 +11,8 @@ use tokio::sync::watch;
 
 use super::connection::Pool;
 use super::engine_error::EngineError;
-use super::row::{maybe_bytes, maybe_number};
 use crate::journal::server::shared::Shared;
+use crate::journal::server::value::Row as _;
 use crate::retry::{Chance, Reconnect};
 
 /// How long to wait before looking again: at least, after a change, and at most, when nothing happens.
@@ -53,7 +53,7 @@ async fn latest(pool: &Pool) -> Result<Seen, EngineError> {
     let mut session = pool.take().await?;
     let sql = "SELECT (SELECT id FROM oncehook_events ORDER BY id DESC LIMIT 1), (SELECT MAX(id) FROM oncehook_audit)";
     let row = session.row(sql, Vec::new()).await?.ok_or_else(EngineError::damaged)?;
-    let seen = (maybe_bytes(&row, 0)?.map(<[u8]>::to_vec), maybe_number(&row, 1)?);
+    let seen = (row.maybe_bytes(0)?.map(<[u8]>::to_vec), row.maybe_int(1)?);
     session.run("ROLLBACK").await?;
     session.keep();
     Ok(seen)

@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use tokio_postgres::error::SqlState;
 use tokio_postgres::types::ToSql;
-use tokio_postgres::{AsyncMessage, Client, Row, SimpleQueryMessage, Statement};
+use tokio_postgres::{AsyncMessage, Client, Row, SimpleQueryMessage, SimpleQueryRow, Statement};
 
 use super::Postgres;
 use super::value::{bound, flat};
@@ -149,7 +149,7 @@ impl Postgres {
         purpose: Purpose,
         heard: impl Fn(&str) + Send + 'static,
     ) -> Result<Session, EngineError> {
-        let (client, mut connection) = self.hosts.connect().await?;
+        let (client, mut connection) = self.place.connect().await?;
         let unreplicated = Arc::new(AtomicBool::new(false));
         let noted = Arc::clone(&unreplicated);
         tokio::spawn(async move {
@@ -207,10 +207,7 @@ impl Session {
                     pg_is_in_recovery()::text",
         ))
         .await?;
-        let row = ground.iter().find_map(|message| match message {
-            tokio_postgres::SimpleQueryMessage::Row(row) => Some(row),
-            _ => None,
-        });
+        let row = first_row(&ground);
         let wanted = [("fsync", "on"), ("full_page_writes", "on"), ("synchronous_commit", ""), ("recovery", "false")];
         for (column, (setting, want)) in wanted.into_iter().enumerate() {
             let found = row.and_then(|row| row.try_get(column).ok().flatten()).unwrap_or("unknown");
@@ -318,8 +315,12 @@ const STATEMENTS_KEPT: usize = 512;
 
 /// The first column of the first row of an answer, as text.
 pub(super) fn first_text(answer: &[SimpleQueryMessage]) -> Option<&str> {
+    first_row(answer)?.get(0)
+}
+
+fn first_row(answer: &[SimpleQueryMessage]) -> Option<&SimpleQueryRow> {
     answer.iter().find_map(|message| match message {
-        SimpleQueryMessage::Row(row) => row.get(0),
+        SimpleQueryMessage::Row(row) => Some(row),
         _ => None,
     })
 }
@@ -332,15 +333,11 @@ impl engine::Session for Session {
     }
 
     async fn rows(&mut self, sql: &str, params: &[Param<'_>]) -> Result<Vec<Row>, EngineError> {
-        let statement = self.prepared(sql).await?;
-        let flat = flat(params);
-        in_time(self.client.query(&statement, &bound(&flat))).await
+        Session::rows(self, sql, &bound(&flat(params))).await
     }
 
     async fn change(&mut self, sql: &str, params: &[Param<'_>]) -> Result<u64, EngineError> {
-        let statement = self.prepared(sql).await?;
-        let flat = flat(params);
-        in_time(self.client.execute(&statement, &bound(&flat))).await
+        Session::change(self, sql, &bound(&flat(params))).await
     }
 
     async fn begin(&mut self, given: Option<i64>) -> Result<i64, EngineError> {

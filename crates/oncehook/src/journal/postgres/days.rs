@@ -105,6 +105,11 @@ impl Day {
     }
 }
 
+/// Whether a text is how partitions name a day.
+pub(super) fn is_name(day: &str) -> bool {
+    day.len() == 8 && day.bytes().all(|byte| byte.is_ascii_digit())
+}
+
 /// The days of the events, in order.
 pub(super) async fn of_events(session: &Session) -> Result<Vec<Day>, EngineError> {
     list(session, "events").await
@@ -266,9 +271,7 @@ async fn attach_beside_a_big_rest(session: &Session, day: &Day) -> Result<(), En
 /// Needs the owner of the tables, who made the promise. The caller is in no transaction.
 pub(super) async fn give_way(session: &Session, error: EngineError) -> EngineError {
     let day = error.constraint.as_deref().and_then(|name| name.strip_prefix(PROMISE));
-    let Some(day) = day.filter(|day| day.len() == 8 && day.bytes().all(|byte| byte.is_ascii_digit())) else {
-        return error;
-    };
+    let Some(day) = day.filter(|day| is_name(day)) else { return error };
     let promise = format!("{PROMISE}{day}");
     for _ in 0..TAKE_BACK_TRIES {
         if let Err(error) = session.rows(END_VALIDATION, &[&promise]).await {

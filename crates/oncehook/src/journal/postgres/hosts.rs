@@ -1,10 +1,9 @@
 //! Where the database is: the URL, read into one way in per host.
 //!
-//! Promises: hosts are tried one after another, the last good one first, each with a deadline of its own, so a host that is
-//! silent (a frozen machine, a lost route) does not keep us from the next. The one that can be written to is taken. No
-//! error and no shown form repeats the password.
+//! Promises: the host that can be written to is taken. No error and no shown form repeats the password.
+//!
+//! Does not: choose between hosts (`server::hosts`).
 
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use tokio_postgres::config::{Host, SslMode, TargetSessionAttrs};
@@ -12,95 +11,70 @@ use tokio_postgres::{Client, Config, Connection, Socket};
 
 use super::OpenError;
 use super::connection::EngineError;
-use super::tls::{Encrypted, Tls, Wish};
+use super::tls::{Encrypted, Tls};
+use crate::journal::server::hosts::{Hosts, take_parameters};
 
 /// The longest that one host may take to let us in.
 const HOST_WAIT: Duration = Duration::from_secs(3);
 
-/// The hosts of a database.
+/// A database, and how to reach it.
 #[derive(Debug)]
-pub(super) struct Hosts {
-    each: Vec<Config>,
-    names: Vec<String>,
+pub(super) struct Place {
+    hosts: Hosts<Config>,
     database: String,
     tls: Tls,
-    /// The one that let us in last.
-    good: AtomicUsize,
 }
 
 /// A connection that was let in, to be driven by its caller.
 pub(super) type Opened = (Client, Connection<Socket, Encrypted<Socket>>);
 
-impl Hosts {
+impl Place {
     pub(super) fn new(url: &str) -> Result<Self, OpenError> {
-        let (url, wish) = take_wish(url)?;
-        let tls = Tls::new(&wish).map_err(OpenError::Url)?;
+        let wrong = |what: &str| OpenError::Url(what.to_owned());
+        let (url, tls) = take_tls(url).map_err(OpenError::Url)?;
         let config: Config = url.parse().map_err(|error: tokio_postgres::Error| {
             // The URL holds a password, so it is not repeated.
             let cause = std::error::Error::source(&error).map(ToString::to_string).unwrap_or_default();
-            OpenError::Url(format!("{error} {cause}").trim().to_owned())
+            wrong(format!("{error} {cause}").trim())
         })?;
         let (hosts, ports) = (config.get_hosts(), config.get_ports());
         if !config.get_hostaddrs().is_empty() {
-            return Err(OpenError::Url("hostaddr is not supported; write the address as the host".to_owned()));
+            return Err(wrong("hostaddr is not supported; write the address as the host"));
         }
         if hosts.is_empty() {
-            return Err(OpenError::Url("there is no host in it".to_owned()));
+            return Err(wrong("there is no host in it"));
         }
         if ports.len() > 1 && ports.len() != hosts.len() {
-            return Err(OpenError::Url("there are not as many ports as hosts".to_owned()));
+            return Err(wrong("there are not as many ports as hosts"));
         }
-        let mut each = Vec::with_capacity(hosts.len());
-        let mut names = Vec::with_capacity(hosts.len());
-        for (place, host) in hosts.iter().enumerate() {
+        let each = hosts.iter().enumerate().map(|(place, host)| {
             let port = ports.get(place).or(ports.first()).copied().unwrap_or(5432);
-            each.push(one(&config, host, port, tls.mode));
-            names.push(match host {
+            let name = match host {
                 Host::Tcp(name) => format!("{name}:{port}"),
                 Host::Unix(path) => path.display().to_string(),
-            });
-        }
+            };
+            (name, one(&config, host, port, tls.mode))
+        });
         let database = config.get_dbname().unwrap_or_default().to_owned();
-        Ok(Self { each, names, database, tls, good: AtomicUsize::new(0) })
+        Ok(Self { hosts: Hosts::new(each.collect()), database, tls })
     }
 
     /// Where it leads, without what is secret.
     pub(super) fn shown(&self) -> String {
-        format!("postgres://{}/{}", self.names.join(","), self.database)
+        format!("postgres://{}/{}", self.hosts.names(), self.database)
     }
 
     /// Connects to the first host that can be written to.
     pub(super) async fn connect(&self) -> Result<Opened, EngineError> {
-        let good = self.good.load(Ordering::Relaxed);
-        let mut refusals = Vec::new();
-        for turn in 0..self.each.len() {
-            let place = (good + turn) % self.each.len();
-            let (Some(config), Some(name)) = (self.each.get(place), self.names.get(place)) else { continue };
-            let opened = tokio::time::timeout(HOST_WAIT, config.connect(self.tls.clone())).await;
-            match opened {
-                Ok(Ok(opened)) => {
-                    self.good.store(place, Ordering::Relaxed);
-                    return Ok(opened);
-                }
-                Ok(Err(error)) => refusals.push((name, EngineError::from(error))),
-                Err(_) => refusals.push((name, EngineError::away("no answer in time"))),
-            }
-        }
-        Err(sum_up(refusals))
+        self.hosts.connect(|config| Box::pin(self.open_at(config))).await
     }
-}
 
-/// One error out of each host's. If one of them may come back by itself, so may the database.
-fn sum_up(mut refusals: Vec<(&String, EngineError)>) -> EngineError {
-    if refusals.len() == 1
-        && let Some((_, only)) = refusals.pop()
-    {
-        return only;
+    async fn open_at(&self, config: &Config) -> Result<Opened, EngineError> {
+        match tokio::time::timeout(HOST_WAIT, config.connect(self.tls.clone())).await {
+            Ok(opened) => Ok(opened?),
+            Err(_) => Err(EngineError::away("no answer in time")),
+        }
     }
-    let told: Vec<String> = refusals.iter().map(|(name, error)| format!("{name}: {}", error.message)).collect();
-    let told = told.join("; ");
-    let away = refusals.iter().any(|(_, error)| error.is_away());
-    if away { EngineError::away(told) } else { EngineError::other(told) }
 }
 
 /// The same database on one of the hosts.
@@ -134,29 +108,20 @@ fn one(all: &Config, host: &Host, port: u16, mode: SslMode) -> Config {
 }
 
 /// Takes out of the URL what is said about certificates: the driver knows only some of the words.
-fn take_wish(url: &str) -> Result<(String, Wish), OpenError> {
-    let mut wish = Wish::default();
-    let Some((place, parameters)) = url.split_once('?') else { return Ok((url.to_owned(), wish)) };
-    let mut others = Vec::new();
-    for parameter in parameters.split('&') {
-        let (name, value) = parameter.split_once('=').unwrap_or((parameter, ""));
+fn take_tls(url: &str) -> Result<(String, Tls), String> {
+    let (place, parameters) = url.split_once('?').unwrap_or((url, ""));
+    let (mut mode, mut roots) = (None, None);
+    let others = take_parameters(parameters, |name, value| {
         match name {
-            "sslmode" => wish.mode = Some(decoded(value)),
-            "sslrootcert" => wish.roots = Some(decoded(value)),
-            "sslcert" | "sslkey" => {
-                return Err(OpenError::Url(format!("{name} is not supported: no certificate of our own")));
-            }
-            _ => others.push(parameter),
+            "sslmode" => mode = Some(value),
+            "sslrootcert" => roots = Some(value),
+            "sslcert" | "sslkey" => return Err(format!("{name} is not supported: no certificate of our own")),
+            _ => return Ok(false),
         }
-    }
-    let url = if others.is_empty() { place.to_owned() } else { format!("{place}?{}", others.join("&")) };
-    Ok((url, wish))
-}
-
-/// The value of a parameter without its percent signs.
-fn decoded(value: &str) -> String {
-    let pairs = format!("v={}", value.replace('+', "%2B"));
-    url::form_urlencoded::parse(pairs.as_bytes()).next().map(|(_, value)| value.into_owned()).unwrap_or_default()
+        Ok(true)
+    })?;
+    let url = if others.is_empty() { place.to_owned() } else { format!("{place}?{others}") };
+    Ok((url, Tls::new(mode.as_deref(), roots.as_deref())?))
 }
 
 #[cfg(test)]
@@ -165,10 +130,10 @@ mod tests {
 
     #[test]
     fn every_host_has_its_own_port_and_all_share_the_rest() {
-        let hosts = Hosts::new("postgres://me:pw@a:1,b:2,c/shop?application_name=x&sslmode=disable").unwrap();
-        assert_eq!(hosts.shown(), "postgres://a:1,b:2,c:5432/shop");
-        assert_eq!(hosts.each.len(), 3);
-        for (config, port) in hosts.each.iter().zip([1, 2, 5432]) {
+        let place = Place::new("postgres://me:pw@a:1,b:2,c/shop?application_name=x&sslmode=disable").unwrap();
+        assert_eq!(place.shown(), "postgres://a:1,b:2,c:5432/shop");
+        assert_eq!(place.hosts.each.len(), 3);
+        for ((_, config), port) in place.hosts.each.iter().zip([1, 2, 5432]) {
             assert_eq!((config.get_ports(), config.get_user()), (&[port][..], Some("me")));
             assert_eq!(config.get_password(), Some(&b"pw"[..]));
             assert_eq!(config.get_ssl_mode(), SslMode::Disable);
@@ -184,17 +149,17 @@ mod tests {
             ("verify-ca", SslMode::Require),
             ("verify-full", SslMode::Require),
         ] {
-            let hosts = Hosts::new(&format!("postgres://a/shop?sslmode={mode}")).unwrap();
-            assert_eq!(hosts.tls.mode, want, "{mode}");
+            let place = Place::new(&format!("postgres://a/shop?sslmode={mode}")).unwrap();
+            assert_eq!(place.tls.mode, want, "{mode}");
         }
-        assert_eq!(Hosts::new("postgres://a/shop").unwrap().tls.mode, SslMode::Prefer);
+        assert_eq!(Place::new("postgres://a/shop").unwrap().tls.mode, SslMode::Prefer);
         for (parameters, told) in [
             ("sslmode=sometimes", "sslmode is disable"),
             ("sslmode=verify-full&sslrootcert=%2Fnowhere%2Froot.pem", "sslrootcert /nowhere/root.pem"),
             ("sslcert=me.pem", "sslcert is not supported"),
             ("hostaddr=10.0.0.1", "hostaddr is not supported"),
         ] {
-            let refused = Hosts::new(&format!("postgres://me:hunter2@a/shop?{parameters}")).unwrap_err();
+            let refused = Place::new(&format!("postgres://me:hunter2@a/shop?{parameters}")).unwrap_err();
             let refused = refused.to_string();
             assert!(refused.contains(told) && !refused.contains("hunter2"), "{refused}");
         }

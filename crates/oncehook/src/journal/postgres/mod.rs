@@ -31,51 +31,24 @@ mod wrapped;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use oncehook_verify::EventKey;
 use tokio::sync::watch;
 
 use super::BoxFuture;
-use super::tally::Tally;
-use crate::event::{EventId, NewEvent};
-use crate::handler::SqlHandler;
-use crate::journal::server::engine::{AppendContext, Candidate, Engine, Purpose, Refusal, Stored};
+use crate::journal::server::ServerJournal;
+use crate::journal::server::engine::{Engine, Purpose};
 use crate::journal::server::error::EngineError;
 use crate::journal::server::pool::Pool;
-use crate::journal::server::rehearse;
 use crate::journal::server::shared::Shared;
-use crate::journal::server::{OpenError as ServerOpenError, ServerJournal, ServerOptions};
+pub use crate::journal::server::{OpenError, ServerOptions as PostgresOptions};
 use connection::Session;
 pub use guard::PostgresElsewhere;
 
 /// The journal on PostgreSQL.
 pub type PostgresJournal = ServerJournal<Postgres>;
 
-/// Why a statement may never run on this journal, whatever the tables are.
-#[must_use]
-pub fn forbidden(handler: &SqlHandler) -> Option<String> {
-    rehearse::forbidden::<Postgres>(handler)
-}
-
-/// Whether a text can be used as the URL of a database. The error does not repeat it.
-pub fn check_url(url: &str) -> Result<(), String> {
-    rehearse::check_url::<Postgres>(url)
-}
-
-/// The hosts and the database that a URL leads to, without what is secret.
-#[must_use]
-pub fn shown_url(url: &str) -> String {
-    rehearse::shown_url::<Postgres>(url)
-}
-
-/// How the journal on PostgreSQL is set up.
-pub type PostgresOptions = ServerOptions;
-
-/// Why the journal did not open.
-pub type OpenError = ServerOpenError;
-
 /// PostgreSQL, and how to reach one database of it.
 pub struct Postgres {
-    hosts: hosts::Hosts,
+    place: hosts::Place,
     handler_time: Duration,
     /// Where the queues of routes begin.
     fronts: front::Fronts,
@@ -85,15 +58,13 @@ pub struct Postgres {
 
 impl Engine for Postgres {
     type Session = Session;
-    type LaneMemory = queries::Wary;
 
     const KIND: &'static str = "postgres";
     // A lost connection is noticed without asking.
     const IDENTITY_EVERY: Duration = Duration::from_secs(1);
-    const APPEND_COMMITS: bool = true;
     fn new(url: &str, handler_time: Duration) -> Result<Self, OpenError> {
         Ok(Self {
-            hosts: hosts::Hosts::new(url)?,
+            place: hosts::Place::new(url)?,
             handler_time,
             fronts: front::Fronts::default(),
             seen: Mutex::default(),
@@ -101,32 +72,15 @@ impl Engine for Postgres {
     }
 
     fn shown(&self) -> String {
-        self.hosts.shown()
+        self.place.shown()
     }
 
     async fn open(&self, purpose: Purpose) -> Result<Session, EngineError> {
         self.open_hearing(purpose, |_| {}).await
     }
 
-    async fn migrate(&self, session: &mut Session) -> Result<Vec<String>, OpenError> {
-        pooler::refuse(self, session).await?;
-        schema::migrate(session).await
-    }
-
-    async fn check_schema(session: &mut Session) -> Result<(), OpenError> {
-        schema::check(session).await
-    }
-
-    async fn shape(session: &mut Session) -> Result<Vec<String>, OpenError> {
-        schema::shape(session).await
-    }
-
     async fn make_ready(session: &mut Session, given: Option<i64>) -> Result<(), EngineError> {
         days::make(session, given, days::When::Start).await
-    }
-
-    async fn last_id(session: &mut Session) -> Result<Option<EventId>, EngineError> {
-        queries::last_id(session).await
     }
 
     async fn identity(&self, session: &mut Session) -> Result<String, EngineError> {
@@ -145,38 +99,5 @@ impl Engine for Postgres {
                 wake::listen(shared, Arc::clone(&pool.engine), session, end)
             );
         }))
-    }
-
-    async fn append(
-        &self,
-        session: &mut Session,
-        memory: &mut queries::Wary,
-        context: AppendContext,
-        candidates: &[Candidate<'_>],
-    ) -> Result<Stored, EngineError> {
-        match queries::store(session, memory, context, candidates).await {
-            Err(error) => Err(days::give_way(session, error).await),
-            stored => stored,
-        }
-    }
-
-    async fn keep_conflicts(
-        session: &mut Session,
-        shard: i64,
-        conflicts: &[(EventId, &NewEvent)],
-    ) -> Result<(), EngineError> {
-        queries::keep_conflicts(session, shard, conflicts).await
-    }
-
-    async fn store_duplicates(session: &mut Session, shard: i64, tally: &Tally) -> Result<(), EngineError> {
-        queries::store_duplicates(session, shard, tally).await
-    }
-
-    fn careful() -> queries::Wary {
-        queries::Wary::always()
-    }
-
-    async fn refuses_by_name(session: &mut Session, key: &EventKey) -> Result<Refusal, EngineError> {
-        queries::refuses_by_name(session, key).await
     }
 }

@@ -31,7 +31,6 @@ pub(super) async fn refuse(engine: &Postgres, one: &Session) -> Result<(), OpenE
 /// The server process behind a connection. Not prepared: that is one of the things that would not work.
 async fn process(session: &Session) -> Result<String, EngineError> {
     let answer = super::connection::in_time(session.simple_query("SELECT pg_backend_pid()")).await?;
-    first_text(&answer)
-        .map(str::to_owned)
-        .ok_or_else(|| EngineError::other("the server did not say which process it is"))
+    let process = first_text(&answer).map(str::to_owned);
+    process.ok_or_else(|| EngineError::other("the server did not say which process it is"))
 }

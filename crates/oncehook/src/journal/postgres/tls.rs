@@ -18,21 +18,14 @@ use std::task::{Context, Poll};
 use rustls::client::WebPkiServerVerifier;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::crypto::{CryptoProvider, verify_tls12_signature, verify_tls13_signature};
-use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use rustls::{CertificateError, ClientConfig, DigitallySignedStruct, RootCertStore, SignatureScheme};
-use rustls_platform_verifier::BuilderVerifierExt as _;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio_postgres::config::SslMode;
 use tokio_postgres::tls::{ChannelBinding, MakeTlsConnect, TlsConnect, TlsStream};
 use tokio_rustls::TlsConnector;
 
-/// What the URL says about TLS.
-#[derive(Debug, Clone, Default)]
-pub(super) struct Wish {
-    pub(super) mode: Option<String>,
-    pub(super) roots: Option<String>,
-}
+use crate::journal::server::hosts::certificates;
 
 /// How connections are encrypted and whom they believe.
 #[derive(Clone)]
@@ -48,71 +41,60 @@ impl std::fmt::Debug for Tls {
 }
 
 impl Tls {
-    /// Reads what the URL says, and the file that it names.
-    pub(super) fn new(wish: &Wish) -> Result<Self, String> {
-        let file = wish.roots.as_deref().filter(|roots| *roots != "system");
-        let (mode, trust) = match (wish.mode.as_deref(), file) {
-            (Some("disable"), _) => (SslMode::Disable, Trust::Anybody),
-            (None | Some("prefer"), _) => (SslMode::Prefer, Trust::Anybody),
-            (Some("require"), None) => (SslMode::Require, Trust::Anybody),
-            (Some("require" | "verify-ca"), Some(file)) => (SslMode::Require, Trust::Issuer(Some(file))),
-            (Some("verify-ca"), None) => (SslMode::Require, Trust::Issuer(None)),
-            (Some("verify-full"), file) => (SslMode::Require, Trust::IssuerAndName(file)),
-            (Some(_), _) => {
-                return Err("sslmode is disable, prefer, require, verify-ca or verify-full".to_owned());
-            }
+    /// Reads what the URL says (`sslmode`, `sslrootcert`), and the file that it names.
+    pub(super) fn new(mode: Option<&str>, roots: Option<&str>) -> Result<Self, String> {
+        let file = roots.filter(|roots| *roots != "system");
+        let (mode, trust) = match mode {
+            Some("disable") => (SslMode::Disable, Trust::Anybody),
+            None | Some("prefer") => (SslMode::Prefer, Trust::Anybody),
+            Some("require") if file.is_none() => (SslMode::Require, Trust::Anybody),
+            Some("require" | "verify-ca") => (SslMode::Require, Trust::Issuer),
+            Some("verify-full") => (SslMode::Require, Trust::IssuerAndName),
+            _ => return Err("sslmode is disable, prefer, require, verify-ca or verify-full".to_owned()),
         };
-        Ok(Self { mode, config: Arc::new(trust.config()?) })
+        Ok(Self { mode, config: Arc::new(trust.config(file)?) })
     }
 }
 
-/// Whose certificates are believed. The authorities are those of a file, or the system's.
-enum Trust<'w> {
+/// Whose certificates are believed.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Trust {
     Anybody,
-    Issuer(Option<&'w str>),
-    IssuerAndName(Option<&'w str>),
+    Issuer,
+    IssuerAndName,
 }
 
-impl Trust<'_> {
-    fn config(&self) -> Result<ClientConfig, String> {
+impl Trust {
+    /// The authorities are those of a file, or the system's.
+    fn config(self, file: Option<&str>) -> Result<ClientConfig, String> {
         let unusable = |error: rustls::Error| format!("TLS cannot be prepared: {error}");
         let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
-        let builder = ClientConfig::builder_with_provider(Arc::clone(&provider))
-            .with_safe_default_protocol_versions()
-            .map_err(unusable)?;
-        let trusting = match self {
-            Self::IssuerAndName(None) => builder.with_platform_verifier().map_err(unusable)?,
-            Self::IssuerAndName(Some(file)) => builder.with_root_certificates(read(file)?),
-            Self::Anybody => {
-                builder.dangerous().with_custom_certificate_verifier(Arc::new(Lenient { inner: None, provider }))
+        let issuer: Option<Arc<dyn ServerCertVerifier>> = match file {
+            _ if self == Self::Anybody => None,
+            Some(file) => {
+                let roots = Arc::new(read(file)?);
+                let builder = WebPkiServerVerifier::builder_with_provider(roots, Arc::clone(&provider));
+                Some(builder.build().map_err(|error| format!("TLS cannot be prepared: {error}"))?)
             }
-            Self::Issuer(file) => {
-                let inner: Arc<dyn ServerCertVerifier> = match file {
-                    Some(file) => {
-                        let roots = Arc::new(read(file)?);
-                        WebPkiServerVerifier::builder_with_provider(roots, Arc::clone(&provider))
-                            .build()
-                            .map_err(|error| format!("TLS cannot be prepared: {error}"))?
-                    }
-                    None => Arc::new(rustls_platform_verifier::Verifier::new(Arc::clone(&provider)).map_err(unusable)?),
-                };
-                let lenient = Lenient { inner: Some(inner), provider };
-                builder.dangerous().with_custom_certificate_verifier(Arc::new(lenient))
-            }
+            None => Some(Arc::new(rustls_platform_verifier::Verifier::new(Arc::clone(&provider)).map_err(unusable)?)),
         };
-        Ok(trusting.with_no_client_auth())
+        let builder = ClientConfig::builder_with_provider(Arc::clone(&provider));
+        let verifier = match issuer {
+            Some(issuer) if self == Self::IssuerAndName => issuer,
+            inner => Arc::new(Lenient { inner, provider }),
+        };
+        let builder = builder.with_safe_default_protocol_versions().map_err(unusable)?;
+        Ok(builder.dangerous().with_custom_certificate_verifier(verifier).with_no_client_auth())
     }
 }
 
-/// The certificates in a PEM file.
+/// The authorities in a PEM file.
 fn read(file: &str) -> Result<RootCertStore, String> {
-    let unusable = |error: String| format!("sslrootcert {file}: {error}");
     let mut roots = RootCertStore::empty();
-    for certificate in CertificateDer::pem_file_iter(file).map_err(|error| unusable(error.to_string()))? {
-        let certificate = certificate.map_err(|error| unusable(error.to_string()))?;
-        roots.add(certificate).map_err(|error| unusable(error.to_string()))?;
+    for certificate in certificates("sslrootcert", file)? {
+        roots.add(certificate).map_err(|error| format!("sslrootcert {file}: {error}"))?;
     }
-    if roots.is_empty() { Err(unusable("there is no certificate in it".to_owned())) } else { Ok(roots) }
+    Ok(roots)
 }
 
 /// Believes a certificate whatever name it is made out to, and without `inner` whoever made it: what the operator asked for by
@@ -167,17 +149,13 @@ impl ServerCertVerifier for Lenient {
     }
 }
 
-/// TLS could not be agreed on. Not the same as a lost connection: waiting does not mend it.
-#[derive(Debug, thiserror::Error)]
-#[error("{0}")]
-pub(super) struct TlsError(String);
-
+/// The error is not that of a lost connection: waiting does not mend what TLS could not agree on.
 impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> MakeTlsConnect<S> for Tls {
     type Stream = Encrypted<S>;
     type TlsConnect = Handshake;
-    type Error = TlsError;
+    type Error = String;
 
-    fn make_tls_connect(&mut self, host: &str) -> Result<Handshake, TlsError> {
+    fn make_tls_connect(&mut self, host: &str) -> Result<Handshake, String> {
         Ok(Handshake { host: host.to_owned(), config: Arc::clone(&self.config) })
     }
 }
@@ -190,14 +168,14 @@ pub(super) struct Handshake {
 
 impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> TlsConnect<S> for Handshake {
     type Stream = Encrypted<S>;
-    type Error = TlsError;
-    type Future = Pin<Box<dyn Future<Output = Result<Encrypted<S>, TlsError>> + Send>>;
+    type Error = String;
+    type Future = Pin<Box<dyn Future<Output = Result<Encrypted<S>, String>> + Send>>;
 
     fn connect(self, stream: S) -> Self::Future {
         Box::pin(async move {
-            let name = ServerName::try_from(self.host).map_err(|error| TlsError(error.to_string()))?;
+            let name = ServerName::try_from(self.host).map_err(|error| error.to_string())?;
             let encrypted = TlsConnector::from(self.config).connect(name, stream).await;
-            encrypted.map(|stream| Encrypted(Box::new(stream))).map_err(|error| TlsError(error.to_string()))
+            encrypted.map(|stream| Encrypted(Box::new(stream))).map_err(|error| error.to_string())
         })
     }
 }
@@ -224,18 +202,6 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncRead for Encrypted<S> {
 impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Encrypted<S> {
     fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         Pin::new(&mut *self.0).poll_write(context, bytes)
-    }
-
-    fn poll_write_vectored(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        pieces: &[io::IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut *self.0).poll_write_vectored(context, pieces)
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        self.0.is_write_vectored()
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {

@@ -20,7 +20,7 @@ use std::sync::Arc;
 use std::task::Poll;
 
 use oncehook_verify::UnixMicros;
-use serde_json::{Map, Value};
+use serde_json::Value;
 use tokio_postgres::error::SqlState;
 use tokio_postgres::types::private::BytesMut;
 use tokio_postgres::types::{Format, FromSql, IsNull, ToSql, Type, to_sql_checked};
@@ -31,10 +31,9 @@ use super::connection::{EngineError, Session, in_time, logged};
 use super::wrapped::{self, Wrapped};
 use crate::delivery::{Cause, Failure, HandedEvent, Remedy};
 use crate::handler::sql::postgres::{self, Piece};
-use crate::handler::sql::{RESULT_BYTES, RESULT_ROWS, too_large};
 use crate::handler::{Found, SqlHandler};
+use crate::journal::server::user_sql::{self, Surroundings, UserSql, unquoted};
 pub(super) use crate::journal::server::user_sql::{Ran, Trouble};
-use crate::journal::server::user_sql::{Surroundings, UserSql};
 
 /// The statements of a handler, ready to run.
 pub(in crate::journal) struct Prepared {
@@ -50,44 +49,16 @@ impl Prepared {
     }
 }
 
-/// The statements of a handler, checked and prepared for many deliveries. Outside of a transaction: an error here must not end one.
-pub(super) async fn prepare(session: &Session, handler: &SqlHandler) -> Result<Prepared, Trouble> {
-    let mut prepared = prepare_for_one(session, handler).await?;
-    if !handler.has_requirement() {
-        let texts = handler.statements().iter().map(|statement| statement.text());
-        let statements: Vec<(&str, &Statement)> = texts.zip(&prepared.statements).collect();
-        prepared.at_once = wrapped::wrap(session, &statements).await.map_err(trouble)?;
+/// One statement, checked and prepared.
+async fn checked(session: &Session, statement: &str) -> Result<Statement, Trouble> {
+    match refusal(statement) {
+        Some(refused) => Err(Trouble::refused(refused)),
+        None => session.prepared(statement).await.map_err(trouble),
     }
-    Ok(prepared)
-}
-
-/// The statements of a handler, checked and prepared for one delivery after the other.
-pub(super) async fn prepare_for_one(session: &Session, handler: &SqlHandler) -> Result<Prepared, Trouble> {
-    let mut prepared = Vec::with_capacity(handler.statements().len());
-    for statement in handler.statements() {
-        if let Some(refused) = refusal(statement.text()) {
-            return Err(Trouble::Failed(Failure::retry(Cause::Handler, refused)));
-        }
-        prepared.push(session.prepared(statement.text()).await.map_err(trouble)?);
-    }
-    Ok(Prepared { statements: prepared, at_once: None })
 }
 
 /// What a handler's statements are given: a text for each parameter, or null.
 pub(in crate::journal) struct Bound(Vec<Vec<Parameter>>);
-
-/// The values of an event for each statement, as the types of its parameters ask.
-pub(super) fn bind(handler: &SqlHandler, prepared: &Prepared, values: &[Found<'_>]) -> Result<Bound, Failure> {
-    let mut bound = Vec::with_capacity(prepared.statements.len());
-    for (statement, prepared) in handler.statements().iter().zip(&prepared.statements) {
-        let parameters =
-            statement.parameters().iter().zip(prepared.params()).map(|(place, kind)| {
-                values.get(*place).map_or(Ok(Parameter(None)), |value| Parameter::new(value, kind))
-            });
-        bound.push(parameters.collect::<Result<_, _>>()?);
-    }
-    Ok(Bound(bound))
-}
 
 /// What is set while the user's statements run, and what afterwards.
 #[derive(Clone, Copy)]
@@ -119,21 +90,38 @@ impl UserSql for Postgres {
     type Prepared = Prepared;
     type Bound = Bound;
 
+    /// Outside of a transaction: an error here must not end one.
     async fn prepare(
         session: &mut Session,
         handler: &SqlHandler,
         surroundings: Surroundings,
     ) -> Result<Prepared, Trouble> {
-        match surroundings {
-            Surroundings::Batch | Surroundings::External => prepare(session, handler).await,
-            Surroundings::Leased => prepare_for_one(session, handler).await,
+        let mut prepared = Prepared { statements: Vec::with_capacity(handler.statements().len()), at_once: None };
+        for statement in handler.statements() {
+            prepared.statements.push(checked(session, statement.text()).await?);
         }
+        if surroundings != Surroundings::Leased && !handler.has_requirement() {
+            let texts = handler.statements().iter().map(|statement| statement.text());
+            let statements: Vec<(&str, &Statement)> = texts.zip(&prepared.statements).collect();
+            prepared.at_once = wrapped::wrap(session, &statements).await.map_err(trouble)?;
+        }
+        Ok(prepared)
     }
 
+    /// As the types of the parameters ask.
     fn bind(handler: &SqlHandler, prepared: &Prepared, values: &[Found<'_>]) -> Result<Bound, Failure> {
-        bind(handler, prepared, values)
+        let bound = handler.statements().iter().zip(&prepared.statements).map(|(statement, prepared)| {
+            let parameters = statement.parameters().iter().zip(prepared.params());
+            parameters.map(|(place, kind)| Parameter::new(values.get(*place).unwrap_or(&Found::Null), kind)).collect()
+        });
+        Ok(Bound(bound.collect::<Result<_, _>>()?))
     }
 
+    /// Runs the statements of several deliveries, one after the other but without waiting in between: all are on their way
+    /// before the first is answered. Returns what each came to. After [`Trouble::Failed`] and [`Trouble::Collision`] what all of them
+    /// did is undone, and the transaction is as it was before.
+    ///
+    /// `about` is the event of the only delivery: its values are left out of errors. Those of several are not kept.
     async fn run(
         session: &mut Session,
         handler: &SqlHandler,
@@ -142,20 +130,79 @@ impl UserSql for Postgres {
         surroundings: Surroundings,
         about: Option<&HandedEvent>,
     ) -> Result<Vec<Ran>, Trouble> {
-        run(session, handler, prepared, &deliveries, settings(surroundings), about).await
+        let session = &*session;
+        let Settings { theirs, ours } = settings(surroundings);
+        let (begin, end) = (format!("{theirs}; {SAVEPOINT}"), format!("{RELEASE}; {ours}"));
+        // Statements that return no rows cannot return too many: then nothing has to be looked at before the savepoint goes.
+        let early = prepared.tells_nothing().then_some(end.as_str());
+        // Sent together: if the first fails, so does the rest.
+        let (begun, (ran, released)) =
+            tokio::join!(session.run(&begin), run_to_end(session, handler, prepared, &deliveries, early));
+        begun.map_err(Trouble::Engine)?;
+        if released.as_ref().is_some_and(|released| released.as_ref().is_err_and(|error| error.meaning.lost_savepoint))
+        {
+            return Err(Trouble::Ended(usize::MAX));
+        }
+        let mut outcomes = Vec::with_capacity(ran.len());
+        for outcome in ran {
+            outcomes.push(match outcome {
+                Ok(result) => Ok(result),
+                Err(Trouble::Deferred(failure)) => Err(failure),
+                Err(trouble @ (Trouble::Engine(_) | Trouble::Ended(_))) => return Err(trouble),
+                Err(trouble) => {
+                    session.run(&format!("{UNDO}; {end}")).await.map_err(at_savepoint)?;
+                    return Err(told_without_values(trouble, handler, about));
+                }
+            });
+        }
+        match released {
+            Some(released) => released.map_err(Trouble::Engine)?,
+            None => session.run(&end).await.map_err(at_savepoint)?,
+        }
+        if outcomes.len() == deliveries.len() {
+            Ok(outcomes)
+        } else {
+            Err(Trouble::Engine(EngineError::other("a statement was not answered")))
+        }
     }
 
+    /// In the transaction, which stays as it was.
     async fn renewed(
         session: &mut Session,
         handler: &SqlHandler,
         prepared: &Prepared,
         failure: &Failure,
     ) -> Option<Prepared> {
-        renewed(session, handler, prepared, failure).await
+        const TRIED: &str = "SAVEPOINT oncehook_renewal";
+        session.run(TRIED).await.ok()?;
+        let mut statements = Vec::with_capacity(prepared.statements.len());
+        for statement in handler.statements() {
+            match session.prepared_anew(statement.text()).await {
+                Ok(statement) => statements.push(statement),
+                Err(_) => {
+                    // If this fails too, so does what comes next.
+                    let _ = session.run("ROLLBACK TO SAVEPOINT oncehook_renewal").await;
+                    return None;
+                }
+            }
+        }
+        let kinds = |statement: &Statement| {
+            let columns = statement.columns().iter().map(|column| column.type_().clone());
+            (statement.params().to_vec(), columns.collect::<Vec<_>>())
+        };
+        let changed = statements.iter().map(kinds).ne(prepared.statements.iter().map(kinds));
+        if !changed && !Self::is_outdated(failure) {
+            return None;
+        }
+        // What stands for many of them has the old types.
+        session.wrapped().clear();
+        Some(Prepared { statements, at_once: None })
     }
 
+    /// A plan does not fit its table any more (its columns are others), or is not there any more.
     fn is_outdated(failure: &Failure) -> bool {
-        is_outdated(failure)
+        let codes = [SqlState::FEATURE_NOT_SUPPORTED, SqlState::INVALID_SQL_STATEMENT_NAME];
+        codes.iter().any(|code| failure.message.ends_with(&format!("({})", code.code())))
     }
 
     fn trouble(error: EngineError) -> Trouble {
@@ -167,10 +214,7 @@ impl UserSql for Postgres {
     }
 
     async fn rehearse(session: &mut Session, statement: &str) -> Result<(), Trouble> {
-        match refusal(statement) {
-            Some(refused) => Err(Trouble::Failed(Failure::retry(Cause::Handler, refused))),
-            None => session.prepared(statement).await.map(|_| ()).map_err(trouble),
-        }
+        checked(session, statement).await.map(drop)
     }
 }
 
@@ -181,54 +225,7 @@ pub(super) const UNDO: &str = "ROLLBACK TO SAVEPOINT oncehook_effect";
 
 /// What it means that the savepoint could not be used.
 pub(super) fn at_savepoint(error: EngineError) -> Trouble {
-    if error.is_lost_savepoint() { Trouble::Ended(usize::MAX) } else { Trouble::Engine(error) }
-}
-
-/// Runs the statements of several deliveries, one after the other but without waiting in between: all are on their way
-/// before the first is answered. Returns what each came to. After [`Trouble::Failed`] and [`Trouble::Collision`] what all of them
-/// did is undone, and the transaction is as it was before.
-///
-/// `about` is the event of the only delivery: errors are told without its values. Those of several are not kept.
-pub(super) async fn run(
-    session: &Session,
-    handler: &SqlHandler,
-    prepared: &Prepared,
-    deliveries: &[Bound],
-    settings: Settings,
-    about: Option<&HandedEvent>,
-) -> Result<Vec<Ran>, Trouble> {
-    let Settings { theirs, ours } = settings;
-    let (begin, end) = (format!("{theirs}; {SAVEPOINT}"), format!("{RELEASE}; {ours}"));
-    // Statements that return no rows cannot return too many: then nothing has to be looked at before the savepoint goes.
-    let early = End(prepared.tells_nothing().then_some(end.as_str()));
-    // Sent together: if the first fails, so does the rest.
-    let (begun, (ran, released)) =
-        tokio::join!(session.run(&begin), run_to_end(session, handler, prepared, deliveries, early));
-    begun.map_err(Trouble::Engine)?;
-    if released.as_ref().is_some_and(|released| released.as_ref().is_err_and(EngineError::is_lost_savepoint)) {
-        return Err(Trouble::Ended(usize::MAX));
-    }
-    let mut outcomes = Vec::with_capacity(ran.len());
-    for outcome in ran {
-        outcomes.push(match outcome {
-            Ok(result) => Ok(result),
-            Err(Trouble::Deferred(failure)) => Err(failure),
-            Err(trouble @ (Trouble::Engine(_) | Trouble::Ended(_))) => return Err(trouble),
-            Err(trouble) => {
-                session.run(&format!("{UNDO}; {end}")).await.map_err(at_savepoint)?;
-                return Err(told_without_values(trouble, handler, about));
-            }
-        });
-    }
-    match released {
-        Some(released) => released.map_err(Trouble::Engine)?,
-        None => session.run(&end).await.map_err(at_savepoint)?,
-    }
-    if outcomes.len() == deliveries.len() {
-        Ok(outcomes)
-    } else {
-        Err(Trouble::Engine(EngineError::other("a statement was not answered")))
-    }
+    if error.meaning.lost_savepoint { Trouble::Ended(usize::MAX) } else { Trouble::Engine(error) }
 }
 
 fn told_without_values(trouble: Trouble, handler: &SqlHandler, about: Option<&HandedEvent>) -> Trouble {
@@ -241,14 +238,9 @@ fn told_without_values(trouble: Trouble, handler: &SqlHandler, about: Option<&Ha
     }
 }
 
-/// What is sent right behind the statements, if anything is.
-#[derive(Clone, Copy)]
-struct End<'s>(Option<&'s str>);
-
-impl End<'_> {
-    async fn run(self, session: &Session) -> Option<Result<(), EngineError>> {
-        Some(session.run(self.0?).await)
-    }
+/// Sends what comes right behind the statements, if anything does.
+async fn send(session: &Session, end: Option<&str>) -> Option<Result<(), EngineError>> {
+    Some(session.run(end?).await)
 }
 
 /// What the statements of each came to, up to the first failure, and what the end did.
@@ -257,7 +249,7 @@ async fn run_to_end(
     handler: &SqlHandler,
     prepared: &Prepared,
     deliveries: &[Bound],
-    end: End<'_>,
+    end: Option<&str>,
 ) -> (Vec<Result<Option<String>, Trouble>>, Option<Result<(), EngineError>>) {
     let Prepared { statements, at_once } = prepared;
     if let Some(at_once) = at_once.as_ref().filter(|_| deliveries.len() > 1) {
@@ -265,7 +257,7 @@ async fn run_to_end(
     }
     let Some((requirement, effects)) = statements.split_first().filter(|_| handler.has_requirement()) else {
         let all: Vec<&[Vec<Parameter>]> = deliveries.iter().map(|bound| bound.0.as_slice()).collect();
-        return tokio::join!(run_all(session, statements, &all), end.run(session));
+        return tokio::join!(run_all(session, statements, &all), send(session, end));
     };
     // Those that have to wait are known before anything is done for any of them.
     let split: Vec<_> = deliveries.iter().map(|bound| bound.0.split_at(bound.0.len().min(1))).collect();
@@ -274,7 +266,7 @@ async fn run_to_end(
     let ready = |answer: &Result<Option<String>, Trouble>| matches!(answer, Ok(Some(_)));
     let done: Vec<&[Vec<Parameter>]> =
         split.iter().zip(&answers).filter(|(_, answer)| ready(answer)).map(|((_, done), _)| *done).collect();
-    let (results, released) = tokio::join!(run_all(session, effects, &done), end.run(session));
+    let (results, released) = tokio::join!(run_all(session, effects, &done), send(session, end));
     let mut results = results.into_iter();
     let deferred = || Err(Trouble::Deferred(handler.deferral()));
     let outcomes = answers.into_iter().map(|answer| match answer {
@@ -291,7 +283,7 @@ async fn run_at_once(
     session: &Session,
     at_once: &Wrapped,
     deliveries: &[Bound],
-    end: End<'_>,
+    end: Option<&str>,
 ) -> (Vec<Result<Option<String>, Trouble>>, Option<Result<(), EngineError>>) {
     let mut outcomes = Vec::with_capacity(deliveries.len());
     let mut released = None;
@@ -299,7 +291,7 @@ async fn run_at_once(
         let call = rest.get(..at_once.size(session.handler_time / 5)).unwrap_or(rest);
         let values = call.iter().map(|bound| bound.0.iter().flatten().map(|parameter| parameter.0.as_deref()));
         let called = if call.len() == rest.len() {
-            let (called, ended) = tokio::join!(at_once.call(session, values), end.run(session));
+            let (called, ended) = tokio::join!(at_once.call(session, values), send(session, end));
             released = ended;
             called
         } else {
@@ -330,7 +322,7 @@ async fn run_all(
         let mut result = None;
         let mut first_error = None;
         for answer in answers.take(prepared.len()) {
-            match answer.map_err(trouble).and_then(|rows| told(&rows)) {
+            match answer.map_err(trouble).and_then(|rows| user_sql::result(rows.iter().map(object))) {
                 Ok(told) => result = told.or(result),
                 Err(trouble) => first_error = first_error.or(Some(trouble)),
             }
@@ -338,40 +330,6 @@ async fn run_all(
         first_error.map_or(Ok(result), Err)
     };
     deliveries.iter().map(|_| one(&mut answers)).collect()
-}
-
-/// The statements prepared anew, if that makes a difference: their tables have changed since they were prepared, and with
-/// them what the server takes the parameters for. In the transaction, which stays as it was.
-pub(super) async fn renewed(
-    session: &Session,
-    handler: &SqlHandler,
-    prepared: &Prepared,
-    failure: &Failure,
-) -> Option<Prepared> {
-    const TRIED: &str = "SAVEPOINT oncehook_renewal";
-    session.run(TRIED).await.ok()?;
-    let mut statements = Vec::with_capacity(prepared.statements.len());
-    for statement in handler.statements() {
-        match session.prepared_anew(statement.text()).await {
-            Ok(statement) => statements.push(statement),
-            Err(_) => {
-                // If this fails too, so does what comes next.
-                let _ = session.run("ROLLBACK TO SAVEPOINT oncehook_renewal").await;
-                return None;
-            }
-        }
-    }
-    let kinds = |statement: &Statement| {
-        let columns = statement.columns().iter().map(|column| column.type_().clone());
-        (statement.params().to_vec(), columns.collect::<Vec<_>>())
-    };
-    let changed = statements.iter().map(kinds).ne(prepared.statements.iter().map(kinds));
-    if !changed && !is_outdated(failure) {
-        return None;
-    }
-    // What stands for many of them has the old types.
-    session.wrapped().clear();
-    Some(Prepared { statements, at_once: None })
 }
 
 /// Starts all of them in order, then waits for each. A connection answers in the order it was asked.
@@ -402,12 +360,6 @@ async fn in_order<T>(
 /// Whose fault an error is.
 pub(super) fn trouble(error: EngineError) -> Trouble {
     Trouble::of(error, logged)
-}
-
-/// Whether a plan does not fit its table any more (its columns are others), or is not there any more.
-pub(super) fn is_outdated(failure: &Failure) -> bool {
-    let codes = [SqlState::FEATURE_NOT_SUPPORTED, SqlState::INVALID_SQL_STATEMENT_NAME];
-    codes.iter().any(|code| failure.message.ends_with(&format!("({})", code.code())))
 }
 
 /// A value on its way to the server: in text form, which the server reads by the parameter's type.
@@ -443,15 +395,7 @@ fn json_text(json: &str, kind: &Type) -> Option<String> {
     match json.as_bytes().first() {
         Some(b'n') => None,
         _ if json_column => Some(json.to_owned()),
-        Some(b'"') => {
-            let inner = json.get(1..json.len().saturating_sub(1)).unwrap_or_default();
-            let text = if inner.contains('\\') {
-                Cow::Owned(serde_json::from_str::<String>(json).unwrap_or_else(|_| inner.to_owned()))
-            } else {
-                Cow::Borrowed(inner)
-            };
-            Some(in_bytes(text, kind))
-        }
+        Some(b'"') => Some(in_bytes(unquoted(json), kind)),
         Some(b't') if numeric => Some("1".to_owned()),
         Some(b'f') if numeric => Some("0".to_owned()),
         // 1e3 and 1.0 are whole numbers too.
@@ -485,33 +429,15 @@ impl ToSql for Parameter {
     to_sql_checked!();
 }
 
-/// The rows of a statement as JSON: an object for one row, a list for more, nothing for none.
-fn told(rows: &[Row]) -> Result<Option<String>, Trouble> {
-    if rows.len() > RESULT_ROWS {
-        return Err(Trouble::Failed(too_large()));
-    }
-    let mut found: Vec<Value> = rows.iter().map(object).collect();
-    let told = match found.len() {
-        0 => None,
-        1 => found.pop().map(|one| one.to_string()),
-        _ => Some(Value::Array(found).to_string()),
-    };
-    match told {
-        Some(told) if told.len() > RESULT_BYTES => Err(Trouble::Failed(too_large())),
-        told => Ok(told),
-    }
-}
-
 fn object(row: &Row) -> Value {
-    let mut object = Map::new();
-    for (place, column) in row.columns().iter().enumerate() {
+    let columns = row.columns().iter().enumerate().map(|(place, column)| {
         let value = match row.try_get::<_, Option<Raw<'_>>>(place) {
             Ok(Some(Raw(bytes))) => value(bytes, column.type_()),
             Ok(None) | Err(_) => Value::Null,
         };
-        object.insert(column.name().to_owned(), value);
-    }
-    Value::Object(object)
+        (column.name().to_owned(), value)
+    });
+    Value::Object(columns.collect())
 }
 
 /// A column's bytes, whatever its type.

@@ -49,6 +49,7 @@ impl ToSql for Flat<'_> {
             Self::Column(Column::Ids(values)) => {
                 values.iter().map(|id| uuid(*id)).collect::<Vec<Uuid>>().to_sql(ty, out)
             }
+            Self::Column(Column::Bools(values)) => values.to_sql(ty, out),
             Self::Column(Column::Texts(values)) => values.to_sql(ty, out),
             Self::Column(Column::Bytes(values)) => values.to_sql(ty, out),
             Self::Column(Column::Ints(values)) => match ty.kind() {
@@ -71,12 +72,10 @@ impl ToSql for Flat<'_> {
 }
 
 fn int(value: i64, ty: &Type, out: &mut BytesMut) -> Encoded {
-    if *ty == Type::INT4 {
-        i32::try_from(value)?.to_sql(ty, out)
-    } else if *ty == Type::INT2 {
-        i16::try_from(value)?.to_sql(ty, out)
-    } else {
-        value.to_sql(ty, out)
+    match *ty {
+        Type::INT4 => i32::try_from(value)?.to_sql(ty, out),
+        Type::INT2 => i16::try_from(value)?.to_sql(ty, out),
+        _ => value.to_sql(ty, out),
     }
 }
 
@@ -87,16 +86,12 @@ fn get<'r, T: FromSql<'r>>(row: &'r Row, column: usize) -> Result<T, EngineError
 impl value::Row for Row {
     fn maybe_int(&self, column: usize) -> Result<Option<i64>, EngineError> {
         let ty = self.columns().get(column).map(|column| column.type_()).ok_or_else(EngineError::damaged)?;
-        if *ty == Type::BOOL {
-            return Ok(get::<Option<bool>>(self, column)?.map(i64::from));
+        match *ty {
+            Type::BOOL => Ok(get::<Option<bool>>(self, column)?.map(i64::from)),
+            Type::INT4 => Ok(get::<Option<i32>>(self, column)?.map(i64::from)),
+            Type::INT2 => Ok(get::<Option<i16>>(self, column)?.map(i64::from)),
+            _ => get(self, column),
         }
-        if *ty == Type::INT4 {
-            return Ok(get::<Option<i32>>(self, column)?.map(i64::from));
-        }
-        if *ty == Type::INT2 {
-            return Ok(get::<Option<i16>>(self, column)?.map(i64::from));
-        }
-        get(self, column)
     }
 
     fn maybe_bytes(&self, column: usize) -> Result<Option<&[u8]>, EngineError> {

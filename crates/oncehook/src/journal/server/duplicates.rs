@@ -8,17 +8,19 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::watch;
 
-use super::engine::{Engine, Session};
+use super::append::{Appends, Totals, add_totals};
+use super::engine::Session;
 use super::error::{EngineError, Tries};
 use super::pool::Pool;
 use super::shared::Shared;
-use crate::journal::tally::Tally;
+use crate::event::EventId;
+use crate::journal::tally::{Pending, Tally};
 
 const TICK: Duration = Duration::from_millis(100);
 const FLUSH_EVERY: Duration = Duration::from_millis(500);
 
 /// Flushes now and then until the journal is closed or gone.
-pub(super) async fn run<E: Engine>(shared: Arc<Shared>, pool: Arc<Pool<E>>, mut end: watch::Receiver<bool>) {
+pub(super) async fn run<E: Appends>(shared: Arc<Shared>, pool: Arc<Pool<E>>, mut end: watch::Receiver<bool>) {
     let mut flushed = Instant::now();
     loop {
         tokio::select! {
@@ -43,7 +45,7 @@ pub(super) async fn run<E: Engine>(shared: Arc<Shared>, pool: Arc<Pool<E>>, mut 
 
 /// Stores the counts. The caller holds `moving`. If it fails, they stay in memory for the next time; if only the answer was
 /// lost, these duplicates count twice.
-pub(super) async fn flush<E: Engine>(shared: &Shared, pool: &Pool<E>) {
+pub(super) async fn flush<E: Appends>(shared: &Shared, pool: &Pool<E>) {
     let pending = shared.tally().take();
     if pending.is_empty() {
         return;
@@ -65,10 +67,17 @@ pub(super) async fn flush<E: Engine>(shared: &Shared, pool: &Pool<E>) {
     }
 }
 
-async fn store<E: Engine>(shared: &Shared, pool: &Pool<E>, pending: &Tally) -> Result<(), EngineError> {
+async fn store<E: Appends>(shared: &Shared, pool: &Pool<E>, tally: &Tally) -> Result<(), EngineError> {
+    let mut pending: Vec<(EventId, &Pending)> = tally.iter().map(|(event, pending)| (*event, pending)).collect();
+    pending.sort_unstable_by_key(|(event, _)| *event);
+    let mut totals = Totals::new();
+    for (_, pending) in &pending {
+        totals.entry(pending.source.as_str()).or_default().duplicates += pending.count();
+    }
     let mut session = pool.take().await?;
     session.begin(shared.given_time()).await?;
-    E::store_duplicates(&mut session, shared.shard, pending).await?;
+    E::store_duplicates(&mut session, &pending).await?;
+    add_totals::<E>(&mut session, shared.shard, &totals).await?;
     session.commit().await?;
     session.keep();
     Ok(())

@@ -10,7 +10,6 @@ use std::future::{Future, ready};
 use std::sync::Arc;
 use std::time::Duration;
 
-use oncehook_verify::{EventKey, UnixMicros};
 use tokio::sync::watch;
 
 use super::OpenError;
@@ -18,12 +17,11 @@ use super::pool::Pool;
 use super::shared::Shared;
 use crate::event::{EventId, NewEvent};
 use crate::journal::BoxFuture;
+use crate::journal::decide::append::Known;
 use crate::journal::sql::Result;
 pub(in crate::journal) use crate::journal::sql::Session;
-use crate::journal::sql::error::EngineError;
 use crate::journal::sql::forget::Forgets;
 use crate::journal::sql::story::Tells;
-use crate::journal::tally::Tally;
 
 /// What a connection is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -41,15 +39,11 @@ pub(in crate::journal) enum Purpose {
 /// A database engine, and how to reach one database of it.
 pub(in crate::journal) trait Engine: Sized + Send + Sync + 'static {
     type Session: Connected + Tells + Forgets;
-    /// What a lane remembers from one batch to the next.
-    type LaneMemory: Default + Send + Sync + 'static;
 
     /// The word for it in [`JournalState`](crate::journal::JournalState).
     const KIND: &'static str;
     /// How often the database is asked for its identity. An engine that notices a lost connection by itself need not ask often.
     const IDENTITY_EVERY: Duration;
-    /// Whether [`append`](Self::append) is a transaction of its own, which is committed when it returns.
-    const APPEND_COMMITS: bool;
 
     /// Reads a URL. Errors do not repeat it: it holds a password.
     fn new(url: &str, handler_time: Duration) -> Result<Self, OpenError>;
@@ -62,16 +56,10 @@ pub(in crate::journal) trait Engine: Sized + Send + Sync + 'static {
         usize::MAX
     }
 
-    /// Makes the schema if there is none. Safe to repeat, and safe to be killed at any moment. Returns what was applied.
-    fn migrate(&self, session: &mut Self::Session) -> impl Future<Output = Result<Vec<String>, OpenError>> + Send;
-    /// Compares the schema with the one that this program expects.
-    fn check_schema(session: &mut Self::Session) -> impl Future<Output = Result<(), OpenError>> + Send;
-    /// What the catalogue says about the schema.
-    fn shape(session: &mut Self::Session) -> impl Future<Output = Result<Vec<String>, OpenError>> + Send;
     /// Whatever else must be there before the first append. Its own transactions.
-    fn make_ready(session: &mut Self::Session, given: Option<i64>) -> impl Future<Output = Result<()>> + Send;
-    /// The highest id that is stored, so that new ids stay above it. Its own transaction.
-    fn last_id(session: &mut Self::Session) -> impl Future<Output = Result<Option<EventId>>> + Send;
+    fn make_ready(_session: &mut Self::Session, _given: Option<i64>) -> impl Future<Output = Result<()>> + Send {
+        ready(Ok(()))
+    }
     /// A name that changes whenever committed rows may be gone. Its own transaction.
     fn identity(&self, session: &mut Self::Session) -> impl Future<Output = Result<String>> + Send;
     /// Prepares to hear of other nodes, and returns the task that wakes this node's workers when another node did something, and
@@ -81,46 +69,6 @@ pub(in crate::journal) trait Engine: Sized + Send + Sync + 'static {
         pool: Arc<Pool<Self>>,
         end: watch::Receiver<bool>,
     ) -> impl Future<Output = Result<BoxFuture<'static, ()>>> + Send;
-
-    /// Stores the candidates whose keys are new, with all that belongs to them; the unique key decides. Candidates have
-    /// different keys. Returns, in their order, who holds each key now. Before the first error nothing is stored, or the
-    /// outcome is unknown.
-    fn append(
-        &self,
-        session: &mut Self::Session,
-        memory: &mut Self::LaneMemory,
-        append: AppendContext,
-        candidates: &[Candidate<'_>],
-    ) -> impl Future<Output = Result<Stored>> + Send;
-    /// Keeps other bodies under known keys: one row per digest, at most [`CONFLICTS_KEPT`](crate::journal::CONFLICTS_KEPT) of
-    /// them per event, the rest counted in a row with an empty digest. The counts hold even if the event is forgotten already.
-    /// In the order of their events, so that two nodes wait for each other in the same order.
-    fn keep_conflicts(
-        session: &mut Self::Session,
-        shard: i64,
-        conflicts: &[(EventId, &NewEvent)],
-    ) -> impl Future<Output = Result<()>> + Send;
-    /// Adds counted duplicates to what is stored. Other nodes may do the same with the same events.
-    fn store_duplicates(
-        session: &mut Self::Session,
-        shard: i64,
-        tally: &Tally,
-    ) -> impl Future<Output = Result<()>> + Send;
-    /// The memory of a lane that takes the careful way, which the self-test must try.
-    fn careful() -> Self::LaneMemory;
-    /// Inserts a known key plainly, which must be refused by the ledger's unique key and by nothing else.
-    fn refuses_by_name(session: &mut Self::Session, key: &EventKey) -> impl Future<Output = Result<Refusal>> + Send;
-}
-
-/// What became of a plain insert of a known key.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(in crate::journal) enum Refusal {
-    /// The ledger's unique key refused it.
-    ByKey,
-    /// It was stored.
-    Stored,
-    /// It was refused, but for another reason.
-    Otherwise(String),
 }
 
 /// A connection to a server.
@@ -176,34 +124,11 @@ pub(in crate::journal) struct Candidate<'e> {
 impl Candidate<'_> {
     /// What the ledger knows of its key if it is new.
     pub(in crate::journal) fn known(&self) -> Known {
-        let expires_at = self.event.remembered_until(self.id);
-        Known { event: self.id, digest: self.event.digest, expires_at }
+        Known::of(self.id, self.event)
     }
-}
 
-/// What the ledger knows of a key.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::journal) struct Known {
-    pub(in crate::journal) event: EventId,
-    pub(in crate::journal) digest: [u8; 32],
-    pub(in crate::journal) expires_at: UnixMicros,
-}
-
-/// Who holds the key of a candidate.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::journal) enum Fate {
-    /// The candidate: it was stored just now.
-    Stored(Known),
-    /// Another event, or the same one since an earlier append whose answer got lost.
-    Held(Known),
-    /// It could not be read.
-    Unknown,
-}
-
-/// What an append came to.
-pub(in crate::journal) struct Stored {
-    /// One for each candidate, in their order.
-    pub(in crate::journal) fates: Vec<Fate>,
-    /// What went wrong after the events were stored.
-    pub(in crate::journal) trouble: Option<EngineError>,
+    /// Its source and key.
+    pub(in crate::journal) fn key(&self) -> (&str, &[u8]) {
+        (self.event.source.as_str(), self.event.key.as_bytes())
+    }
 }

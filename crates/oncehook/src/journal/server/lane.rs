@@ -8,21 +8,19 @@
 //! passes the self-test. The outcome of an append whose commit was not answered is unknown: its sender is asked to try again,
 //! and the retry finds the key if it was stored.
 
-use std::collections::HashMap;
-use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use oncehook_verify::UnixMicros;
 use tokio::sync::{mpsc, oneshot};
 
-use super::engine::{AppendContext, Candidate, Connected, Engine, Fate, Purpose, Session, Stored};
+use super::append::{Appends, Outcome};
+use super::engine::{Connected, Purpose, Session};
 use super::error::{EngineError, Tries};
 use super::self_test;
 use super::shared::Shared;
-use crate::event::{EventId, NewEvent, NewEvents, SourceName};
-use crate::journal::{AppendError, Appended, Layer, Receipt, Verdict};
+use crate::event::NewEvents;
+use crate::journal::{AppendError, Receipt};
 use crate::retry::{Chance, Reconnect};
 
 /// What a lane is asked to do.
@@ -53,7 +51,7 @@ const BATCH_BYTES: usize = 8 << 20;
 const TICK: Duration = Duration::from_millis(100);
 const ASK_EVERY: Duration = Duration::from_millis(250);
 
-pub(super) struct Lane<E: Engine> {
+pub(super) struct Lane<E: Appends> {
     pub(super) number: usize,
     pub(super) shard: i64,
     pub(super) engine: Arc<E>,
@@ -65,7 +63,7 @@ pub(super) struct Lane<E: Engine> {
     pub(super) asked: Instant,
 }
 
-impl<E: Engine> Lane<E> {
+impl<E: Appends> Lane<E> {
     /// Runs until it is closed, or until the journal is gone.
     pub(super) async fn run(mut self, mut commands: mpsc::Receiver<Command>) {
         let mut batch = Vec::new();
@@ -167,19 +165,22 @@ impl<E: Engine> Lane<E> {
         };
         drop(asked);
         match stored {
-            Ok(outcome) => {
-                let trouble = outcome.trouble.clone();
-                self.answer(batch, outcome);
+            Ok(Outcome { receipts, trouble }) => {
+                let unknown = || AppendError::Unavailable("the outcome is unknown".to_owned());
+                for (request, receipt) in batch.drain(..).zip(receipts) {
+                    // The sender may have hung up. The event is stored all the same.
+                    let _ = request.answer.send(receipt.ok_or_else(unknown));
+                }
                 if let Some(error) = trouble {
                     self.fail(&error.message);
                 }
             }
-            Err(error) if error.blames_a_row() && batch.len() > 1 => {
+            Err(error) if error.meaning.row && batch.len() > 1 => {
                 for request in std::mem::take(batch) {
                     Box::pin(self.store(&mut vec![request])).await;
                 }
             }
-            Err(error) if error.blames_a_row() => {
+            Err(error) if error.meaning.row => {
                 tracing::error!(%error, "an event could not be stored");
                 refuse(batch, "the event could not be stored");
             }
@@ -192,74 +193,6 @@ impl<E: Engine> Lane<E> {
                 refuse(batch, "the database could not be written");
                 self.fail(&error.message);
             }
-        }
-    }
-
-    /// Stores a batch and commits it. After an error nothing was stored, or the outcome is unknown, and the transaction has to
-    /// be undone.
-    async fn append(&mut self, batch: &[Request]) -> Result<Outcome, EngineError> {
-        let Some(session) = &mut self.session else {
-            return Err(EngineError::away("the database is not there"));
-        };
-        crate::crash::point("before_insert");
-        // Copies inside the batch are folded first: the ledger is asked once for each key.
-        let mut groups: HashMap<(&SourceName, &[u8]), usize> = HashMap::new();
-        let mut candidates = Vec::new();
-        for event in batch.iter().flat_map(|request| &request.events) {
-            groups.entry((&event.source, event.key.as_bytes())).or_insert_with(|| {
-                candidates.push(Candidate { id: self.shared.id_for(event), event });
-                candidates.len() - 1
-            });
-        }
-        let context = AppendContext {
-            given: self.shared.given_time(),
-            about_now: self.shared.database_time(),
-            shard: self.shard,
-        };
-        let Stored { fates, mut trouble } = self.engine.append(session, &mut self.memory, context, &candidates).await?;
-        let mut outcome = decide(batch, &groups, &fates);
-        if !outcome.conflicts.is_empty() {
-            // Sorted, so that two nodes wait for each other in the same order; those of one event stay in their order.
-            outcome.conflicts.sort_by_key(|conflict| conflict.first);
-            let conflicts: Vec<(EventId, &NewEvent)> =
-                outcome.conflicts.iter().map(|conflict| (conflict.first, conflict.event)).collect();
-            let kept = keep_conflicts::<E>(session, context, &conflicts).await;
-            match kept {
-                Ok(()) => {}
-                Err(error) if !E::APPEND_COMMITS => return Err(error),
-                // The other events of the batch are stored and can be answered.
-                Err(error) => {
-                    for conflict in &outcome.conflicts {
-                        if let Some(receipt) = outcome.receipts.get_mut(conflict.request) {
-                            *receipt = None;
-                        }
-                    }
-                    trouble = Some(error);
-                }
-            }
-        }
-        if !E::APPEND_COMMITS {
-            session.commit().await?;
-        }
-        crate::crash::point("after_commit");
-        let Decided { receipts, routed, duplicates, .. } = outcome;
-        Ok(Outcome { receipts, routed, duplicates, trouble })
-    }
-
-    fn answer(&self, batch: &mut Vec<Request>, outcome: Outcome) {
-        if outcome.routed {
-            self.shared.changed();
-        }
-        if !outcome.duplicates.is_empty() {
-            let mut tally = self.shared.tally();
-            for duplicate in outcome.duplicates {
-                tally.add(duplicate.event, &duplicate.source, duplicate.at, duplicate.peer, Layer::Journal);
-            }
-        }
-        for (request, receipt) in batch.drain(..).zip(outcome.receipts) {
-            let unknown = || AppendError::Unavailable("the outcome is unknown".to_owned());
-            // The sender may have hung up. The event is stored all the same.
-            let _ = request.answer.send(receipt.ok_or_else(unknown));
         }
     }
 
@@ -323,117 +256,9 @@ impl<E: Engine> Lane<E> {
     }
 }
 
-/// Keeps conflicts in the transaction of the append, or in one of their own if that is committed already.
-async fn keep_conflicts<E: Engine>(
-    session: &mut E::Session,
-    context: AppendContext,
-    conflicts: &[(EventId, &NewEvent)],
-) -> Result<(), EngineError> {
-    if !E::APPEND_COMMITS {
-        return E::keep_conflicts(session, context.shard, conflicts).await;
-    }
-    let mut tries = Tries::default();
-    loop {
-        let kept = async {
-            session.begin(context.given).await?;
-            E::keep_conflicts(session, context.shard, conflicts).await?;
-            session.commit().await
-        };
-        match kept.await {
-            Ok(()) => return Ok(()),
-            Err(error) => {
-                let undone = session.rollback().await;
-                tries.again(error).and(undone)?;
-            }
-        }
-    }
-}
-
 fn refuse(batch: &mut Vec<Request>, reason: &str) {
     for request in batch.drain(..) {
         // The sender may have hung up.
         let _ = request.answer.send(Err(AppendError::Unavailable(reason.to_owned())));
     }
-}
-
-/// What a batch came to.
-struct Outcome {
-    /// `None`: some of the request's events are stored, but not all that belongs to them is known or written.
-    receipts: Vec<Option<Receipt>>,
-    /// Whether there are new deliveries.
-    routed: bool,
-    duplicates: Vec<DuplicateOf>,
-    /// What went wrong after the events were stored.
-    trouble: Option<EngineError>,
-}
-
-struct DuplicateOf {
-    event: EventId,
-    source: SourceName,
-    at: UnixMicros,
-    peer: IpAddr,
-}
-
-/// What was decided about a batch.
-struct Decided<'b> {
-    receipts: Vec<Option<Receipt>>,
-    routed: bool,
-    duplicates: Vec<DuplicateOf>,
-    conflicts: Vec<ConflictOf<'b>>,
-}
-
-struct ConflictOf<'b> {
-    /// Which request of the batch.
-    request: usize,
-    first: EventId,
-    event: &'b NewEvent,
-}
-
-/// Says of every event what it is, given who holds the keys.
-fn decide<'b>(batch: &'b [Request], groups: &HashMap<(&SourceName, &[u8]), usize>, fates: &[Fate]) -> Decided<'b> {
-    let mut decided = Decided {
-        receipts: Vec::with_capacity(batch.len()),
-        routed: false,
-        duplicates: Vec::new(),
-        conflicts: Vec::new(),
-    };
-    let mut announced = vec![false; fates.len()];
-    for (request, work) in batch.iter().enumerate() {
-        let mut receipt = Some(Receipt::with_capacity(work.events.len()));
-        for event in &work.events {
-            let place = groups.get(&(&event.source, event.key.as_bytes())).copied().unwrap_or(usize::MAX);
-            let first_here = announced.get_mut(place).is_some_and(|known| !std::mem::replace(known, true));
-            let own = if event.quarantine.is_some() { Verdict::Quarantined } else { Verdict::New };
-            let (known, verdict) = match fates.get(place) {
-                Some(Fate::Stored(known)) if first_here => {
-                    decided.routed |= event.quarantine.is_none() && !event.routes.is_empty();
-                    (known, own)
-                }
-                // This very event was stored before, and the one who brought it did not learn of it.
-                Some(Fate::Held(known)) if event.id == Some(known.event) => (known, own),
-                Some(Fate::Stored(known) | Fate::Held(known)) if known.digest == event.digest => {
-                    decided.duplicates.push(DuplicateOf {
-                        event: known.event,
-                        source: event.source.clone(),
-                        at: event.received_at,
-                        peer: event.peer,
-                    });
-                    (known, Verdict::Duplicate)
-                }
-                Some(Fate::Stored(known) | Fate::Held(known)) => {
-                    decided.conflicts.push(ConflictOf { request, first: known.event, event });
-                    (known, Verdict::Conflict)
-                }
-                Some(Fate::Unknown) | None => {
-                    receipt = None;
-                    continue;
-                }
-            };
-            if let Some(receipt) = &mut receipt {
-                receipt.push(Appended { id: known.event, verdict, expires_at: known.expires_at });
-            }
-        }
-        decided.receipts.push(receipt);
-    }
-    decided
 }

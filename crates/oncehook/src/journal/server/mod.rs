@@ -13,11 +13,13 @@
 //! gathered while the last batch was stored, and stores it; `duplicates` adds up copies behind it. `index` fills the search
 //! index, and `read` serves people.
 
+pub(in crate::journal) mod append;
 pub(in crate::journal) mod deliver;
 mod deliveries;
 mod duplicates;
 pub(in crate::journal) mod engine;
 pub(in crate::journal) mod external;
+pub(in crate::journal) mod hosts;
 mod identity;
 pub(in crate::journal) mod index;
 mod lane;
@@ -25,6 +27,7 @@ mod operate;
 pub(in crate::journal) mod pool;
 pub(in crate::journal) mod read;
 pub(in crate::journal) mod rehearse;
+pub(in crate::journal) mod schema;
 mod self_test;
 pub(in crate::journal) mod shared;
 pub(in crate::journal) mod user_sql;
@@ -47,16 +50,19 @@ use super::{
 use crate::clock::Clock;
 use crate::delivery::RouteName;
 use crate::event::{EventId, NewEvents, SourceName};
+use crate::journal::sql::story::Tells;
 use crate::journal::sql::{aliases, forget};
 pub(in crate::journal) use crate::journal::sql::{error, value};
 use crate::retry::Chance;
 use crate::route::KnownLines;
+use append::Appends;
 use engine::{Connected, Engine, Purpose, Session};
 use error::EngineError;
 use lane::{Command, Lane, Request};
 use pool::Pool;
 use read::Reads;
 use shared::{Shared, random_shard};
+use value::Row;
 
 /// How the journal on a database server is set up.
 #[derive(Clone)]
@@ -128,7 +134,7 @@ impl From<EngineError> for OpenError {
     fn from(error: EngineError) -> Self {
         if error.meaning.unsound {
             Self::Durability(error.message)
-        } else if error.is_away() {
+        } else if error.meaning.away {
             Self::Away(error.message)
         } else {
             Self::Engine(error.message)
@@ -169,19 +175,21 @@ pub struct ServerJournal<E: Engine> {
 }
 
 #[expect(private_bounds, reason = "engines are this crate's own")]
-impl<E: Reads> ServerJournal<E> {
+impl<E: Reads + Appends> ServerJournal<E> {
     /// Connects, makes the schema, checks durability and proves that keys are remembered. Must be called inside a tokio runtime.
     pub async fn open(options: &ServerOptions) -> Result<Self, OpenError> {
         let engine = Arc::new(E::new(&options.url, options.handler_time)?);
         let mut first = engine.open(Purpose::Append).await?;
-        engine.migrate(&mut first).await?;
-        E::check_schema(&mut first).await?;
+        schema::migrate(engine.as_ref(), &mut first).await?;
+        schema::check::<E>(&mut first).await?;
         if let Err(error) = self_test::run(engine.as_ref(), &mut first).await {
             return Err(if first.is_closed() { OpenError::Away(error.0) } else { error.into() });
         }
         E::make_ready(&mut first, options.clock.given().map(|now| now.0)).await?;
         let ahead = first.database_time().await? - options.clock.now().0;
-        let last = E::last_id(&mut first).await?;
+        // New ids stay above it. If there are no events left, there is nothing that they could disturb.
+        let last = first.row(E::Session::LAST_ID, &[]).await?.map(|row| row.event(0)).transpose()?;
+        first.commit_single().await?;
         let identity = identity::name(engine.as_ref(), &mut first).await?;
 
         let lanes = options.lanes.max(1);
@@ -234,8 +242,8 @@ impl<E: Reads> ServerJournal<E> {
     pub async fn migrate(url: &str) -> Result<Vec<String>, OpenError> {
         let engine = E::new(url, Duration::from_secs(60))?;
         let mut session = engine.open(Purpose::Append).await?;
-        let applied = engine.migrate(&mut session).await?;
-        E::check_schema(&mut session).await?;
+        let applied = schema::migrate(&engine, &mut session).await?;
+        schema::check::<E>(&mut session).await?;
         self_test::run(&engine, &mut session).await?;
         Ok(applied)
     }
@@ -245,12 +253,12 @@ impl<E: Reads> ServerJournal<E> {
     pub async fn shape(url: &str) -> Result<Vec<String>, OpenError> {
         let engine = E::new(url, Duration::from_secs(60))?;
         let mut session = engine.open(Purpose::Append).await?;
-        engine.migrate(&mut session).await?;
-        E::shape(&mut session).await
+        schema::migrate(&engine, &mut session).await?;
+        schema::shape::<E>(&mut session).await
     }
 }
 
-impl<E: Engine> Journal for ServerJournal<E> {
+impl<E: Appends> Journal for ServerJournal<E> {
     fn submit(&self, events: NewEvents) -> Result<Ticket, AppendError> {
         let closed = self.shared.closed.read().unwrap_or_else(PoisonError::into_inner);
         if *closed {

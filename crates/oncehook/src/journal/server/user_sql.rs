@@ -4,6 +4,7 @@
 //! ours and cannot end the transaction; if one ends it in spite of all checks, that is noticed ([`Trouble::Ended`]).
 //! Does not: settle anything. What an error means for the delivery is the caller's to say.
 
+use std::borrow::Cow;
 use std::future::Future;
 use std::time::Duration;
 
@@ -12,7 +13,7 @@ use serde_json::Value;
 use super::engine::Engine;
 use super::error::{EngineError, EngineResult};
 use crate::delivery::{Cause, Failure, HandedEvent};
-use crate::handler::sql::ended_transaction;
+use crate::handler::sql::{RESULT_BYTES, RESULT_ROWS, ended_transaction, too_large};
 use crate::handler::{Found, SqlHandler};
 
 /// Why the statements of a delivery did not come to an end.
@@ -57,6 +58,11 @@ impl Trouble {
         }
     }
 
+    /// Statements that may not run, and why.
+    pub(in crate::journal) fn refused(reason: String) -> Self {
+        Self::Failed(Failure::retry(Cause::Handler, reason))
+    }
+
     /// Whose fault an error of one of our own statements is.
     pub(in crate::journal) fn ours(error: EngineError) -> Self {
         if error.is_collision() { Self::Collision } else { Self::Engine(error) }
@@ -65,6 +71,30 @@ impl Trouble {
 
 /// What the statements of a delivery came to: a result, or that what it requires is not there yet. Then nothing was done.
 pub(in crate::journal) type Ran = Result<Option<String>, Failure>;
+
+/// The rows of a statement as JSON: an object for one row, a list for more, nothing for none.
+pub(in crate::journal) fn result(mut rows: impl ExactSizeIterator<Item = Value>) -> Result<Option<String>, Trouble> {
+    let text = match rows.len() {
+        0 => None,
+        1 => rows.next().map(|row| row.to_string()),
+        2..=RESULT_ROWS => Some(Value::Array(rows.collect()).to_string()),
+        _ => return Err(Trouble::Failed(too_large())),
+    };
+    if text.as_ref().is_some_and(|text| text.len() > RESULT_BYTES) {
+        Err(Trouble::Failed(too_large()))
+    } else {
+        Ok(text)
+    }
+}
+
+/// The text that a JSON string stands for.
+pub(in crate::journal) fn unquoted(json: &str) -> Cow<'_, str> {
+    let inner = json.get(1..json.len().saturating_sub(1)).unwrap_or_default();
+    match inner.contains('\\').then(|| serde_json::from_str(json)) {
+        Some(Ok(text)) => Cow::Owned(text),
+        _ => Cow::Borrowed(inner),
+    }
+}
 
 /// Where statements run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -107,15 +137,20 @@ pub(in crate::journal) trait UserSql: Engine {
     ) -> impl Future<Output = Result<Vec<Ran>, Trouble>> + Send;
 
     /// The statements prepared anew after a failure, if that makes a difference: their tables have changed since.
+    /// A server that does so by itself needs no help.
     fn renewed(
-        session: &mut Self::Session,
-        handler: &SqlHandler,
-        prepared: &Self::Prepared,
-        failure: &Failure,
-    ) -> impl Future<Output = Option<Self::Prepared>> + Send;
+        _session: &mut Self::Session,
+        _handler: &SqlHandler,
+        _prepared: &Self::Prepared,
+        _failure: &Failure,
+    ) -> impl Future<Output = Option<Self::Prepared>> + Send {
+        std::future::ready(None)
+    }
 
     /// Whether a failure says that what was prepared does not fit its tables any more.
-    fn is_outdated(failure: &Failure) -> bool;
+    fn is_outdated(_failure: &Failure) -> bool {
+        false
+    }
 
     /// Whose fault an error of a user's statement is.
     fn trouble(error: EngineError) -> Trouble;

@@ -80,16 +80,8 @@ impl EngineError {
         self.code.as_deref() == Some(code)
     }
 
-    pub(crate) fn is_away(&self) -> bool {
-        self.meaning.away
-    }
-
     pub(crate) fn is_collision(&self) -> bool {
         self.meaning.collision
-    }
-
-    pub(crate) fn blames_a_row(&self) -> bool {
-        self.meaning.row
     }
 
     pub(crate) fn is_too_slow(&self) -> bool {
@@ -98,10 +90,6 @@ impl EngineError {
 
     pub(crate) fn blames_the_statement(&self) -> bool {
         self.meaning.statement
-    }
-
-    pub(crate) fn is_lost_savepoint(&self) -> bool {
-        self.meaning.lost_savepoint
     }
 }
 

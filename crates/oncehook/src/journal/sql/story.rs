@@ -79,6 +79,8 @@ pub(crate) trait Tells: Session {
          WHERE event = $1 ORDER BY first_at, digest";
     /// `$1`: event. Returns headers, body.
     const BODY: &'static str = "SELECT e.headers, e.body FROM oncehook.events e WHERE e.id = $1";
+    /// Returns the highest id that is stored.
+    const LAST_ID: &'static str = "SELECT id FROM oncehook.events ORDER BY id DESC LIMIT 1";
     /// Returns source, events, duplicates, conflicts, quarantined; a source may have several rows.
     const STATS: &'static str = "SELECT source, events, duplicates, conflicts, quarantined FROM oncehook.totals";
     /// `$1`: table of deliveries. Returns place, state, result, error, cause.

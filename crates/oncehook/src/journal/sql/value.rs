@@ -31,6 +31,7 @@ pub(crate) enum Param<'p> {
 #[derive(Debug, Clone)]
 pub(crate) enum Column<'p> {
     Ids(Vec<EventId>),
+    Bools(Vec<bool>),
     Ints(Vec<Option<i64>>),
     Texts(Vec<Option<&'p str>>),
     Bytes(Vec<Option<&'p [u8]>>),
@@ -49,6 +50,7 @@ impl<'p> Column<'p> {
     pub(crate) fn len(&self) -> usize {
         match self {
             Self::Ids(values) => values.len(),
+            Self::Bools(values) => values.len(),
             Self::Ints(values) => values.len(),
             Self::Texts(values) => values.len(),
             Self::Bytes(values) => values.len(),
@@ -143,6 +145,7 @@ impl<'p, T: Into<Param<'p>>> From<Option<T>> for Param<'p> {
 pub(crate) fn json(columns: &[Column<'_>], id: impl Fn(EventId) -> serde_json::Value) -> String {
     let cell = |column: &Column<'_>, row: usize| match column {
         Column::Ids(values) => values.get(row).map_or(serde_json::Value::Null, |value| id(*value)),
+        Column::Bools(values) => values.get(row).copied().into(),
         Column::Ints(values) => values.get(row).copied().flatten().into(),
         Column::Texts(values) => values.get(row).copied().flatten().into(),
         Column::Bytes(values) => values.get(row).copied().flatten().map(hex::encode).into(),
