@@ -20,6 +20,7 @@ use oncehook_verify::UnixMicros;
 use crate::delivery::{Cause, DeliveryState, Failure, Verdict};
 use crate::event::EventId;
 use crate::machine::{Fit, Machine, Misfit};
+use crate::retry::later;
 
 /// The due time of a delivery that waits for its turn: none.
 pub const NO_TIME: UnixMicros = UnixMicros(i64::MAX);
@@ -96,8 +97,7 @@ impl Parking {
             return Verdict::Dead(Failure::permanent(Cause::Prerequisite, message).in_log(logged));
         }
         let wait = waited.clamp(FIRST_LOOK, self.every.max(FIRST_LOOK)).min(self.longest - waited);
-        let micros = i64::try_from(wait.as_micros()).unwrap_or(i64::MAX);
-        Verdict::Parked(UnixMicros(now.0.saturating_add(micros)), Failure::defer(reason.to_owned()))
+        Verdict::Parked(later(now, wait), Failure::defer(reason.to_owned()))
     }
 }
 
@@ -147,6 +147,11 @@ impl Ordering {
             Verdict::Dead(_) => self.on_dead == OnDead::Block,
         };
         self.by_entity && holds
+    }
+
+    /// Whether deliveries behind one in this state go on.
+    pub(crate) fn passes(&self, state: DeliveryState) -> bool {
+        state == DeliveryState::Dead && (!self.by_entity || self.on_dead == OnDead::Continue)
     }
 
     /// What is known of an entity once an event has taken effect.
@@ -254,6 +259,8 @@ pub struct Candidate {
     pub mark: Mark,
     /// The event's type.
     pub kind: Option<String>,
+    /// Since when it has waited for a prerequisite, if it has.
+    pub parked_at: Option<UnixMicros>,
 }
 
 /// What a journal knows of an entity while it holds its lock.
@@ -294,19 +301,21 @@ pub enum Step {
 /// What to do with the candidates, by their place in the list.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Plan {
-    /// To do now, in this order.
-    pub steps: Vec<(usize, Step)>,
-    /// Not their turn: to be taken out of the queue until somebody before them lets them go on.
+    /// To be run, in this order, each with the state that a machine gets to by it.
+    pub run: Vec<(usize, Option<String>)>,
+    /// To be settled without running, in this order.
+    pub passed: Vec<(usize, Verdict)>,
+    /// Not eligible: to be taken out of the queue until one before them lets them go on.
     pub blocked: Vec<usize>,
 }
 
-/// Decides whose turn it is. `room` is how many may run. What is neither in the steps nor blocked stays due.
+/// Decides which candidates are eligible. `room` is how many may run. A candidate that the plan does not name stays due.
 ///
-/// Whoever stands behind one that is due and was not found would be let go on soon, and so stays due. But the one in front may be due since
-/// later than all that were looked at, so that nobody ever finds it: where those who stay would be all there is, or fill the view, they
-/// step aside.
+/// A delivery behind one that is due and was not found would be let go on soon, and so stays due. But the one in front may have
+/// become due later than all that were looked at, so that no worker ever finds it: where those that stay would be all there is,
+/// or fill the view, they are blocked.
 ///
-/// In company, the steps of an entity assume that those before them take effect; if one does not, all are undone.
+/// In company, the plan of an entity assumes that those before take effect; if one does not, all are undone.
 #[must_use]
 pub fn plan(
     ordering: &Ordering,
@@ -314,9 +323,10 @@ pub fn plan(
     room: usize,
     candidates: &[Candidate],
     lines: &HashMap<String, Line>,
+    now: UnixMicros,
 ) -> Plan {
     let mut plan = Plan::default();
-    let (mut runs, mut staying) = (0, Vec::new());
+    let mut staying = Vec::new();
     let mut groups: HashMap<&str, BTreeMap<Place, usize>> = HashMap::new();
     for (index, candidate) in candidates.iter().enumerate() {
         if let Some(entity) = candidate.entity.as_deref() {
@@ -324,12 +334,11 @@ pub fn plan(
         }
     }
     for (index, candidate) in candidates.iter().enumerate() {
-        if runs >= room {
+        if plan.run.len() >= room {
             break;
         }
         let Some(entity) = candidate.entity.as_deref() else {
-            runs += 1;
-            plan.steps.push((index, Step::Run(None)));
+            plan.run.push((index, None));
             continue;
         };
         // The whole entity at the first of its candidates.
@@ -344,33 +353,36 @@ pub fn plan(
         for (place, index) in &mine {
             let Some(candidate) = candidates.get(*index) else { continue };
             if busy || !turn.contains(place) {
-                if busy || !passing {
-                    plan.blocked.push(*index);
-                } else {
-                    staying.push(*index);
-                }
+                let aside = if busy || !passing { &mut plan.blocked } else { &mut staying };
+                aside.push(*index);
                 continue;
             }
-            if runs >= room {
+            if plan.run.len() >= room {
                 continue;
             }
+            let kind = candidate.kind.as_deref();
             let step = match ordering.memory {
-                Memory::Journal => ordering.judge(&standing, candidate.mark, candidate.kind.as_deref()),
+                Memory::Journal => ordering.judge(&standing, candidate.mark, kind),
                 Memory::Effect => Step::Run(None),
             };
-            match &step {
-                Step::Run(_) => {
-                    runs += 1;
+            match step {
+                Step::Run(state) => {
                     busy = company == Company::Lease;
-                    ordering.advance(&mut standing, candidate.mark, candidate.kind.as_deref());
+                    ordering.advance(&mut standing, candidate.mark, kind);
+                    plan.run.push((*index, state));
                 }
-                Step::Settle(verdict) => busy = ordering.holds_up(verdict),
-                Step::Defer(_) => {}
+                Step::Settle(verdict) => {
+                    busy = ordering.holds_up(&verdict);
+                    plan.passed.push((*index, verdict));
+                }
+                Step::Defer(reason) => {
+                    let verdict = ordering.parking.after_deferral(&reason, candidate.parked_at, now);
+                    plan.passed.push((*index, verdict));
+                }
             }
-            plan.steps.push((*index, step));
         }
     }
-    if plan.steps.is_empty() || staying.len() >= PEEK / 4 {
+    if plan.run.is_empty() && plan.passed.is_empty() || staying.len() >= PEEK / 4 {
         plan.blocked.append(&mut staying);
     }
     plan
@@ -384,13 +396,8 @@ fn turns(ordering: &Ordering, line: &Line, mine: &BTreeMap<Place, usize>) -> BTr
     if !ordering.by_entity {
         return mine.keys().copied().collect();
     }
-    let passes = |state: DeliveryState| state == DeliveryState::Dead && ordering.on_dead == OnDead::Continue;
-    line.front
-        .iter()
-        .filter(|(_, state)| !passes(*state))
-        .map(|(place, _)| *place)
-        .take_while(|place| mine.contains_key(place))
-        .collect()
+    let ahead = line.front.iter().filter(|(_, state)| !ordering.passes(*state)).map(|(place, _)| *place);
+    ahead.take_while(|place| mine.contains_key(place)).collect()
 }
 
 #[cfg(test)]
@@ -402,7 +409,8 @@ mod tests {
     }
 
     fn candidate(event: u8) -> Candidate {
-        Candidate { entity: Some("po_1".to_owned()), place: place(event), mark: Mark::default(), kind: None }
+        let (mark, entity) = (Mark::default(), Some("po_1".to_owned()));
+        Candidate { entity, place: place(event), mark, kind: None, parked_at: None }
     }
 
     /// What is done with so many events from 2 on where 1 stands before them, which is no candidate; and with one of nobody.
@@ -413,12 +421,12 @@ mod tests {
         let lines = HashMap::from([("po_1".to_owned(), line)]);
         let mut candidates: Vec<Candidate> = (2..events + 2).map(candidate).collect();
         candidates.extend(nobodys.then(|| Candidate { entity: None, ..candidate(255) }));
-        plan(&ordering, Company::OneTransaction, usize::MAX, &candidates, &lines)
+        plan(&ordering, Company::OneTransaction, usize::MAX, &candidates, &lines, UnixMicros(0))
     }
 
     #[test]
     fn r13_whoever_stands_behind_one_that_waits_is_blocked() {
-        let blocked = Plan { steps: Vec::new(), blocked: vec![0, 1] };
+        let blocked = Plan { blocked: vec![0, 1], ..Plan::default() };
         assert_eq!(behind_another(2, Vec::new(), false, false), blocked);
         assert_eq!(behind_another(2, vec![place(1)], true, false), blocked);
     }
@@ -426,7 +434,7 @@ mod tests {
     #[test]
     fn r13_whoever_stands_behind_one_that_is_due_asks_again() {
         let plan = behind_another(2, vec![place(1), place(2)], false, true);
-        assert_eq!(plan, Plan { steps: vec![(2, Step::Run(None))], blocked: Vec::new() });
+        assert_eq!(plan, Plan { run: vec![(2, None)], ..Plan::default() });
     }
 
     #[test]

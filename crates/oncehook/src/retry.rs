@@ -68,9 +68,13 @@ impl RetryPolicy {
         }
         let asked = asked.unwrap_or_default().min(LONGEST_ASKED);
         let wait = self.delay(attempt, chance).max(asked);
-        let micros = i64::try_from(wait.as_micros()).unwrap_or(i64::MAX);
-        Verdict::RetryAt(UnixMicros(now.0.saturating_add(micros)), failure)
+        Verdict::RetryAt(later(now, wait), failure)
     }
+}
+
+/// A time and a while after it.
+pub(crate) fn later(at: UnixMicros, wait: Duration) -> UnixMicros {
+    UnixMicros(at.0.saturating_add(i64::try_from(wait.as_micros()).unwrap_or(i64::MAX)))
 }
 
 /// How long to leave a database alone that was lost: up to a quarter of a second at first, up to twice as long each time, and never

@@ -3,7 +3,7 @@
 use oncehook_verify::UnixMicros;
 use rusqlite::{Connection, OptionalExtension, Transaction, params};
 
-use super::{lines, queue};
+use super::{entity, queue};
 use crate::delivery::RouteName;
 use crate::event::EventId;
 use crate::journal::{Order, OrderError, Ordered, Pausable, Pause, Paused, Verb, Who};
@@ -103,7 +103,7 @@ fn let_others_go_on(
         .prepare_cached("SELECT entity FROM oncehook_events WHERE seq = ?1")?
         .query_row([event.sequence()], |row| row.get(0))?;
     let Some(entity) = entity else { return Ok(()) };
-    routes.iter().try_for_each(|route| lines::let_go_on(connection, route.as_str(), &entity, 1, now))
+    routes.iter().try_for_each(|route| entity::let_go_on(connection, route.as_str(), &entity, 1, now))
 }
 
 /// Whether the event is held; `None` if there is no such event.

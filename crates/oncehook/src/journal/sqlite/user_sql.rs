@@ -70,40 +70,57 @@ fn is_allowed(action: &AuthAction<'_>) -> bool {
     }
 }
 
-/// Runs the statements of a handler. The result is what the last statement with rows returned: an object for one row, a
-/// list for more, nothing for none.
-pub(super) fn run(connection: &Connection, handler: &SqlHandler, values: &[Found<'_>]) -> Result<Ran, rusqlite::Error> {
-    let mut result = None;
-    for (place, statement) in handler.statements().iter().enumerate() {
-        let mut prepared = connection.prepare_cached(statement.text())?;
-        for (position, parameter) in statement.parameters().iter().enumerate() {
-            let value = values.get(*parameter).map_or(ToSqlOutput::Owned(SqlValue::Null), bound);
-            prepared.raw_bind_parameter(position + 1, value)?;
-        }
-        let found = rows(&mut prepared)?;
-        if place == 0 && handler.has_requirement() {
-            if found.is_none() {
-                return Ok(Ran::Deferred);
-            }
-            continue;
-        }
-        result = found.or(result);
-    }
-    if connection.is_autocommit() {
-        // Nothing of it is committed (see `guard`), and what our own statements wrote now would stand alone.
-        let told = "a statement ended the transaction; all of it is undone";
-        let failure = Failure::retry(Cause::Handler, told);
-        return Err(rusqlite::Error::ToSqlConversionFailure(Box::new(failure)));
-    }
-    Ok(Ran::Done(result))
+/// Why a handler did not come to its end.
+pub(super) enum Halt {
+    /// The event does not fit the handler, or what it requires is not there. Its statements have changed nothing.
+    Unfit(Failure),
+    /// A statement failed. The transaction must be undone.
+    Broke(rusqlite::Error),
 }
 
-/// What statements came to.
-pub(super) enum Ran {
-    /// They ran, with this result.
-    Done(Option<String>),
-    /// What they require is not there yet. Nothing was done.
-    Deferred,
+impl From<rusqlite::Error> for Halt {
+    fn from(error: rusqlite::Error) -> Self {
+        Self::Broke(error)
+    }
+}
+
+/// Runs the statements of a handler for an event. The result is what the last statement with rows returned: an object for one
+/// row, a list for more, nothing for none.
+pub(super) fn run(
+    connection: &Connection,
+    handler: &SqlHandler,
+    event: &HandedEvent,
+    budget: Duration,
+) -> Result<Option<String>, Halt> {
+    let values = handler.values(event).map_err(Halt::Unfit)?;
+    foreign(budget, || {
+        let mut result = None;
+        for (place, statement) in handler.statements().iter().enumerate() {
+            let mut prepared = connection.prepare_cached(statement.text())?;
+            for (position, parameter) in statement.parameters().iter().enumerate() {
+                let value = values.get(*parameter).map_or(ToSqlOutput::Owned(SqlValue::Null), bound);
+                prepared.raw_bind_parameter(position + 1, value)?;
+            }
+            let found = rows(&mut prepared)?;
+            if place > 0 || !handler.has_requirement() {
+                result = found.or(result);
+            } else if found.is_none() {
+                return Err(Halt::Unfit(handler.deferral()));
+            }
+        }
+        if connection.is_autocommit() {
+            // Nothing of it is committed (see `guard`), and what our own statements wrote now would stand alone.
+            return Err(carried(Failure::retry(Cause::Handler, ENDED)).into());
+        }
+        Ok(result)
+    })
+}
+
+const ENDED: &str = "a statement ended the transaction; all of it is undone";
+
+/// A failure of our own words as an error of the engine; [`failure`] takes it out again.
+fn carried(failure: Failure) -> rusqlite::Error {
+    rusqlite::Error::ToSqlConversionFailure(Box::new(failure))
 }
 
 /// A value as SQLite takes it. Whole numbers beyond 64 bits stay text, so that no digit is lost.
@@ -156,7 +173,7 @@ fn rows(statement: &mut Statement<'_>) -> Result<Option<String>, rusqlite::Error
             };
         }
         if found.len() == RESULT_ROWS || bytes > RESULT_BYTES {
-            return Err(rusqlite::Error::ToSqlConversionFailure(Box::new(too_large())));
+            return Err(carried(too_large()));
         }
         found.push(object(&names, row)?);
     }

@@ -17,7 +17,7 @@ use crate::journal::Progress;
 use crate::journal::server::engine::Session;
 use crate::journal::server::error::EngineError;
 use crate::journal::server::value::{Column, Param, Row};
-use crate::ordering::{Company, Line, Mark, NO_TIME, Place, Standing, Step, plan};
+use crate::ordering::{Company, Line, Mark, NO_TIME, Place, Standing, plan};
 use crate::route::{KnownLines, Route};
 
 /// Blocked entities that are looked after in one go.
@@ -69,7 +69,7 @@ pub(super) async fn eligible<E: Delivers>(
         }
     }
     let queues = queues::<E>(session, now, route, &by_entity).await?;
-    let plan = plan(&route.ordering, company, room, &candidates, &queues);
+    let plan = plan(&route.ordering, company, room, &candidates, &queues, UnixMicros(now));
     let blocked: BTreeSet<(EventId, u32)> = plan
         .blocked
         .iter()
@@ -80,23 +80,10 @@ pub(super) async fn eligible<E: Delivers>(
         let params = [now.into(), (&route.name).into(), Param::places(blocked), NO_TIME.into()];
         session.change(E::DELIVER.block, &params).await?;
     }
-    let (mut run, mut passed) = (Vec::new(), Vec::new());
     let mut due: Vec<Option<Due>> = due.into_iter().map(Some).collect();
-    for (index, step) in plan.steps {
-        let Some(mut due) = due.get_mut(index).and_then(Option::take) else { continue };
-        match step {
-            Step::Run(state) => {
-                due.state = state;
-                run.push(due);
-            }
-            Step::Settle(verdict) => passed.push((due, verdict)),
-            Step::Defer(reason) => {
-                let parking = &route.ordering.parking;
-                let verdict = parking.after_deferral(&reason, due.parked_at, UnixMicros(now));
-                passed.push((due, verdict));
-            }
-        }
-    }
+    let mut take = |index: usize| due.get_mut(index).and_then(Option::take);
+    let run = plan.run.into_iter().filter_map(|(index, state)| Some(Due { state, ..take(index)? })).collect();
+    let passed: Vec<_> = plan.passed.into_iter().filter_map(|(index, verdict)| Some((take(index)?, verdict))).collect();
     let passed = pass::<E>(session, now, route, &passed).await?;
     Ok(Eligible { run, passed })
 }
