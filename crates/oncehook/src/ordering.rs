@@ -20,7 +20,7 @@ use oncehook_verify::UnixMicros;
 use crate::delivery::{Cause, DeliveryState, Failure, Verdict};
 use crate::event::EventId;
 use crate::machine::{Fit, Machine, Misfit};
-use crate::retry::later;
+use crate::retry::{between, later};
 
 /// The due time of a delivery that waits for its turn: none.
 pub const NO_TIME: UnixMicros = UnixMicros(i64::MAX);
@@ -89,8 +89,7 @@ impl Parking {
     /// dead, if that has been too long. `since` is when it was first put off.
     #[must_use]
     pub fn after_deferral(&self, reason: &str, since: Option<UnixMicros>, now: UnixMicros) -> Verdict {
-        let waited = now.0.saturating_sub(since.unwrap_or(now).0).max(0).unsigned_abs();
-        let waited = Duration::from_micros(waited);
+        let waited = between(since.unwrap_or(now), now);
         if waited >= self.longest {
             let message = format!("it waited for {} too long: {reason}", describe(self.longest));
             let logged = format!("it waited longer than {} for a prerequisite", describe(self.longest));
@@ -159,8 +158,7 @@ impl Ordering {
         standing.newest = standing.newest.raised_by(mark);
         standing.version += 1;
         if let Some(machine) = &self.machine {
-            let state = standing.state.as_deref().unwrap_or(machine.initial());
-            if let Fit::Moves(to) = machine.fit(state, kind) {
+            if let Fit::Moves(to) = machine.fit(standing.state_in(machine), kind) {
                 standing.state = Some(to.to_owned());
             }
         }
@@ -172,21 +170,15 @@ impl Ordering {
             return Step::Settle(Verdict::Superseded(format!("a newer event took effect before: {}", standing.newest)));
         }
         let Some(machine) = &self.machine else { return Step::Run(None) };
-        let state = standing.state.as_deref().unwrap_or(machine.initial());
-        let fit = machine.fit(state, kind);
-        let kind = kind.unwrap_or("an event without a type");
-        match (fit, machine.misfit()) {
+        let state = standing.state_in(machine);
+        let misfit = || format!("`{}` does not fit the state `{state}`", kind.unwrap_or("an event without a type"));
+        match (machine.fit(state, kind), machine.misfit()) {
             (Fit::Moves(to), _) => Step::Run(Some(to.to_owned())),
-            (Fit::Early, Misfit::Park) => Step::Defer(format!("`{kind}` does not fit the state `{state}` yet")),
-            (Fit::Late, Misfit::Park) | (_, Misfit::Supersede) => {
-                Step::Settle(Verdict::Superseded(format!("`{kind}` does not fit the state `{state}`")))
-            }
+            (Fit::Early, Misfit::Park) => Step::Defer(misfit() + " yet"),
+            (Fit::Late, Misfit::Park) | (_, Misfit::Supersede) => Step::Settle(Verdict::Superseded(misfit())),
             (_, Misfit::Dead) => {
-                let message = format!("`{kind}` does not fit the state `{state}`");
-                Step::Settle(Verdict::Dead(
-                    Failure::permanent(Cause::Prerequisite, message)
-                        .in_log("the event does not fit the state of its entity"),
-                ))
+                let failure = Failure::permanent(Cause::Prerequisite, misfit());
+                Step::Settle(Verdict::Dead(failure.in_log("the event does not fit the state of its entity")))
             }
         }
     }
@@ -235,6 +227,12 @@ pub struct Standing {
     pub state: Option<String>,
     /// How many effects there were.
     pub version: i64,
+}
+
+impl Standing {
+    fn state_in<'s>(&'s self, machine: &'s Machine) -> &'s str {
+        self.state.as_deref().unwrap_or(machine.initial())
+    }
 }
 
 /// A place in an entity's line. The order is that of the line.

@@ -11,8 +11,8 @@ use std::cell::Cell;
 use std::time::{Duration, Instant};
 
 use rusqlite::hooks::{AuthAction, AuthContext, Authorization};
-use rusqlite::types::{ToSqlOutput, Value as SqlValue, ValueRef};
-use rusqlite::{Connection, ErrorCode, Row, Statement};
+use rusqlite::types::{Null, ToSqlOutput, ValueRef};
+use rusqlite::{Connection, ErrorCode, Statement};
 use serde_json::{Map, Value};
 
 use crate::delivery::{Cause, Failure, HandedEvent};
@@ -98,7 +98,7 @@ pub(super) fn run(
         for (place, statement) in handler.statements().iter().enumerate() {
             let mut prepared = connection.prepare_cached(statement.text())?;
             for (position, parameter) in statement.parameters().iter().enumerate() {
-                let value = values.get(*parameter).map_or(ToSqlOutput::Owned(SqlValue::Null), bound);
+                let value = values.get(*parameter).map_or(Null.into(), bound);
                 prepared.raw_bind_parameter(position + 1, value)?;
             }
             let found = rows(&mut prepared)?;
@@ -127,26 +127,21 @@ fn carried(failure: Failure) -> rusqlite::Error {
 fn bound<'f>(found: &'f Found<'_>) -> ToSqlOutput<'f> {
     let text = |text: &'f str| ToSqlOutput::Borrowed(ValueRef::Text(text.as_bytes()));
     match found {
-        Found::Null => ToSqlOutput::Owned(SqlValue::Null),
+        Found::Null => Null.into(),
         Found::Text(found) => text(found),
         Found::Bytes(bytes) => ToSqlOutput::Borrowed(ValueRef::Blob(bytes)),
         Found::Json(json) => match json.as_bytes().first() {
-            Some(b'"') => {
-                let inner = json.get(1..json.len() - 1).unwrap_or_default();
-                if inner.contains('\\') {
-                    let parsed = serde_json::from_str::<String>(json).unwrap_or_else(|_| inner.to_owned());
-                    ToSqlOutput::Owned(SqlValue::Text(parsed))
-                } else {
-                    text(inner)
-                }
-            }
-            Some(b't') => ToSqlOutput::Owned(SqlValue::Integer(1)),
-            Some(b'f') => ToSqlOutput::Owned(SqlValue::Integer(0)),
-            Some(b'n') => ToSqlOutput::Owned(SqlValue::Null),
+            Some(b'"') => match serde_json::from_str(json) {
+                Ok(plain) => text(plain),
+                // It has escapes, so it cannot be borrowed.
+                Err(_) => serde_json::from_str::<String>(json).unwrap_or_default().into(),
+            },
+            Some(b't' | b'f') => json.starts_with('t').into(),
+            Some(b'n') => Null.into(),
             Some(b'-' | b'0'..=b'9') => match json.parse::<i64>() {
-                Ok(whole) => ToSqlOutput::Owned(SqlValue::Integer(whole)),
+                Ok(whole) => whole.into(),
                 Err(_) if json.contains(['.', 'e', 'E']) => {
-                    json.parse::<f64>().map_or_else(|_| text(json), |real| ToSqlOutput::Owned(SqlValue::Real(real)))
+                    json.parse::<f64>().map_or_else(|_| text(json), ToSqlOutput::from)
                 }
                 Err(_) => text(json),
             },
@@ -158,46 +153,37 @@ fn bound<'f>(found: &'f Found<'_>) -> ToSqlOutput<'f> {
 /// Steps a statement to its end. `None` if it is not of the kind that returns rows, or returned none.
 fn rows(statement: &mut Statement<'_>) -> Result<Option<String>, rusqlite::Error> {
     let names: Vec<String> = statement.column_names().map(str::to_owned).collect();
-    let mut found = Vec::new();
-    let mut bytes = 0;
+    let (mut found, mut bytes) = (Vec::new(), 0);
     let mut rows = statement.raw_query();
     while let Some(row) = rows.next()? {
         if names.is_empty() {
             continue;
         }
-        for column in 0..names.len() {
-            bytes += match row.get_ref(column)? {
+        let mut object = Map::new();
+        for (column, name) in names.iter().enumerate() {
+            let value = row.get_ref(column)?;
+            bytes += match value {
                 ValueRef::Text(text) => text.len(),
                 ValueRef::Blob(bytes) => bytes.len() * 2,
                 ValueRef::Null | ValueRef::Integer(_) | ValueRef::Real(_) => 8,
             };
+            if found.len() == RESULT_ROWS || bytes > RESULT_BYTES {
+                return Err(carried(too_large()));
+            }
+            let value = match value {
+                ValueRef::Null => Value::Null,
+                ValueRef::Integer(whole) => Value::from(whole),
+                ValueRef::Real(real) => Value::from(real),
+                ValueRef::Text(text) => Value::from(String::from_utf8_lossy(text)),
+                ValueRef::Blob(bytes) => Value::from(hex::encode(bytes)),
+            };
+            object.insert(name.clone(), value);
         }
-        if found.len() == RESULT_ROWS || bytes > RESULT_BYTES {
-            return Err(carried(too_large()));
-        }
-        found.push(object(&names, row)?);
+        found.push(Value::Object(object));
     }
-    let result = match found.len() {
-        0 => return Ok(None),
-        1 => found.pop().unwrap_or_default(),
-        _ => Value::Array(found),
-    };
-    Ok(Some(result.to_string()))
-}
-
-fn object(names: &[String], row: &Row<'_>) -> Result<Value, rusqlite::Error> {
-    let mut object = Map::new();
-    for (column, name) in names.iter().enumerate() {
-        let value = match row.get_ref(column)? {
-            ValueRef::Null => Value::Null,
-            ValueRef::Integer(whole) => Value::from(whole),
-            ValueRef::Real(real) => Value::from(real),
-            ValueRef::Text(text) => Value::from(String::from_utf8_lossy(text)),
-            ValueRef::Blob(bytes) => Value::from(hex::encode(bytes)),
-        };
-        object.insert(name.clone(), value);
-    }
-    Ok(Value::Object(object))
+    let last = found.pop();
+    let result = if found.is_empty() { last } else { Some(found.into_iter().chain(last).collect()) };
+    Ok(result.map(|result: Value| result.to_string()))
 }
 
 /// An error of a user's statement as a failure of the attempt. `about`: whose statement, and for which event, whose values are not
