@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use oncehook_verify::UnixMicros;
 
-use crate::delivery::{Cause, DeliveryState, Failure, Verdict};
+use crate::delivery::{Cause, DeliveryState, Failure, HandedEvent, Verdict};
 use crate::event::EventId;
 use crate::machine::{Fit, Machine, Misfit};
 use crate::retry::{between, later};
@@ -205,6 +205,14 @@ impl Mark {
 
     fn raised_by(self, other: Self) -> Self {
         Self { version: self.version.max(other.version), at: self.at.max(other.at) }
+    }
+}
+
+impl HandedEvent {
+    /// Which of its entity's versions it tells about.
+    #[must_use]
+    pub(crate) fn mark(&self) -> Mark {
+        Mark { version: self.version, at: self.occurred_at }
     }
 }
 

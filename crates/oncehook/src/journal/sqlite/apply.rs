@@ -273,7 +273,7 @@ impl<'j> Job<'j> {
         progress: &mut Progress,
     ) -> Result<Settled> {
         let Claim { fence, attempt_limit: limit, parked_at, event } = claim;
-        let (attempt, limit) = (fence.attempt, *limit);
+        let (attempt, limit, followups) = (fence.attempt, *limit, &self.route.followups);
         let verdict = match outcome {
             Ok(result) => Verdict::Succeeded(result),
             Err(failure) => {
@@ -281,7 +281,7 @@ impl<'j> Job<'j> {
                 self.route.after_failure(failure, tried, self.now, self.chance.draw())
             }
         };
-        if !self.entities.settle(connection, claim, self.held, &verdict, &self.route.followups)? {
+        if !self.entities.settle(connection, self.held, fence, Some(event), &verdict, followups)? {
             return Ok(Settled::Lost);
         }
         progress.count(event.id, attempt, limit, &verdict, self.now);

@@ -161,13 +161,13 @@ impl Deliveries for SqliteJournal {
         self.transact(move |transaction, now| {
             let mut known: HashMap<&RouteName, Entities> = HashMap::new();
             let mut settled = Vec::with_capacity(settlements.len());
-            for settlement in &settlements {
-                let name = &settlement.fence.delivery.route;
+            for Settlement { fence, verdict, followups } in &settlements {
+                let name = &fence.delivery.route;
                 let entities = match known.entry(name) {
                     Entry::Occupied(known) => known.into_mut(),
                     Entry::Vacant(new) => new.insert(Entities::look(transaction, name, lines.get(name), now)?),
                 };
-                let done = entities.settle_leased(transaction, Held::Lease, settlement)?;
+                let done = entities.settle(transaction, Held::Lease, fence, None, verdict, followups)?;
                 settled.push(if done { Settled::Done } else { Settled::Lost });
             }
             // A lane knows by itself when its own deliveries are due again.

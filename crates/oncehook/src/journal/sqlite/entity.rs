@@ -11,7 +11,7 @@ use oncehook_verify::UnixMicros;
 use rusqlite::{Connection, OptionalExtension, Result, params};
 
 use super::queue::{self, Due, change};
-use crate::delivery::{Claim, DeliveryId, DeliveryState, RouteName, Settlement, Verdict};
+use crate::delivery::{Claim, DeliveryId, DeliveryState, Fence, HandedEvent, RouteName, Verdict};
 use crate::event::EventId;
 use crate::journal::Progress;
 use crate::journal::decide::outcome::Held;
@@ -27,7 +27,7 @@ pub(super) fn candidate(due: &Due) -> Candidate {
     Candidate {
         entity: event.entity.clone(),
         place: Place { version: event.version, event: event.id, epoch: fence.delivery.epoch },
-        mark: Mark { version: event.version, at: event.occurred_at },
+        mark: event.mark(),
         kind: event.kind.clone(),
         parked_at: *parked_at,
     }
@@ -83,7 +83,7 @@ impl Entities {
         }
         for (index, verdict) in &plan.passed {
             let Some(Due { claim, .. }) = due.get(*index) else { continue };
-            self.settle(connection, claim, Held::Lock, verdict, &[])?;
+            self.settle(connection, Held::Lock, &claim.fence, Some(&claim.event), verdict, &[])?;
             passed.count(claim.event.id, claim.fence.attempt, claim.attempt_limit, verdict, self.now);
         }
         let mut run = Vec::with_capacity(plan.run.len());
@@ -96,82 +96,59 @@ impl Entities {
         Ok((run, passed))
     }
 
-    /// Settles a delivery whose event is at hand, with what follows for others. `false`: the lease is lost.
+    /// Settles a delivery, with what follows for others of its entity. `event` is read again if it is not at hand. `false`: the
+    /// lease is lost.
     pub(super) fn settle(
         &mut self,
         connection: &Connection,
-        claim: &Claim,
         held: Held,
+        fence: &Fence,
+        event: Option<&HandedEvent>,
         verdict: &Verdict,
         followups: &[RouteName],
     ) -> Result<bool> {
-        let Claim { fence, event, .. } = claim;
-        let settled = queue::settle(connection, fence, held, verdict, followups, self.now)?;
-        if !settled && held == Held::Lock {
-            // We hold the write lock and are the only process: the row was read a moment ago. If it is not there now,
-            // nothing here can be trusted, and the transaction is undone.
-            return Err(rusqlite::Error::StatementChangedRows(0));
+        if !queue::settle(connection, fence, held, verdict, followups, self.now)? {
+            // We hold the write lock and are the only process: a row without a lease was read a moment ago. If it is not there
+            // now, nothing here can be trusted, and the transaction is undone.
+            return if held == Held::Lock { Err(rusqlite::Error::StatementChangedRows(0)) } else { Ok(false) };
         }
         self.parked |= matches!(verdict, Verdict::Parked(..));
-        if let (true, Some(entity)) = (settled, &event.entity) {
-            let mark = Mark { version: event.version, at: event.occurred_at };
-            self.after(connection, entity, mark, event.kind.as_deref(), verdict)?;
+        if self.serial.is_none() && !self.parked {
+            return Ok(true);
         }
-        Ok(settled)
-    }
-
-    /// The same for a lease, where the event is not at hand.
-    pub(super) fn settle_leased(
-        &mut self,
-        connection: &Connection,
-        held: Held,
-        settlement: &Settlement,
-    ) -> Result<bool> {
-        let Settlement { fence, verdict, followups } = settlement;
-        let settled = queue::settle(connection, fence, held, verdict, followups, self.now)?;
-        self.parked |= matches!(verdict, Verdict::Parked(..));
-        if settled && (self.serial.is_some() || self.parked) {
-            let (entity, mark, kind) = connection
-                .prepare_cached("SELECT entity, version, occurred_at, type FROM oncehook_events WHERE seq = ?1")?
-                .query_row([fence.delivery.event.sequence()], |row| {
-                    let at = row.get::<_, Option<i64>>(2)?.map(UnixMicros);
-                    let (mark, kind) = (Mark { version: row.get(1)?, at }, row.get::<_, Option<String>>(3)?);
-                    Ok((row.get::<_, Option<String>>(0)?, mark, kind))
-                })?;
-            if let Some(entity) = entity {
-                self.after(connection, &entity, mark, kind.as_deref(), verdict)?;
-            }
-        }
-        Ok(settled)
-    }
-
-    /// What follows for others of the same entity from what a delivery came to.
-    fn after(
-        &self,
-        connection: &Connection,
-        entity: &str,
-        mark: Mark,
-        kind: Option<&str>,
-        verdict: &Verdict,
-    ) -> Result<()> {
+        let (entity, mark, kind) = match event {
+            Some(event) => (event.entity.clone(), event.mark(), event.kind.clone()),
+            None => subject(connection, fence.delivery.event)?,
+        };
+        let Some(entity) = entity else { return Ok(true) };
         let succeeded = matches!(verdict, Verdict::Succeeded(_));
         if let Some(route) = &self.serial {
             let (name, ordering) = (route.name.as_str(), &route.ordering);
             if succeeded && ordering.remembers() {
                 let scope = ordering.scope(name);
-                let mut known = standing(connection, &scope, entity)?;
-                ordering.advance(&mut known, mark, kind);
-                remember(connection, &scope, entity, &known)?;
+                let mut known = standing(connection, &scope, &entity)?;
+                ordering.advance(&mut known, mark, kind.as_deref());
+                remember(connection, &scope, &entity, &known)?;
             }
             if self.blocked {
-                let_go_on(connection, name, entity, route.let_go_on(verdict), self.now)?;
+                let_go_on(connection, name, &entity, route.let_go_on(verdict), self.now)?;
             }
         }
         if succeeded && self.parked {
-            wake_parked(connection, entity, self.now)?;
+            wake_parked(connection, &entity, self.now)?;
         }
-        Ok(())
+        Ok(true)
     }
+}
+
+/// What an event is about: its entity, which version of it, and its type.
+fn subject(connection: &Connection, event: EventId) -> Result<(Option<String>, Mark, Option<String>)> {
+    connection
+        .prepare_cached("SELECT entity, version, occurred_at, type FROM oncehook_events WHERE seq = ?1")?
+        .query_row([event.sequence()], |row| {
+            let mark = Mark { version: row.get(1)?, at: row.get::<_, Option<i64>>(2)?.map(UnixMicros) };
+            Ok((row.get(0)?, mark, row.get(3)?))
+        })
 }
 
 /// Puts deliveries into the queues of their entities that were made before the route looked at them.

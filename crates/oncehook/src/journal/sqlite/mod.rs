@@ -271,7 +271,7 @@ impl SqliteJournal {
         schema::check(&connection)?;
         place.sync_directory()?;
         if let Some(missing) = found.missing(&connection)? {
-            let (path, missing) = (place.path.clone(), missing.as_str());
+            let path = place.path.clone();
             if !options.accept_lost_log {
                 return Err(OpenError::Incomplete { path, missing });
             }

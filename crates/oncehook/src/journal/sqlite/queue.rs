@@ -10,9 +10,7 @@ use oncehook_verify::{EventKey, UnixMicros};
 use rusqlite::{Connection, Params, Result, Row, Transaction, TransactionBehavior, params};
 
 use super::entity::Entities;
-use crate::delivery::{
-    Cause, Claim, DeliveryId, DeliveryState, FailedAttempt, Fence, HandedEvent, RouteName, Settlement, Verdict,
-};
+use crate::delivery::{Cause, Claim, DeliveryId, DeliveryState, FailedAttempt, Fence, HandedEvent, RouteName, Verdict};
 use crate::event::{EventId, SourceName};
 use crate::journal::decide::outcome::{Held, outcome};
 use crate::ordering::NO_TIME;
@@ -290,8 +288,7 @@ pub(super) fn reclaim(
     for (fence, limit) in expired {
         let verdict = route.after_lost_lease(fence.attempt, limit, now, chance.draw());
         failed.extend(FailedAttempt::of(fence.delivery.event, fence.attempt, limit, &verdict, now));
-        let lost = Settlement { fence, verdict, followups: Vec::new() };
-        entities.settle_leased(connection, Held::LostLease, &lost)?;
+        entities.settle(connection, Held::LostLease, &fence, None, &verdict, &[])?;
     }
     Ok(failed)
 }
