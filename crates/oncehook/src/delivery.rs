@@ -1,6 +1,6 @@
 //! A delivery: one event for one route in one epoch, the unit that happens exactly once; and what one try of it came to.
 //!
-//! Promises: an attempt's number only grows, and it is the fence: whoever settles must hold the number of the latest
+//! Promises: an attempt's number only grows, and it is the fence: a settlement must hold the number of the latest
 //! attempt, or nothing is written ([`Settled::Lost`]).
 //!
 //! Does not: decide when to try again. That is `retry`.

@@ -4,7 +4,7 @@
 //! what else is in the entity's line, and what is known of the entity ([`Standing`]). All journals ask the same function.
 //!
 //! - Place in the line: by the provider's version where the event has one, else by arrival. What has no version stands before
-//!   what has one. A lower version that comes later is simply next; nobody waits for a gap to close.
+//!   what has one. A lower version that comes later is simply next; no delivery waits for a gap to close.
 //! - Newer only: strictly older than what took effect means superseded. Equal or unknown goes on. Versions are compared
 //!   where both have one, else times.
 //! - What is parked stands in no line: what it waits for may well come after it.
@@ -25,7 +25,7 @@ use crate::retry::{between, later};
 /// The due time of a delivery that waits for its turn: none.
 pub const NO_TIME: UnixMicros = UnixMicros(i64::MAX);
 
-/// So many due deliveries are looked at to find those whose turn it is, or more if more are wanted.
+/// How many due deliveries are looked at to find the eligible ones, or more if more are wanted.
 pub const PEEK: usize = 256;
 
 /// What a route asks about the entity of its events.
@@ -138,7 +138,7 @@ impl Ordering {
     }
 
     /// Whether those behind a delivery that came to this must wait. Those before it need not: a lower version may have come while
-    /// it ran, so whoever settles lets the first of the line look again, whatever the verdict.
+    /// it ran, so the journal lets the first of the line look again after every settlement, whatever the verdict.
     fn holds_up(&self, verdict: &Verdict) -> bool {
         let holds = match verdict {
             Verdict::Succeeded(_) | Verdict::Superseded(_) | Verdict::Parked(..) => false,
@@ -280,7 +280,7 @@ pub struct Line {
     /// the entity, if there are as many.
     pub front: Vec<(Place, DeliveryState)>,
     /// Those of the front that are due now, in journals that several may ask at once. One that is no candidate was accepted a moment ago
-    /// or is in other hands: whoever stands behind it just asks again.
+    /// or is in other hands: those behind it just ask again.
     pub due: Vec<Place>,
 }
 
@@ -419,14 +419,15 @@ mod tests {
         Candidate { entity, place: place(event), mark, kind: None, parked_at: None }
     }
 
-    /// What is done with so many events from 2 on where 1 stands before them, which is no candidate; and with one of nobody.
-    fn behind_another(events: u8, due: Vec<Place>, running: bool, nobodys: bool) -> Plan {
+    /// What is done with this many events from 2 on where 1 stands before them, which is no candidate; and with one that has no
+    /// entity.
+    fn behind_another(events: u8, due: Vec<Place>, running: bool, single: bool) -> Plan {
         let ordering = Ordering { by_entity: true, ..Ordering::default() };
         let front = (1..events + 2).map(|event| (place(event), DeliveryState::Ready)).collect();
         let line = Line { front, due, running, ..Line::default() };
         let lines = HashMap::from([("po_1".to_owned(), line)]);
         let mut candidates: Vec<Candidate> = (2..events + 2).map(candidate).collect();
-        candidates.extend(nobodys.then(|| Candidate { entity: None, ..candidate(255) }));
+        candidates.extend(single.then(|| Candidate { entity: None, ..candidate(255) }));
         plan(&ordering, Company::OneTransaction, usize::MAX, &candidates, &lines, UnixMicros(0))
     }
 
@@ -446,7 +447,7 @@ mod tests {
     #[test]
     fn r13_whoever_stands_behind_one_that_is_due_steps_aside_before_nothing_else_is_seen() {
         let due = || vec![place(1), place(2)];
-        assert_eq!(behind_another(2, due(), false, false).blocked, [0, 1], "nobody else is there");
+        assert_eq!(behind_another(2, due(), false, false).blocked, [0, 1], "no other is there");
         assert_eq!(behind_another(63, due(), false, true).blocked, [0; 0]);
         assert_eq!(behind_another(64, due(), false, true).blocked.len(), 64, "they fill the view");
     }

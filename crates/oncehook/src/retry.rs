@@ -30,7 +30,7 @@ impl Default for RetryPolicy {
 
 impl RetryPolicy {
     /// The usual patience with a destination outside: about three hours, so that an hour's outage makes no dead letters. An
-    /// error in one's own database ([`default`](Self::default)) is said after minutes: somebody has to mend it.
+    /// error in one's own database ([`default`](Self::default)) is said after minutes: a person has to mend it.
     #[must_use]
     pub fn patient() -> Self {
         Self { max_attempts: 16, ..Self::default() }

@@ -90,7 +90,7 @@ impl Route {
         }
     }
 
-    /// Tells the log about attempts that failed. Whoever settles calls it once the failures are written down.
+    /// Tells the log about attempts that failed. Called once the failures are written down.
     pub(crate) fn report(&self, failed: &[FailedAttempt]) {
         let now = Instant::now();
         failed.iter().for_each(|failed| self.failures.note(self.name.as_str(), failed, now));
@@ -146,11 +146,11 @@ pub struct Tried {
     pub parked_at: Option<UnixMicros>,
 }
 
-/// Deliveries of a `sql` route in one transaction: many, so that they share a commit; not so many that accepting waits.
+/// Deliveries of a `sql` route in one transaction: many, so that they share a commit; not more, or accepting would wait.
 pub(crate) const SQL_BATCH: usize = 256;
 
-/// Routes that look at entities, as this process last claimed from them. Whoever settles a claim has made it here, so a
-/// journal finds the rules of every attempt that it can be told about.
+/// Routes that look at entities, as this process last claimed from them. A claim is settled by the process that
+/// made it, so a journal finds the rules of every attempt that it is asked to settle.
 #[derive(Debug, Default)]
 pub(crate) struct KnownLines(RwLock<HashMap<RouteName, Arc<Route>>>);
 

@@ -228,15 +228,6 @@ impl Stored {
     }
 }
 
-/// An event as it is shown by itself.
-fn shown(mut event: EventSummary) -> EventSummary {
-    for delivery in &mut event.deliveries {
-        let after = delivery.shown_after();
-        delivery.attempts.retain(|attempt| attempt.number > after);
-    }
-    event
-}
-
 fn matches(query: &EventQuery, event: &EventSummary) -> bool {
     let same =
         |wanted: &Option<String>, found: Option<&String>| wanted.as_ref().is_none_or(|wanted| Some(wanted) == found);
@@ -341,8 +332,14 @@ impl JournalReader for MemoryJournal {
             let done = state.audit.iter().filter(|(about, _)| *about == subject).map(|(_, entry)| entry);
             let done: Vec<&AuditEntry> = done.collect();
             let latest = done.iter().skip(done.len().saturating_sub(ORDERS_SHOWN as usize));
-            state.events.get(&id).map(|stored| EventDetail {
-                event: shown(stored.summary(id)),
+            let stored = state.events.get(&id)?;
+            let mut event = stored.summary(id);
+            for delivery in &mut event.deliveries {
+                let after = delivery.shown_after();
+                delivery.attempts.retain(|attempt| attempt.number > after);
+            }
+            Some(EventDetail {
+                event,
                 digest: stored.event.digest,
                 duplicates_seen: stored.seen,
                 duplicates_latest: stored.latest.iter().copied().collect(),

@@ -1,7 +1,7 @@
-//! What senders were told, written down beside the database: which journal, and the last event that was answered.
+//! What senders were answered, written down beside the database: which journal, and the last event that was answered.
 //!
 //! The database file alone does not hold everything: what was committed since the last checkpoint is in the write-ahead log.
-//! Whoever copies the file without its log, or deletes the log, takes the memory of answered events away, and nothing in the
+//! A person who copies the file without its log, or deletes the log, takes the memory of answered events away, and nothing in the
 //! file shows it. Two records show it:
 //!
 //! - in the lock file, the last event whose sender was answered. It is written after the sync of the log and before the

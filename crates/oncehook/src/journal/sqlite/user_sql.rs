@@ -62,7 +62,7 @@ fn is_allowed(action: &AuthAction<'_>) -> bool {
         | AuthAction::Insert { table_name }
         | AuthAction::Update { table_name, .. }
         | AuthAction::Delete { table_name } => theirs(table_name),
-        // Full-text tables look whether somebody else has written.
+        // Full-text tables look whether another connection has written.
         AuthAction::Pragma { pragma_name, pragma_value } => {
             pragma_name.eq_ignore_ascii_case("data_version") && pragma_value.is_none()
         }
@@ -186,8 +186,8 @@ fn rows(statement: &mut Statement<'_>) -> Result<Option<String>, rusqlite::Error
     Ok(result.map(|result: Value| result.to_string()))
 }
 
-/// An error of a user's statement as a failure of the attempt. `about`: whose statement, and for which event, whose values are not
-/// told.
+/// An error of a user's statement as a failure of the attempt. `about`: whose statement, and for which event, whose values are left
+/// out.
 pub(super) fn failure(
     error: &rusqlite::Error,
     budget: Duration,
@@ -198,15 +198,15 @@ pub(super) fn failure(
     {
         return failure.clone();
     }
-    let told = match error.sqlite_error_code() {
+    let message = match error.sqlite_error_code() {
         Some(ErrorCode::OperationInterrupted) => format!("the statements took longer than {budget:?}"),
         Some(ErrorCode::AuthorizationForStatementDenied) => {
             "a handler may only read and write rows, and may not touch oncehook's tables".to_owned()
         }
         _ => without_quoted(error),
     };
-    let told = about.map_or(told.clone(), |(handler, event)| handler.without_values(&told, event));
-    let failure = Failure::retry(Cause::Handler, told);
+    let message = about.map_or(message.clone(), |(handler, event)| handler.without_values(&message, event));
+    let failure = Failure::retry(Cause::Handler, message);
     match error {
         // The engine's words for the code, such as "constraint failed"; not the message, which may quote a value.
         rusqlite::Error::SqliteFailure(code, _) => failure.in_log(code.to_string()),
@@ -217,12 +217,12 @@ pub(super) fn failure(
 /// What SQLite says. Errors at run time quote values (a path that is none), those of constraints and of preparing names only.
 fn without_quoted(error: &rusqlite::Error) -> String {
     const QUOTES: [char; 2] = ['\'', '"'];
-    let told = error.to_string();
+    let message = error.to_string();
     let at_run_time = matches!(error, rusqlite::Error::SqliteFailure(said, _) if said.code == ErrorCode::Unknown);
-    match told.find(QUOTES).zip(told.rfind(QUOTES)) {
+    match message.find(QUOTES).zip(message.rfind(QUOTES)) {
         Some((from, to)) if at_run_time => {
-            format!("{}…{}", told.get(..from).unwrap_or_default(), told.get(to + 1..).unwrap_or_default())
+            format!("{}…{}", message.get(..from).unwrap_or_default(), message.get(to + 1..).unwrap_or_default())
         }
-        _ => told,
+        _ => message,
     }
 }
