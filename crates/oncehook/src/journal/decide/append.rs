@@ -39,6 +39,13 @@ pub(crate) enum Holder {
     Unknown,
 }
 
+impl Holder {
+    /// Who holds the key for every further copy of the event.
+    pub(crate) fn once_stored(self) -> Self {
+        if let Self::Stored(known) = self { Self::Known(known) } else { self }
+    }
+}
+
 /// Rules about one event, given who holds its key. `None`: the outcome is unknown, and the sender must try again.
 pub(crate) fn rule(event: &NewEvent, holder: Holder) -> Option<Appended> {
     let own = if event.quarantine.is_some() { Verdict::Quarantined } else { Verdict::New };
