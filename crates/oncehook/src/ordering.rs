@@ -157,10 +157,10 @@ impl Ordering {
     pub fn advance(&self, standing: &mut Standing, mark: Mark, kind: Option<&str>) {
         standing.newest = standing.newest.raised_by(mark);
         standing.version += 1;
-        if let Some(machine) = &self.machine {
-            if let Fit::Moves(to) = machine.fit(standing.state_in(machine), kind) {
-                standing.state = Some(to.to_owned());
-            }
+        if let Some(machine) = &self.machine
+            && let Fit::Moves(to) = machine.fit(standing.state_in(machine), kind)
+        {
+            standing.state = Some(to.to_owned());
         }
     }
 

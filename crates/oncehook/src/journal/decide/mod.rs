@@ -3,7 +3,7 @@
 //! Promises: pure functions. A journal loads what they ask for, inside its transaction, and carries out what they
 //! answer. No SQL, no clock, no randomness and no IO is in here: times and chances are arguments.
 
-#[allow(dead_code, reason = "only a journal on a server can fail to learn who holds a key")]
+#[expect(dead_code, reason = "until the server journal takes its rulings here, no holder is unknown")]
 pub(crate) mod append;
 #[cfg(any(feature = "sqlite", feature = "postgres", feature = "mysql"))]
 pub(crate) mod batch;

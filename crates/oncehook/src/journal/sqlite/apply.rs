@@ -182,7 +182,7 @@ impl<'j> Job<'j> {
     /// Runs each in a transaction of its own.
     fn one_by_one(&mut self, connection: &mut Connection, due: Vec<Due>) -> Result<()> {
         let mut due = due.into_iter();
-        while let Some(mut delivery) = due.next() {
+        for mut delivery in due.by_ref() {
             self.alone(connection, &mut delivery)?;
             // After the first, so that there is progress however long came before.
             if Instant::now() >= self.until {
