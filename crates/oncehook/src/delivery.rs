@@ -1,6 +1,6 @@
 //! A delivery: one event for one route in one epoch, the unit that happens exactly once; and what one try of it came to.
 //!
-//! Promises: an attempt's number only grows, and it is the fence: whoever settles must hold the number of the latest
+//! Promises: an attempt's number only grows, and it is the fence: a settlement must hold the number of the latest
 //! attempt, or nothing is written ([`Settled::Lost`]).
 //!
 //! Does not: decide when to try again. That is `retry`.
@@ -14,6 +14,7 @@ use bytes::Bytes;
 use oncehook_verify::{EventKey, UnixMicros};
 
 use crate::event::{EventId, SourceName, is_name};
+use crate::retry::between;
 
 /// The name of a route: 1 to 64 characters of `a-z`, `0-9`, `-` and `_`. It stands in URLs, metrics and keys.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -252,56 +253,36 @@ pub enum Remedy {
     Defer,
 }
 
-/// The text of a failure. Words that stand in the program may be logged. A text that was put together at run time may quote
-/// an event, a destination or a database: operators see it, the log does not.
-#[derive(Debug, Clone)]
-pub enum FailureText {
-    /// Words of the program.
-    Fixed(&'static str),
-    /// A text that may quote something.
-    Composed(String),
-}
-
-impl From<&'static str> for FailureText {
-    fn from(words: &'static str) -> Self {
-        Self::Fixed(words)
-    }
-}
-
-impl From<String> for FailureText {
-    fn from(text: String) -> Self {
-        Self::Composed(text)
-    }
-}
-
 /// The longest error text that is kept.
 const MESSAGE_BYTES: usize = 1_000;
 
+/// The text of a failure: words of the program are borrowed, and may be logged. A text that was put together at run time is
+/// owned, and may quote an event, a destination or a database: operators see it, the log does not.
 impl Failure {
     /// A failure that another attempt may mend.
     #[must_use]
-    pub fn retry(cause: Cause, text: impl Into<FailureText>) -> Self {
+    pub fn retry(cause: Cause, text: impl Into<Cow<'static, str>>) -> Self {
         Self::new(cause, text.into(), Remedy::Retry(None))
     }
 
     /// A failure that no further attempt can mend.
     #[must_use]
-    pub fn permanent(cause: Cause, text: impl Into<FailureText>) -> Self {
+    pub fn permanent(cause: Cause, text: impl Into<Cow<'static, str>>) -> Self {
         Self::new(cause, text.into(), Remedy::GiveUp)
     }
 
     /// Not yet: the delivery is parked until another one of its entity succeeds, and looked at again now and then.
     #[must_use]
-    pub fn defer(reason: impl Into<FailureText>) -> Self {
+    pub fn defer(reason: impl Into<Cow<'static, str>>) -> Self {
         Self { answered: true, ..Self::new(Cause::Prerequisite, reason.into(), Remedy::Defer) }
     }
 
-    fn new(cause: Cause, text: FailureText, remedy: Remedy) -> Self {
-        let (message, summary) = match text {
-            FailureText::Fixed(words) => (words.to_owned(), words),
-            FailureText::Composed(text) => (text, cause.in_log()),
+    fn new(cause: Cause, text: Cow<'static, str>, remedy: Remedy) -> Self {
+        let summary = match text {
+            Cow::Borrowed(words) => words,
+            Cow::Owned(_) => cause.in_log(),
         };
-        Self { cause, message: bounded(message), summary: Cow::Borrowed(summary), remedy, answered: false }
+        Self { cause, message: bounded(&text), summary: Cow::Borrowed(summary), remedy, answered: false }
     }
 
     /// Says in the log what failed. The text must hold our own words and codes only: it is logged as it is.
@@ -335,11 +316,10 @@ impl Failure {
 }
 
 /// Makes a text safe to print, because parts of it may come from anywhere, and cuts it at a character's end.
-fn bounded(text: String) -> String {
-    let mut text = crate::text::printable(&text).into_owned();
+fn bounded(text: &str) -> String {
+    let mut text = crate::text::printable(text).into_owned();
     if text.len() > MESSAGE_BYTES {
-        let end = (0..=MESSAGE_BYTES).rev().find(|at| text.is_char_boundary(*at)).unwrap_or(0);
-        text.truncate(end);
+        text.truncate(text.floor_char_boundary(MESSAGE_BYTES));
         text.push('…');
     }
     text
@@ -382,10 +362,7 @@ impl FailedAttempt {
     #[must_use]
     pub fn of(event: EventId, attempt: u32, limit: u32, verdict: &Verdict, now: UnixMicros) -> Option<Self> {
         let (failure, next_in) = match verdict {
-            Verdict::RetryAt(at, failure) => {
-                let wait = at.0.saturating_sub(now.0).max(0).unsigned_abs();
-                (failure, Some(Duration::from_micros(wait)))
-            }
+            Verdict::RetryAt(at, failure) => (failure, Some(between(now, *at))),
             Verdict::Dead(failure) => (failure, None),
             Verdict::Succeeded(_) | Verdict::Parked(..) | Verdict::Superseded(_) => return None,
         };
@@ -394,36 +371,7 @@ impl FailedAttempt {
     }
 }
 
-/// A verdict as the columns of a delivery.
-pub(crate) struct Columns<'v> {
-    pub(crate) state: DeliveryState,
-    /// When it is due or looked at again; nothing if it is final.
-    pub(crate) run_at: Option<UnixMicros>,
-    pub(crate) result: Option<&'v str>,
-    /// For people.
-    pub(crate) error: Option<&'v str>,
-    /// Whose fault it is that it is dead.
-    pub(crate) cause: Option<Cause>,
-}
-
 impl Verdict {
-    pub(crate) fn columns(&self) -> Columns<'_> {
-        let nothing = |state| Columns { state, run_at: None, result: None, error: None, cause: None };
-        match self {
-            Self::Succeeded(result) => Columns { result: result.as_deref(), ..nothing(DeliveryState::Succeeded) },
-            Self::RetryAt(at, failure) => {
-                Columns { run_at: Some(*at), error: Some(&failure.message), ..nothing(DeliveryState::Retrying) }
-            }
-            Self::Dead(failure) => {
-                Columns { error: Some(&failure.message), cause: Some(failure.cause), ..nothing(DeliveryState::Dead) }
-            }
-            Self::Parked(at, failure) => {
-                Columns { run_at: Some(*at), error: Some(&failure.message), ..nothing(DeliveryState::Parked) }
-            }
-            Self::Superseded(why) => Columns { error: Some(why), ..nothing(DeliveryState::Superseded) },
-        }
-    }
-
     /// Whether it counts as an attempt. What was put off or came too late was not tried.
     pub(crate) fn is_attempt(&self) -> bool {
         !matches!(self, Self::Parked(..) | Self::Superseded(_))

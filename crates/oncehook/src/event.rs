@@ -157,7 +157,7 @@ impl<'de> Deserialize<'de> for EventId {
 }
 
 /// Hands out event ids. A journal owns one; it is given the time and the last id it must stay above.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct EventIds {
     last: u64,
     tail: u64,

@@ -98,27 +98,19 @@ impl Machine {
         transitions: Vec<Transition>,
         misfit: Misfit,
     ) -> Result<Self, MachineError> {
-        for (place, state) in states.iter().enumerate() {
-            if states.iter().take(place).any(|other| other == state) {
-                return Err(MachineError::Twice(state.clone()));
-            }
+        let mut known = BTreeSet::new();
+        if let Some(twice) = states.iter().find(|state| !known.insert(state.as_str())) {
+            return Err(MachineError::Twice(twice.clone()));
         }
-        let known = |state: &String| {
-            if states.contains(state) { Ok(()) } else { Err(MachineError::NoState(state.clone())) }
-        };
-        known(&initial.to_owned())?;
+        let named = transitions.iter().flat_map(|way| [&way.to].into_iter().chain(&way.from)).map(String::as_str);
+        if let Some(strange) = std::iter::once(initial).chain(named).find(|state| !known.contains(state)) {
+            return Err(MachineError::NoState(strange.to_owned()));
+        }
+        let machine = Self { name: name.to_owned(), initial: initial.to_owned(), states, transitions, misfit };
         let mut ways = BTreeSet::new();
-        for transition in &transitions {
-            known(&transition.to)?;
-            for from in &transition.from {
-                known(from)?;
-                if !ways.insert((&transition.on, from)) {
-                    let (event, state) = (transition.on.clone(), from.clone());
-                    return Err(MachineError::TwoWays { event, state });
-                }
-            }
-        }
-        Ok(Self { name: name.to_owned(), initial: initial.to_owned(), states, transitions, misfit })
+        let twice = machine.ways().find(|(from, way)| !ways.insert((*from, way.on.as_str())));
+        let twice = twice.map(|(state, way)| MachineError::TwoWays { event: way.on.clone(), state: state.to_owned() });
+        twice.map_or(Ok(machine), Err)
     }
 
     /// Its name.
@@ -154,24 +146,19 @@ impl Machine {
     /// What an event of that type does in that state.
     #[must_use]
     pub fn fit(&self, state: &str, kind: Option<&str>) -> Fit<'_> {
-        let of_kind = || self.transitions.iter().filter(|transition| kind == Some(transition.on.as_str()));
-        if let Some(way) = of_kind().find(|transition| transition.from.iter().any(|from| from == state)) {
+        let of_kind = || self.ways().filter(|(_, way)| kind == Some(way.on.as_str()));
+        if let Some((_, way)) = of_kind().find(|(from, _)| *from == state) {
             return Fit::Moves(&way.to);
         }
         let ahead = self.reachable_from(state);
-        if of_kind().any(|transition| transition.from.iter().any(|from| ahead.contains(from.as_str()))) {
-            Fit::Early
-        } else {
-            Fit::Late
-        }
+        if of_kind().any(|(from, _)| ahead.contains(from)) { Fit::Early } else { Fit::Late }
     }
 
     /// States that no history leads to.
     #[must_use]
     pub fn unreachable(&self) -> Vec<&str> {
         let reached = self.reachable_from(&self.initial);
-        let unreached = self.states.iter().map(String::as_str).filter(|state| !reached.contains(state));
-        unreached.collect()
+        self.states.iter().map(String::as_str).filter(|state| !reached.contains(state)).collect()
     }
 
     /// Whether some state has a way out for events of that type.
@@ -184,34 +171,24 @@ impl Machine {
     fn reachable_from<'m>(&'m self, state: &'m str) -> BTreeSet<&'m str> {
         let mut reached = BTreeSet::from([state]);
         loop {
-            let next: Vec<&str> = self
-                .transitions
-                .iter()
-                .filter(|transition| transition.from.iter().any(|from| reached.contains(from.as_str())))
-                .map(|transition| transition.to.as_str())
-                .filter(|to| !reached.contains(to))
-                .collect();
-            if next.is_empty() {
-                return reached;
-            }
-            reached.extend(next);
+            let next = self.ways().find(|(from, way)| reached.contains(from) && !reached.contains(way.to.as_str()));
+            let Some((_, way)) = next else { return reached };
+            reached.insert(&way.to);
         }
     }
 
     /// As a Graphviz graph.
     #[must_use]
     pub fn to_graphviz(&self) -> String {
-        let mut text = format!("digraph {} {{\n  rankdir=LR;\n", quoted(&self.name));
-        for state in &self.states {
+        let states = self.states.iter().map(|state| {
             let shape = if *state == self.initial { "doublecircle" } else { "circle" };
-            text.push_str(&format!("  {} [shape={shape}];\n", quoted(state)));
-        }
-        for (from, transition) in self.ways() {
-            let (from, to, on) = (quoted(from), quoted(&transition.to), quoted(&transition.on));
-            text.push_str(&format!("  {from} -> {to} [label={on}];\n"));
-        }
-        text.push_str("}\n");
-        text
+            format!("  {} [shape={shape}];\n", quoted(state))
+        });
+        let ways = self
+            .ways()
+            .map(|(from, way)| format!("  {} -> {} [label={}];\n", quoted(from), quoted(&way.to), quoted(&way.on)));
+        let lines: String = states.chain(ways).collect();
+        format!("digraph {} {{\n  rankdir=LR;\n{lines}}}\n", quoted(&self.name))
     }
 
     /// As a Mermaid state diagram.
@@ -221,23 +198,18 @@ impl Machine {
             let place = self.states.iter().position(|known| known == state).unwrap_or_default();
             format!("s{place}")
         };
-        let mut text = "stateDiagram-v2\n".to_owned();
-        for state in &self.states {
-            text.push_str(&format!("  state {} as {}\n", quoted(state), id(state)));
-        }
-        text.push_str(&format!("  [*] --> {}\n", id(&self.initial)));
-        for (from, transition) in self.ways() {
+        let states = self.states.iter().map(|state| format!("  state {} as {}\n", quoted(state), id(state)));
+        let ways = self.ways().map(|(from, way)| {
             // A colon or semicolon would end the label.
-            let on = transition.on.replace([':', ';', '\n'], " ");
-            text.push_str(&format!("  {} --> {}: {on}\n", id(from), id(&transition.to)));
-        }
-        text
+            format!("  {} --> {}: {}\n", id(from), id(&way.to), way.on.replace([':', ';', '\n'], " "))
+        });
+        let begin = format!("  [*] --> {}\n", id(&self.initial));
+        let lines: String = states.chain([begin]).chain(ways).collect();
+        format!("stateDiagram-v2\n{lines}")
     }
 
     fn ways(&self) -> impl Iterator<Item = (&str, &Transition)> {
-        self.transitions
-            .iter()
-            .flat_map(|transition| transition.from.iter().map(move |from| (from.as_str(), transition)))
+        self.transitions.iter().flat_map(|way| way.from.iter().map(move |from| (from.as_str(), way)))
     }
 }
 

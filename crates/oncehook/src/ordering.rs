@@ -4,7 +4,7 @@
 //! what else is in the entity's line, and what is known of the entity ([`Standing`]). All journals ask the same function.
 //!
 //! - Place in the line: by the provider's version where the event has one, else by arrival. What has no version stands before
-//!   what has one. A lower version that comes later is simply next; nobody waits for a gap to close.
+//!   what has one. A lower version that comes later is simply next; no delivery waits for a gap to close.
 //! - Newer only: strictly older than what took effect means superseded. Equal or unknown goes on. Versions are compared
 //!   where both have one, else times.
 //! - What is parked stands in no line: what it waits for may well come after it.
@@ -17,14 +17,15 @@ use std::time::Duration;
 
 use oncehook_verify::UnixMicros;
 
-use crate::delivery::{Cause, DeliveryState, Failure, Verdict};
+use crate::delivery::{Cause, DeliveryState, Failure, HandedEvent, Verdict};
 use crate::event::EventId;
 use crate::machine::{Fit, Machine, Misfit};
+use crate::retry::{between, later};
 
 /// The due time of a delivery that waits for its turn: none.
 pub const NO_TIME: UnixMicros = UnixMicros(i64::MAX);
 
-/// So many due deliveries are looked at to find those whose turn it is, or more if more are wanted.
+/// How many due deliveries are looked at to find the eligible ones, or more if more are wanted.
 pub const PEEK: usize = 256;
 
 /// What a route asks about the entity of its events.
@@ -88,16 +89,14 @@ impl Parking {
     /// dead, if that has been too long. `since` is when it was first put off.
     #[must_use]
     pub fn after_deferral(&self, reason: &str, since: Option<UnixMicros>, now: UnixMicros) -> Verdict {
-        let waited = now.0.saturating_sub(since.unwrap_or(now).0).max(0).unsigned_abs();
-        let waited = Duration::from_micros(waited);
+        let waited = between(since.unwrap_or(now), now);
         if waited >= self.longest {
             let message = format!("it waited for {} too long: {reason}", describe(self.longest));
             let logged = format!("it waited longer than {} for a prerequisite", describe(self.longest));
             return Verdict::Dead(Failure::permanent(Cause::Prerequisite, message).in_log(logged));
         }
         let wait = waited.clamp(FIRST_LOOK, self.every.max(FIRST_LOOK)).min(self.longest - waited);
-        let micros = i64::try_from(wait.as_micros()).unwrap_or(i64::MAX);
-        Verdict::Parked(UnixMicros(now.0.saturating_add(micros)), Failure::defer(reason.to_owned()))
+        Verdict::Parked(later(now, wait), Failure::defer(reason.to_owned()))
     }
 }
 
@@ -139,7 +138,7 @@ impl Ordering {
     }
 
     /// Whether those behind a delivery that came to this must wait. Those before it need not: a lower version may have come while
-    /// it ran, so whoever settles lets the first of the line look again, whatever the verdict.
+    /// it ran, so the journal lets the first of the line look again after every settlement, whatever the verdict.
     fn holds_up(&self, verdict: &Verdict) -> bool {
         let holds = match verdict {
             Verdict::Succeeded(_) | Verdict::Superseded(_) | Verdict::Parked(..) => false,
@@ -149,15 +148,19 @@ impl Ordering {
         self.by_entity && holds
     }
 
+    /// Whether deliveries behind one in this state go on.
+    pub(crate) fn passes(&self, state: DeliveryState) -> bool {
+        state == DeliveryState::Dead && (!self.by_entity || self.on_dead == OnDead::Continue)
+    }
+
     /// What is known of an entity once an event has taken effect.
     pub fn advance(&self, standing: &mut Standing, mark: Mark, kind: Option<&str>) {
         standing.newest = standing.newest.raised_by(mark);
         standing.version += 1;
-        if let Some(machine) = &self.machine {
-            let state = standing.state.as_deref().unwrap_or(machine.initial());
-            if let Fit::Moves(to) = machine.fit(state, kind) {
-                standing.state = Some(to.to_owned());
-            }
+        if let Some(machine) = &self.machine
+            && let Fit::Moves(to) = machine.fit(standing.state_in(machine), kind)
+        {
+            standing.state = Some(to.to_owned());
         }
     }
 
@@ -167,21 +170,15 @@ impl Ordering {
             return Step::Settle(Verdict::Superseded(format!("a newer event took effect before: {}", standing.newest)));
         }
         let Some(machine) = &self.machine else { return Step::Run(None) };
-        let state = standing.state.as_deref().unwrap_or(machine.initial());
-        let fit = machine.fit(state, kind);
-        let kind = kind.unwrap_or("an event without a type");
-        match (fit, machine.misfit()) {
+        let state = standing.state_in(machine);
+        let misfit = || format!("`{}` does not fit the state `{state}`", kind.unwrap_or("an event without a type"));
+        match (machine.fit(state, kind), machine.misfit()) {
             (Fit::Moves(to), _) => Step::Run(Some(to.to_owned())),
-            (Fit::Early, Misfit::Park) => Step::Defer(format!("`{kind}` does not fit the state `{state}` yet")),
-            (Fit::Late, Misfit::Park) | (_, Misfit::Supersede) => {
-                Step::Settle(Verdict::Superseded(format!("`{kind}` does not fit the state `{state}`")))
-            }
+            (Fit::Early, Misfit::Park) => Step::Defer(misfit() + " yet"),
+            (Fit::Late, Misfit::Park) | (_, Misfit::Supersede) => Step::Settle(Verdict::Superseded(misfit())),
             (_, Misfit::Dead) => {
-                let message = format!("`{kind}` does not fit the state `{state}`");
-                Step::Settle(Verdict::Dead(
-                    Failure::permanent(Cause::Prerequisite, message)
-                        .in_log("the event does not fit the state of its entity"),
-                ))
+                let failure = Failure::permanent(Cause::Prerequisite, misfit());
+                Step::Settle(Verdict::Dead(failure.in_log("the event does not fit the state of its entity")))
             }
         }
     }
@@ -211,6 +208,14 @@ impl Mark {
     }
 }
 
+impl HandedEvent {
+    /// Which of its entity's versions it tells about.
+    #[must_use]
+    pub(crate) fn mark(&self) -> Mark {
+        Mark { version: self.version, at: self.occurred_at }
+    }
+}
+
 impl std::fmt::Display for Mark {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match (self.version, self.at) {
@@ -230,6 +235,12 @@ pub struct Standing {
     pub state: Option<String>,
     /// How many effects there were.
     pub version: i64,
+}
+
+impl Standing {
+    fn state_in<'s>(&'s self, machine: &'s Machine) -> &'s str {
+        self.state.as_deref().unwrap_or(machine.initial())
+    }
 }
 
 /// A place in an entity's line. The order is that of the line.
@@ -254,6 +265,8 @@ pub struct Candidate {
     pub mark: Mark,
     /// The event's type.
     pub kind: Option<String>,
+    /// Since when it has waited for a prerequisite, if it has.
+    pub parked_at: Option<UnixMicros>,
 }
 
 /// What a journal knows of an entity while it holds its lock.
@@ -267,7 +280,7 @@ pub struct Line {
     /// the entity, if there are as many.
     pub front: Vec<(Place, DeliveryState)>,
     /// Those of the front that are due now, in journals that several may ask at once. One that is no candidate was accepted a moment ago
-    /// or is in other hands: whoever stands behind it just asks again.
+    /// or is in other hands: those behind it just ask again.
     pub due: Vec<Place>,
 }
 
@@ -294,19 +307,21 @@ pub enum Step {
 /// What to do with the candidates, by their place in the list.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Plan {
-    /// To do now, in this order.
-    pub steps: Vec<(usize, Step)>,
-    /// Not their turn: to be taken out of the queue until somebody before them lets them go on.
+    /// To be run, in this order, each with the state that a machine gets to by it.
+    pub run: Vec<(usize, Option<String>)>,
+    /// To be settled without running, in this order.
+    pub passed: Vec<(usize, Verdict)>,
+    /// Not eligible: to be taken out of the queue until one before them lets them go on.
     pub blocked: Vec<usize>,
 }
 
-/// Decides whose turn it is. `room` is how many may run. What is neither in the steps nor blocked stays due.
+/// Decides which candidates are eligible. `room` is how many may run. A candidate that the plan does not name stays due.
 ///
-/// Whoever stands behind one that is due and was not found would be let go on soon, and so stays due. But the one in front may be due since
-/// later than all that were looked at, so that nobody ever finds it: where those who stay would be all there is, or fill the view, they
-/// step aside.
+/// A delivery behind one that is due and was not found would be let go on soon, and so stays due. But the one in front may have
+/// become due later than all that were looked at, so that no worker ever finds it: where those that stay would be all there is,
+/// or fill the view, they are blocked.
 ///
-/// In company, the steps of an entity assume that those before them take effect; if one does not, all are undone.
+/// In company, the plan of an entity assumes that those before take effect; if one does not, all are undone.
 #[must_use]
 pub fn plan(
     ordering: &Ordering,
@@ -314,9 +329,10 @@ pub fn plan(
     room: usize,
     candidates: &[Candidate],
     lines: &HashMap<String, Line>,
+    now: UnixMicros,
 ) -> Plan {
     let mut plan = Plan::default();
-    let (mut runs, mut staying) = (0, Vec::new());
+    let mut staying = Vec::new();
     let mut groups: HashMap<&str, BTreeMap<Place, usize>> = HashMap::new();
     for (index, candidate) in candidates.iter().enumerate() {
         if let Some(entity) = candidate.entity.as_deref() {
@@ -324,12 +340,11 @@ pub fn plan(
         }
     }
     for (index, candidate) in candidates.iter().enumerate() {
-        if runs >= room {
+        if plan.run.len() >= room {
             break;
         }
         let Some(entity) = candidate.entity.as_deref() else {
-            runs += 1;
-            plan.steps.push((index, Step::Run(None)));
+            plan.run.push((index, None));
             continue;
         };
         // The whole entity at the first of its candidates.
@@ -344,33 +359,36 @@ pub fn plan(
         for (place, index) in &mine {
             let Some(candidate) = candidates.get(*index) else { continue };
             if busy || !turn.contains(place) {
-                if busy || !passing {
-                    plan.blocked.push(*index);
-                } else {
-                    staying.push(*index);
-                }
+                let aside = if busy || !passing { &mut plan.blocked } else { &mut staying };
+                aside.push(*index);
                 continue;
             }
-            if runs >= room {
+            if plan.run.len() >= room {
                 continue;
             }
+            let kind = candidate.kind.as_deref();
             let step = match ordering.memory {
-                Memory::Journal => ordering.judge(&standing, candidate.mark, candidate.kind.as_deref()),
+                Memory::Journal => ordering.judge(&standing, candidate.mark, kind),
                 Memory::Effect => Step::Run(None),
             };
-            match &step {
-                Step::Run(_) => {
-                    runs += 1;
+            match step {
+                Step::Run(state) => {
                     busy = company == Company::Lease;
-                    ordering.advance(&mut standing, candidate.mark, candidate.kind.as_deref());
+                    ordering.advance(&mut standing, candidate.mark, kind);
+                    plan.run.push((*index, state));
                 }
-                Step::Settle(verdict) => busy = ordering.holds_up(verdict),
-                Step::Defer(_) => {}
+                Step::Settle(verdict) => {
+                    busy = ordering.holds_up(&verdict);
+                    plan.passed.push((*index, verdict));
+                }
+                Step::Defer(reason) => {
+                    let verdict = ordering.parking.after_deferral(&reason, candidate.parked_at, now);
+                    plan.passed.push((*index, verdict));
+                }
             }
-            plan.steps.push((*index, step));
         }
     }
-    if plan.steps.is_empty() || staying.len() >= PEEK / 4 {
+    if plan.run.is_empty() && plan.passed.is_empty() || staying.len() >= PEEK / 4 {
         plan.blocked.append(&mut staying);
     }
     plan
@@ -384,13 +402,8 @@ fn turns(ordering: &Ordering, line: &Line, mine: &BTreeMap<Place, usize>) -> BTr
     if !ordering.by_entity {
         return mine.keys().copied().collect();
     }
-    let passes = |state: DeliveryState| state == DeliveryState::Dead && ordering.on_dead == OnDead::Continue;
-    line.front
-        .iter()
-        .filter(|(_, state)| !passes(*state))
-        .map(|(place, _)| *place)
-        .take_while(|place| mine.contains_key(place))
-        .collect()
+    let ahead = line.front.iter().filter(|(_, state)| !ordering.passes(*state)).map(|(place, _)| *place);
+    ahead.take_while(|place| mine.contains_key(place)).collect()
 }
 
 #[cfg(test)]
@@ -402,23 +415,25 @@ mod tests {
     }
 
     fn candidate(event: u8) -> Candidate {
-        Candidate { entity: Some("po_1".to_owned()), place: place(event), mark: Mark::default(), kind: None }
+        let (mark, entity) = (Mark::default(), Some("po_1".to_owned()));
+        Candidate { entity, place: place(event), mark, kind: None, parked_at: None }
     }
 
-    /// What is done with so many events from 2 on where 1 stands before them, which is no candidate; and with one of nobody.
-    fn behind_another(events: u8, due: Vec<Place>, running: bool, nobodys: bool) -> Plan {
+    /// What is done with this many events from 2 on where 1 stands before them, which is no candidate; and with one that has no
+    /// entity.
+    fn behind_another(events: u8, due: Vec<Place>, running: bool, single: bool) -> Plan {
         let ordering = Ordering { by_entity: true, ..Ordering::default() };
         let front = (1..events + 2).map(|event| (place(event), DeliveryState::Ready)).collect();
         let line = Line { front, due, running, ..Line::default() };
         let lines = HashMap::from([("po_1".to_owned(), line)]);
         let mut candidates: Vec<Candidate> = (2..events + 2).map(candidate).collect();
-        candidates.extend(nobodys.then(|| Candidate { entity: None, ..candidate(255) }));
-        plan(&ordering, Company::OneTransaction, usize::MAX, &candidates, &lines)
+        candidates.extend(single.then(|| Candidate { entity: None, ..candidate(255) }));
+        plan(&ordering, Company::OneTransaction, usize::MAX, &candidates, &lines, UnixMicros(0))
     }
 
     #[test]
     fn r13_whoever_stands_behind_one_that_waits_is_blocked() {
-        let blocked = Plan { steps: Vec::new(), blocked: vec![0, 1] };
+        let blocked = Plan { blocked: vec![0, 1], ..Plan::default() };
         assert_eq!(behind_another(2, Vec::new(), false, false), blocked);
         assert_eq!(behind_another(2, vec![place(1)], true, false), blocked);
     }
@@ -426,13 +441,13 @@ mod tests {
     #[test]
     fn r13_whoever_stands_behind_one_that_is_due_asks_again() {
         let plan = behind_another(2, vec![place(1), place(2)], false, true);
-        assert_eq!(plan, Plan { steps: vec![(2, Step::Run(None))], blocked: Vec::new() });
+        assert_eq!(plan, Plan { run: vec![(2, None)], ..Plan::default() });
     }
 
     #[test]
     fn r13_whoever_stands_behind_one_that_is_due_steps_aside_before_nothing_else_is_seen() {
         let due = || vec![place(1), place(2)];
-        assert_eq!(behind_another(2, due(), false, false).blocked, [0, 1], "nobody else is there");
+        assert_eq!(behind_another(2, due(), false, false).blocked, [0, 1], "no other is there");
         assert_eq!(behind_another(63, due(), false, true).blocked, [0; 0]);
         assert_eq!(behind_another(64, due(), false, true).blocked.len(), 64, "they fill the view");
     }

@@ -19,6 +19,9 @@ pub struct RetryPolicy {
     pub cap: Duration,
 }
 
+/// A destination that asks for more patience than this is not believed.
+const LONGEST_ASKED: Duration = Duration::from_secs(24 * 3_600);
+
 impl Default for RetryPolicy {
     fn default() -> Self {
         Self { max_attempts: 8, base: Duration::from_secs(2), cap: Duration::from_secs(3_600) }
@@ -27,17 +30,12 @@ impl Default for RetryPolicy {
 
 impl RetryPolicy {
     /// The usual patience with a destination outside: about three hours, so that an hour's outage makes no dead letters. An
-    /// error in one's own database ([`default`](Self::default)) is said after minutes: somebody has to mend it.
+    /// error in one's own database ([`default`](Self::default)) is said after minutes: a person has to mend it.
     #[must_use]
     pub fn patient() -> Self {
         Self { max_attempts: 16, ..Self::default() }
     }
-}
 
-/// A destination that asks for more patience than this is not believed.
-const LONGEST_ASKED: Duration = Duration::from_secs(24 * 3_600);
-
-impl RetryPolicy {
     /// How long to wait after the attempt of that number (from 1): evenly spread between nothing and the back-off, so
     /// that failures that came together do not return together. `chance` is in 0..1.
     #[must_use]
@@ -68,9 +66,18 @@ impl RetryPolicy {
         }
         let asked = asked.unwrap_or_default().min(LONGEST_ASKED);
         let wait = self.delay(attempt, chance).max(asked);
-        let micros = i64::try_from(wait.as_micros()).unwrap_or(i64::MAX);
-        Verdict::RetryAt(UnixMicros(now.0.saturating_add(micros)), failure)
+        Verdict::RetryAt(later(now, wait), failure)
     }
+}
+
+/// A time and a while after it.
+pub(crate) fn later(at: UnixMicros, wait: Duration) -> UnixMicros {
+    UnixMicros(at.0.saturating_add(i64::try_from(wait.as_micros()).unwrap_or(i64::MAX)))
+}
+
+/// The time from one to the other; none if the other is not later.
+pub(crate) fn between(from: UnixMicros, to: UnixMicros) -> Duration {
+    Duration::from_micros(to.0.saturating_sub(from.0).max(0).unsigned_abs())
 }
 
 /// How long to leave a database alone that was lost: up to a quarter of a second at first, up to twice as long each time, and never

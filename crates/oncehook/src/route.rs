@@ -90,7 +90,7 @@ impl Route {
         }
     }
 
-    /// Tells the log about attempts that failed. Whoever settles calls it once the failures are written down.
+    /// Tells the log about attempts that failed. Called once the failures are written down.
     pub(crate) fn report(&self, failed: &[FailedAttempt]) {
         let now = Instant::now();
         failed.iter().for_each(|failed| self.failures.note(self.name.as_str(), failed, now));
@@ -114,23 +114,7 @@ impl Route {
     pub fn takes(&self, kind: Option<&str>) -> bool {
         self.types.is_empty() || kind.is_some_and(|kind| self.types.iter().any(|glob| glob.matches(kind)))
     }
-}
 
-/// An attempt that failed, as far as it matters for what comes next.
-#[derive(Debug, Clone, Copy)]
-pub struct Tried {
-    /// Its number.
-    pub attempt: u32,
-    /// The delivery's limit.
-    pub limit: u32,
-    /// Since when it has waited for a prerequisite, if it has.
-    pub parked_at: Option<UnixMicros>,
-}
-
-/// Deliveries of a `sql` route in one transaction: many, so that they share a commit; not so many that accepting waits.
-pub(crate) const SQL_BATCH: usize = 256;
-
-impl Route {
     /// How many of those that wait for their turn in an entity's line may look again after what one came to. If they share a
     /// transaction a whole batch of them, or a long line would take a transaction for each; else, and behind one that
     /// did not take effect, the first finds out for all.
@@ -151,8 +135,22 @@ impl Route {
     }
 }
 
-/// Routes that look at entities, as this process last claimed from them. Whoever settles a claim has made it here, so a
-/// journal finds the rules of every attempt that it can be told about.
+/// An attempt that failed, as far as it matters for what comes next.
+#[derive(Debug, Clone, Copy)]
+pub struct Tried {
+    /// Its number.
+    pub attempt: u32,
+    /// The delivery's limit.
+    pub limit: u32,
+    /// Since when it has waited for a prerequisite, if it has.
+    pub parked_at: Option<UnixMicros>,
+}
+
+/// Deliveries of a `sql` route in one transaction: many, so that they share a commit; not more, or accepting would wait.
+pub(crate) const SQL_BATCH: usize = 256;
+
+/// Routes that look at entities, as this process last claimed from them. A claim is settled by the process that
+/// made it, so a journal finds the rules of every attempt that it is asked to settle.
 #[derive(Debug, Default)]
 pub(crate) struct KnownLines(RwLock<HashMap<RouteName, Arc<Route>>>);
 
@@ -200,24 +198,17 @@ impl Routes {
     /// Puts routes together. Follow-ups take source and types of the route they come after; what is remembered of entities
     /// is kept where the effects are.
     pub fn new(routes: Vec<Route>) -> Result<Self, RouteError> {
-        let mut complete = routes;
-        for index in 0..complete.len() {
-            let (before, rest) = complete.split_at_mut(index);
-            if let Some(route) = rest.first()
-                && before.iter().any(|other| other.name == route.name)
-            {
-                return Err(RouteError::Twice(route.name.clone()));
-            }
+        let mut names = HashSet::new();
+        if let Some(twice) = routes.iter().find(|route| !names.insert(&route.name)) {
+            return Err(RouteError::Twice(twice.name.clone()));
         }
-        let originals = complete.clone();
-        let find = |name: &RouteName| originals.iter().find(|route| route.name == *name);
+        let mut complete = routes.clone();
         for route in &mut complete {
-            let mut at = route.after.as_ref();
-            let mut steps = 0;
+            let (mut at, mut passed) = (route.after.as_ref(), HashSet::new());
             while let Some(name) = at {
-                let before = find(name).ok_or_else(|| RouteError::AfterNothing(route.name.clone(), name.clone()))?;
-                steps += 1;
-                if steps > originals.len() {
+                let before = routes.iter().find(|other| other.name == *name);
+                let before = before.ok_or_else(|| RouteError::AfterNothing(route.name.clone(), name.clone()))?;
+                if !passed.insert(name) {
                     return Err(RouteError::Circle(route.name.clone()));
                 }
                 route.source = before.source.clone();
@@ -228,7 +219,7 @@ impl Routes {
                 route.ordering.memory = Memory::Effect;
             }
             let follows = |other: &&Route| other.after.as_ref() == Some(&route.name);
-            route.followups = originals.iter().filter(follows).map(|other| other.name.clone()).collect();
+            route.followups = routes.iter().filter(follows).map(|other| other.name.clone()).collect();
         }
         let all: Vec<Arc<Route>> = complete.into_iter().map(Arc::new).collect();
         let mut first: HashMap<SourceName, Vec<Arc<Route>>> = HashMap::new();

@@ -10,12 +10,12 @@ mod leases;
 mod ordering;
 mod orders;
 
+use std::borrow::Cow;
 use std::sync::Arc;
 use std::time::Duration;
 
 use oncehook::delivery::{
-    Cause, Claim, DeliveryId, DeliveryState, Failure, FailureText, Fence, HandedEvent, RouteName, Settled, Settlement,
-    Verdict,
+    Cause, Claim, DeliveryId, DeliveryState, Failure, Fence, HandedEvent, RouteName, Settled, Settlement, Verdict,
 };
 use oncehook::event::{EventId, NewEvent, SourceName};
 use oncehook::handler::Handler;
@@ -116,11 +116,11 @@ fn succeeded() -> Verdict {
     Verdict::Succeeded(None)
 }
 
-fn failed(message: impl Into<FailureText>) -> Failure {
+fn failed(message: impl Into<Cow<'static, str>>) -> Failure {
     Failure::retry(Cause::Destination, message)
 }
 
-fn dead(message: impl Into<FailureText>) -> Verdict {
+fn dead(message: impl Into<Cow<'static, str>>) -> Verdict {
     Verdict::Dead(Failure::permanent(Cause::Handler, message))
 }
 

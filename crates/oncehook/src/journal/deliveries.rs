@@ -2,8 +2,8 @@
 //!
 //! Promises of every backend, checked by one suite (`oncehook-testkit`, `deliveries`):
 //!
-//! - A delivery is settled once per epoch. Whoever settles with an attempt that is not the latest writes nothing
-//!   ([`Settled::Lost`]); the fence stands in the statement, the lease only makes sure that somebody goes on.
+//! - A delivery is settled once per epoch. A settlement with an attempt that is not the latest writes nothing
+//!   ([`Settled::Lost`]); the fence stands in the statement, the lease only makes sure that another worker goes on.
 //! - An effect in the journal's database and its settlement commit together, or neither does.
 //! - Follow-ups are written in the transaction that settles what they follow.
 //! - What is pending is never forgotten; a key is forgotten only after its window, and only if nothing can come of its event.
@@ -43,7 +43,7 @@ pub trait Deliveries: Send + Sync + 'static {
     ///
     /// A route that looks at entities ([`Ordering`](crate::ordering::Ordering)) gets of each entity at most one, and only
     /// whose turn it is, as [`plan`](crate::ordering::plan) decides under the entity's lock. The others are taken out of the
-    /// queue; whoever settles the one before puts the next one back, under the same lock. Up to [`PEEK`](crate::ordering::PEEK)
+    /// queue; settling the one before puts the next one back, under the same lock. Up to [`PEEK`](crate::ordering::PEEK)
     /// deliveries are looked at, so that a crowd of one entity does not stand in the way of others.
     fn claim(&self, route: Arc<Route>, limit: usize, lease: Duration) -> BoxFuture<'_, Result<Vec<Claim>, WorkError>>;
 
@@ -54,7 +54,7 @@ pub trait Deliveries: Send + Sync + 'static {
     /// Settles attempts. One transaction, one answer per settlement, in order.
     ///
     /// Only a delivery that is `running` with the attempt of the fence is settled; a lease that has run out but was not
-    /// taken away yet still settles, because nobody else has begun. Success keeps the result, clears the error and makes
+    /// taken away yet still settles, because no other attempt has begun. Success keeps the result, clears the error and makes
     /// the follow-ups: in the same epoch, due now, unless they exist. A failure makes none.
     fn settle(&self, settlements: Vec<Settlement>) -> BoxFuture<'_, Result<Vec<Settled>, WorkError>>;
 
@@ -70,7 +70,7 @@ pub trait Deliveries: Send + Sync + 'static {
     /// attempt ([`Failure::never_ended`](crate::delivery::Failure::never_ended) either way). Returns how many.
     ///
     /// Also looks after those that wait for others: parked deliveries whose time has come are due again, and so is the first
-    /// of a line that nobody is before any more (a dead one was forgotten, or the route is not ordered any longer).
+    /// of a line that nothing is before any more (a dead one was forgotten, or the route is not ordered any longer).
     fn reclaim(&self, route: Arc<Route>) -> BoxFuture<'_, Result<usize, WorkError>>;
 
     /// When the next delivery of a route is due; in the past if one is due already. Leased ones do not count.
@@ -98,7 +98,7 @@ pub trait Deliveries: Send + Sync + 'static {
 
     /// Forgets a small batch of what is old. Returns what was forgotten, and whether there is more to do at once.
     ///
-    /// - An event goes when `payload` has passed since its receipt and nothing of it is pending. Nobody acted on a dead
+    /// - An event goes when `payload` has passed since its receipt and nothing of it is pending. No person acted on a dead
     ///   or a held event yet, so it stays until `dead` has passed too: since the last delivery died, or since the receipt
     ///   of a held one. What no route wanted goes like what succeeded.
     /// - A key goes when its window has passed and its event is gone, or is neither pending nor dead nor held: as long as

@@ -3,12 +3,9 @@
 //! Promises: pure functions. A journal loads what they ask for, inside its transaction, and carries out what they
 //! answer. No SQL, no clock, no randomness and no IO is in here: times and chances are arguments.
 
-#[cfg(any(feature = "postgres", feature = "mysql"))]
 pub(crate) mod append;
-#[cfg(any(feature = "postgres", feature = "mysql"))]
+#[cfg(any(feature = "sqlite", feature = "postgres", feature = "mysql"))]
 pub(crate) mod batch;
 pub(crate) mod forget;
-#[cfg(any(feature = "sqlite", feature = "postgres", feature = "mysql"))]
 pub(crate) mod order;
-#[cfg(any(feature = "postgres", feature = "mysql"))]
 pub(crate) mod outcome;

@@ -14,6 +14,7 @@ use oncehook_verify::{EventKey, Quarantine, UnixMicros};
 use tokio::sync::{oneshot, watch};
 
 use self::deliveries::Record;
+use super::decide::append::{Holder, Known, rule};
 use super::tally::remember;
 use super::{
     Alias, AppendError, Appended, AuditEntry, BoxFuture, CONFLICTS_KEPT, ClockMemory, Conflict, DuplicateSeen,
@@ -35,10 +36,11 @@ pub struct MemoryJournal {
     state: Mutex<State>,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct State {
-    open: bool,
+    closed: bool,
     ids: EventIds,
+    /// What the ledger knows of keys. It outlives their events.
     keys: HashMap<(SourceName, EventKey), Known>,
     events: BTreeMap<EventId, Stored>,
     /// Further ids, and the events that they stand for.
@@ -52,14 +54,6 @@ struct State {
     /// What was done, to what: the id of an event, or the kind and name of what was paused.
     audit: Vec<(String, AuditEntry)>,
     clock: Option<ClockMemory>,
-}
-
-/// What the ledger knows of a key. It outlives the event.
-#[derive(Debug)]
-struct Known {
-    event: EventId,
-    digest: [u8; 32],
-    expires_at: UnixMicros,
 }
 
 #[derive(Debug)]
@@ -90,20 +84,7 @@ impl MemoryJournal {
     /// An empty journal on that clock.
     #[must_use]
     pub fn with_clock(clock: Clock) -> Self {
-        let state = State {
-            open: true,
-            ids: EventIds::above(0, 0),
-            keys: HashMap::new(),
-            events: BTreeMap::new(),
-            aliases: HashMap::new(),
-            counts: BTreeMap::new(),
-            pauses: Vec::new(),
-            entities: BTreeMap::new(),
-            lines: HashMap::new(),
-            audit: Vec::new(),
-            clock: None,
-        };
-        Self { clock, changes: watch::Sender::new(0), state: Mutex::new(state) }
+        Self { clock, changes: watch::Sender::new(0), state: Mutex::default() }
     }
 
     /// Tells workers to look. Called under the lock; they look once it is free.
@@ -114,45 +95,45 @@ impl MemoryJournal {
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
+
+    fn look<'a, T: 'a, E: 'a>(&'a self, look: impl FnOnce(&State) -> T + Send + 'a) -> BoxFuture<'a, Result<T, E>> {
+        Box::pin(async move { Ok(look(&self.lock())) })
+    }
 }
 
 impl State {
-    fn append(&mut self, event: NewEvent, now: UnixMicros) -> Appended {
+    /// Nothing only if the holder of the key were unknown, which cannot be here.
+    fn append(&mut self, event: NewEvent, now: UnixMicros) -> Option<Appended> {
         let source = event.source.as_str().to_owned();
-        let counts = self.counts.entry(source.clone()).or_insert_with(|| SourceCounts { source, ..Default::default() });
         let key = (event.source.clone(), event.key.clone());
-        let Some(known) = self.keys.get(&key) else {
-            let id = event.id.unwrap_or_else(|| self.ids.next(event.received_at));
-            self.ids.stay_above(id.sequence());
-            let expires_at = event.remembered_until(id);
-            let verdict = match event.quarantine {
-                Some(_) => Verdict::Quarantined,
-                None => Verdict::New,
-            };
-            counts.events += 1;
-            counts.quarantined += u64::from(event.quarantine.is_some());
-            let known = Known { event: id, digest: event.digest, expires_at };
-            self.keys.insert(key, known);
-            let stored = self.store(event, now);
-            self.events.insert(id, stored);
-            return Appended { id, verdict, expires_at };
+        let holder = match self.keys.get(&key) {
+            // The event may be forgotten already: its key still decides.
+            Some(known) => Holder::Known(*known),
+            None => Holder::Stored(Known::of(event.id.unwrap_or_else(|| self.ids.next(event.received_at)), &event)),
         };
-        // The event may be forgotten already: its key still decides.
-        let (id, expires_at) = (known.event, known.expires_at);
-        let first = self.events.get_mut(&id);
-        if event.id == Some(id) {
-            let held = event.quarantine.is_some();
-            return Appended { id, verdict: if held { Verdict::Quarantined } else { Verdict::New }, expires_at };
+        let appended = rule(&event, holder)?;
+        let counts = self.counts.entry(source.clone()).or_insert_with(|| SourceCounts { source, ..Default::default() });
+        let first = self.events.get_mut(&appended.id).into_iter();
+        match (holder, appended.verdict) {
+            (Holder::Stored(known), verdict) => {
+                counts.events += 1;
+                counts.quarantined += u64::from(verdict == Verdict::Quarantined);
+                self.ids.stay_above(known.event.sequence());
+                self.keys.insert(key, known);
+                let stored = self.store(event, now);
+                self.events.insert(known.event, stored);
+            }
+            (_, Verdict::Duplicate) => {
+                counts.duplicates += 1;
+                first.for_each(|first| first.note_duplicate(event.received_at, event.peer));
+            }
+            (_, Verdict::Conflict) => {
+                counts.conflicts += 1;
+                first.for_each(|first| first.note_conflict(&event));
+            }
+            (_, Verdict::New | Verdict::Quarantined) => {}
         }
-        if known.digest == event.digest {
-            counts.duplicates += 1;
-            first.into_iter().for_each(|first| first.note_duplicate(event.received_at, event.peer));
-            Appended { id, verdict: Verdict::Duplicate, expires_at }
-        } else {
-            counts.conflicts += 1;
-            first.into_iter().for_each(|first| first.note_conflict(&event));
-            Appended { id, verdict: Verdict::Conflict, expires_at }
-        }
+        Some(appended)
     }
 
     /// A new event with its flags and, unless it is held, its deliveries.
@@ -191,10 +172,9 @@ impl Stored {
     }
 
     fn note_conflict(&mut self, event: &NewEvent) {
-        if !self.flags.contains(&Flag::Conflict) {
-            self.flags.push(Flag::Conflict);
-            self.flags.sort();
-        }
+        self.flags.push(Flag::Conflict);
+        self.flags.sort();
+        self.flags.dedup();
         let kept = self.conflicts.iter().filter(|conflict| conflict.digest.is_some()).count();
         let known = self.conflicts.iter().any(|conflict| conflict.digest == Some(event.digest));
         let digest = (known || kept < CONFLICTS_KEPT).then_some(event.digest);
@@ -237,7 +217,7 @@ impl Stored {
             entity: event.entity.clone(),
             status: self.status(),
             flags: self.flags.clone(),
-            quarantine: event.quarantine.filter(|_| self.flags.contains(&Flag::Quarantined)),
+            quarantine: event.quarantine.filter(|_| self.is_held()),
             integrity: event.integrity.as_str().to_owned(),
             occurred_at: event.occurred_at,
             received_at: event.received_at,
@@ -246,15 +226,6 @@ impl Stored {
             deliveries: self.deliveries.iter().map(|((route, epoch), record)| record.summary(route, *epoch)).collect(),
         }
     }
-}
-
-/// An event as it is shown by itself.
-fn shown(mut event: EventSummary) -> EventSummary {
-    for delivery in &mut event.deliveries {
-        let after = delivery.shown_after();
-        delivery.attempts.retain(|attempt| attempt.number > after);
-    }
-    event
 }
 
 fn matches(query: &EventQuery, event: &EventSummary) -> bool {
@@ -273,15 +244,15 @@ fn matches(query: &EventQuery, event: &EventSummary) -> bool {
 impl Journal for MemoryJournal {
     fn submit(&self, events: NewEvents) -> Result<Ticket, AppendError> {
         let mut state = self.lock();
-        if !state.open {
+        if state.closed {
             return Err(AppendError::Closed);
         }
         let now = self.clock.steady();
-        let receipt: Receipt = events.into_iter().map(|event| state.append(event, now)).collect();
+        let receipt: Option<Receipt> = events.into_iter().map(|event| state.append(event, now)).collect();
         self.wake();
         let (answer, ticket) = oneshot::channel();
         // The ticket is in our hands, so the answer arrives.
-        let _ = answer.send(Ok(receipt));
+        let _ = answer.send(receipt.ok_or(AppendError::Gone));
         Ok(ticket)
     }
 
@@ -322,14 +293,13 @@ impl Journal for MemoryJournal {
     }
 
     fn close(&self) -> BoxFuture<'_, ()> {
-        Box::pin(async { self.lock().open = false })
+        Box::pin(async { self.lock().closed = true })
     }
 }
 
 impl JournalReader for MemoryJournal {
     fn list(&self, query: EventQuery) -> BoxFuture<'_, Result<EventPage, ReadError>> {
-        Box::pin(async move {
-            let state = self.lock();
+        self.look(move |state| {
             let newest_first = state.events.iter().rev().map(|(id, stored)| stored.summary(*id));
             let mut events: Vec<_> =
                 newest_first.filter(|event| matches(&query, event)).take(query.limit + 1).collect();
@@ -338,13 +308,12 @@ impl JournalReader for MemoryJournal {
             let listed = events.iter_mut().flat_map(|event| &mut event.deliveries);
             listed.for_each(|delivery| delivery.attempts.clear());
             let next = events.last().filter(|_| more).map(|event| event.id);
-            Ok(EventPage { events, next })
+            EventPage { events, next }
         })
     }
 
     fn recent_keys(&self, limit: usize) -> BoxFuture<'_, Result<Vec<RecentKey>, ReadError>> {
-        Box::pin(async move {
-            let state = self.lock();
+        self.look(move |state| {
             let newest_first = state.events.iter().rev().take(limit);
             let keys = newest_first.map(|(id, stored)| RecentKey {
                 source: stored.event.source.as_str().to_owned(),
@@ -353,47 +322,46 @@ impl JournalReader for MemoryJournal {
                 digest: stored.event.digest,
                 expires_at: stored.event.expires_at,
             });
-            Ok(keys.collect())
+            keys.collect()
         })
     }
 
     fn show(&self, id: EventId) -> BoxFuture<'_, Result<Option<EventDetail>, ReadError>> {
-        Box::pin(async move {
-            let state = self.lock();
+        self.look(move |state| {
             let subject = id.to_string();
             let done = state.audit.iter().filter(|(about, _)| *about == subject).map(|(_, entry)| entry);
             let done: Vec<&AuditEntry> = done.collect();
             let latest = done.iter().skip(done.len().saturating_sub(ORDERS_SHOWN as usize));
-            Ok(state.events.get(&id).map(|stored| EventDetail {
-                event: shown(stored.summary(id)),
+            let stored = state.events.get(&id)?;
+            let mut event = stored.summary(id);
+            for delivery in &mut event.deliveries {
+                let after = delivery.shown_after();
+                delivery.attempts.retain(|attempt| attempt.number > after);
+            }
+            Some(EventDetail {
+                event,
                 digest: stored.event.digest,
                 duplicates_seen: stored.seen,
                 duplicates_latest: stored.latest.iter().copied().collect(),
                 conflicts: stored.conflicts.clone(),
                 audit: latest.map(|entry| (*entry).clone()).collect(),
                 audit_total: done.len() as u64,
-            }))
+            })
         })
     }
 
     fn body(&self, id: EventId) -> BoxFuture<'_, Result<Option<StoredBody>, ReadError>> {
-        Box::pin(async move {
-            Ok(self
-                .lock()
-                .events
-                .get(&id)
-                .map(|stored| StoredBody { headers: stored.event.headers.clone(), body: stored.event.body.clone() }))
+        self.look(move |state| {
+            let event = &state.events.get(&id)?.event;
+            Some(StoredBody { headers: event.headers.clone(), body: event.body.clone() })
         })
     }
 
     fn resolve(&self, alias: EventId) -> BoxFuture<'_, Result<Option<EventId>, ReadError>> {
-        Box::pin(async move {
-            let state = self.lock();
-            Ok(state.aliases.get(&alias).copied().filter(|event| state.events.contains_key(event)))
-        })
+        self.look(move |state| state.aliases.get(&alias).copied().filter(|event| state.events.contains_key(event)))
     }
 
     fn stats(&self) -> BoxFuture<'_, Result<Stats, ReadError>> {
-        Box::pin(async move { Ok(Stats { sources: self.lock().counts.values().cloned().collect() }) })
+        self.look(|state| Stats { sources: state.counts.values().cloned().collect() })
     }
 }

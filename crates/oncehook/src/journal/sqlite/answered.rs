@@ -1,7 +1,7 @@
-//! What senders were told, written down beside the database: which journal, and the last event that was answered.
+//! What senders were answered, written down beside the database: which journal, and the last event that was answered.
 //!
 //! The database file alone does not hold everything: what was committed since the last checkpoint is in the write-ahead log.
-//! Whoever copies the file without its log, or deletes the log, takes the memory of answered events away, and nothing in the
+//! A person who copies the file without its log, or deletes the log, takes the memory of answered events away, and nothing in the
 //! file shows it. Two records show it:
 //!
 //! - in the lock file, the last event whose sender was answered. It is written after the sync of the log and before the
@@ -90,40 +90,26 @@ impl Found {
     }
 
     /// What is missing in the database that was opened, if anything is. Asked when the log has been copied into it.
-    pub(super) fn missing(&self, connection: &Connection) -> Result<Option<Missing>, rusqlite::Error> {
+    pub(super) fn missing(&self, connection: &Connection) -> Result<Option<&'static str>, rusqlite::Error> {
         let journal = queue::mark(connection)?;
         match self.record.filter(|record| record.journal == journal) {
             Some(record) => {
                 let last = queries::last_sequence(connection)?;
-                Ok((last < record.answered).then_some(Missing::Answered))
+                Ok((last < record.answered).then_some(ANSWERED_MISSING))
             }
             None if self.whole || !is_in_use(connection)? => Ok(None),
-            None => Ok(Some(Missing::Log)),
+            None => Ok(Some(LOG_MISSING)),
         }
     }
 }
 
-/// Why a start is refused.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Missing {
-    /// Events that were answered are not in the database.
-    Answered,
-    /// The file was copied without its log while a gateway used it, or after one was killed.
-    Log,
-}
+/// Why a start is refused: events that were answered are not in the database.
+const ANSWERED_MISSING: &str = "events that were answered are missing: its write-ahead log (the -wal file) was lost, or an \
+                                older copy was put in its place";
 
-impl Missing {
-    pub(super) fn as_str(self) -> &'static str {
-        match self {
-            Self::Answered => {
-                "events that were answered are missing: its write-ahead log (the -wal file) was lost, or an older copy was put in its place"
-            }
-            Self::Log => {
-                "events may be missing: it was in use when it was copied, and its write-ahead log (the -wal file) was not copied with it"
-            }
-        }
-    }
-}
+/// Why a start is refused: the file was copied without its log while a gateway used it, or after one was killed.
+const LOG_MISSING: &str = "events may be missing: it was in use when it was copied, and its write-ahead log (the -wal file) was \
+                           not copied with it";
 
 /// Writes both records down, from now on until [`end_use`].
 pub(super) fn begin_use(connection: &Connection, path: &Path, lock: &LockFile) -> Result<Answered, OpenError> {

@@ -1,27 +1,34 @@
 //! The embedded journal for workers and operators: every change is a job for the one writer.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use oncehook_verify::UnixMicros;
-use rusqlite::{Connection, Transaction, TransactionBehavior};
+use rusqlite::{Connection, Transaction};
 use tokio::sync::{oneshot, watch};
 
+#[cfg(feature = "planted")]
+use super::apply::mark_first::sql as apply_sql;
+#[cfg(not(feature = "planted"))]
+use super::apply::sql as apply_sql;
 use super::commands::Command;
-use super::lines::{self, Waiting};
-use super::queue::{self, Held};
+use super::entity::{self, Entities};
+use super::queue::{self, Due, begin};
 use super::statements::{self, Statements};
 use super::writer::WriterContext;
-use super::{SqliteJournal, apply, forget, turn};
+use super::{SqliteJournal, apply, forget};
 use crate::delivery::{Claim, DeliveryId, Fence, RouteName, Settled, Settlement, Verdict};
 use crate::handler::Handler;
+use crate::journal::decide::outcome::Held;
 use crate::journal::sql::{self, operate, story};
 use crate::journal::{
     Backlog, BoxFuture, Deliveries, Forgotten, Order, OrderError, Ordered, Pausable, Pause, Paused, Progress,
     Retention, Who, WorkError,
 };
 use crate::ordering::{Company, PEEK};
+use crate::retry::later;
 use crate::route::Route;
 
 impl SqliteJournal {
@@ -43,24 +50,14 @@ impl SqliteJournal {
             let gone = || WorkError::Unavailable("the journal is closed".to_owned());
             let (answer, outcome) = oneshot::channel();
             let job = move |desk: Result<WriterContext<'_>, &str>| {
-                let desk = match desk {
-                    Ok(desk) => desk,
-                    Err(reason) => {
-                        // Whoever asked may be gone, here and below.
-                        let _ = answer.send(Err(WorkError::Unavailable(reason.to_owned())));
-                        return Ok(());
-                    }
+                let (reply, outcome) = match desk.map(work) {
+                    Ok(Ok(done)) => (Ok(done), Ok(())),
+                    Ok(Err(error)) => (Err(error.to_string()), Err(error)),
+                    Err(reason) => (Err(reason.to_owned()), Ok(())),
                 };
-                match work(desk) {
-                    Ok(done) => {
-                        let _ = answer.send(Ok(done));
-                        Ok(())
-                    }
-                    Err(error) => {
-                        let _ = answer.send(Err(WorkError::Unavailable(error.to_string())));
-                        Err(error)
-                    }
-                }
+                // The caller may be gone.
+                let _ = answer.send(reply.map_err(WorkError::Unavailable));
+                outcome
             };
             if !self.queue.hand_over(Command::Job(Box::new(job))).await {
                 return Err(gone());
@@ -77,24 +74,30 @@ impl SqliteJournal {
         self.work(|connection, now| statements::run(connection, now, work))
     }
 
-    /// As [`work`](Self::work), in one transaction, for what may make deliveries due.
+    /// As [`work`](Self::work), in one transaction. `work` also says whether it may have made deliveries due.
+    fn transact<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&Transaction<'_>, UnixMicros) -> Result<(T, bool), rusqlite::Error> + Send + 'static,
+    ) -> BoxFuture<'_, Result<T, WorkError>> {
+        let shared = Arc::clone(&self.shared);
+        self.work(move |connection, now| {
+            let transaction = begin(connection)?;
+            let (done, changed) = work(&transaction, now)?;
+            transaction.commit()?;
+            if changed {
+                shared.changed();
+            }
+            Ok(done)
+        })
+    }
+
+    /// The same for what may always make deliveries due.
     fn change<T: Send + 'static>(
         &self,
         work: impl FnOnce(&Transaction<'_>, UnixMicros) -> Result<T, rusqlite::Error> + Send + 'static,
     ) -> BoxFuture<'_, Result<T, WorkError>> {
-        let shared = Arc::clone(&self.shared);
-        self.work(move |connection, now| {
-            let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
-            let done = work(&transaction, now)?;
-            transaction.commit()?;
-            shared.changed();
-            Ok(done)
-        })
+        self.transact(move |transaction, now| Ok((work(transaction, now)?, true)))
     }
-}
-
-fn later(now: UnixMicros, by: Duration) -> UnixMicros {
-    UnixMicros(now.0.saturating_add(i64::try_from(by.as_micros()).unwrap_or(i64::MAX)))
 }
 
 impl Deliveries for SqliteJournal {
@@ -103,16 +106,15 @@ impl Deliveries for SqliteJournal {
     }
 
     fn apply(&self, route: Arc<Route>, limit: usize) -> BoxFuture<'_, Result<Progress, WorkError>> {
-        let Handler::Sql(handler) = route.handler.clone() else {
-            return Box::pin(async move {
-                Err(WorkError::Unsupported(format!("route `{}` has no statements", route.name)))
-            });
-        };
+        if !matches!(route.handler, Handler::Sql(_)) {
+            let message = format!("route `{}` has no statements", route.name);
+            return Box::pin(async move { Err(WorkError::Unsupported(message)) });
+        }
         let (chance, shared) = (Arc::clone(&self.chance), Arc::clone(&self.shared));
         self.work(move |connection, now| {
             let mut chance = chance.lock().unwrap_or_else(PoisonError::into_inner);
-            let progress = apply::sql(connection, &route, &handler, limit, now, &mut chance)?;
-            // Whoever waited for what happened may be on another lane.
+            let progress = apply_sql(connection, &route, limit, now, &mut chance)?;
+            // What waited for these effects may be on another lane.
             if progress.succeeded > 0 && (!route.followups.is_empty() || progress.woken) {
                 shared.changed();
             }
@@ -124,27 +126,22 @@ impl Deliveries for SqliteJournal {
         let lines = Arc::clone(&self.lines);
         self.work(move |connection, now| {
             let serial = route.ordering.is_serial();
-            let most = if serial { limit.max(PEEK) } else { limit };
-            let (mut due, _) = queue::due(connection, &route, now, most)?;
+            let (mut due, _) = queue::due(connection, &route, now, if serial { limit.max(PEEK) } else { limit })?;
             if due.is_empty() {
                 return Ok(Vec::new());
             }
-            let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
-            let mut passed = Progress::default();
-            if serial {
+            let transaction = begin(connection)?;
+            let (run, passed) = if serial {
                 lines.note(&route);
-                let mut waiting = lines::waiting(&transaction, &route.name)?;
-                let turns = turn::take(&transaction, &route, Company::Lease, limit, due, &mut waiting, now)?;
-                passed = turns.progress(now);
-                due = turns.run;
-            }
-            let mut claims = Vec::with_capacity(due.len());
-            for delivery in due {
-                let fence = Fence { delivery: delivery.id(&route), attempt: delivery.attempt + 1 };
-                let attempt_limit = delivery.attempt_limit;
-                if queue::lease(&transaction, &fence, attempt_limit, now, later(now, lease))? {
-                    let parked_at = delivery.parked_at;
-                    claims.push(Claim { fence, attempt_limit, parked_at, event: delivery.event });
+                let mut entities = Entities::look(&transaction, &route.name, Some(Arc::clone(&route)), now)?;
+                entities.eligible(&transaction, Company::Lease, limit, &mut due)?
+            } else {
+                ((0..due.len()).collect(), Progress::default())
+            };
+            let mut claims = Vec::with_capacity(run.len());
+            for Due { claim, .. } in run.into_iter().filter_map(|index| due.get(index)) {
+                if queue::lease(&transaction, claim, now, later(now, lease))? {
+                    claims.push(claim.clone());
                 }
             }
             transaction.commit()?;
@@ -155,14 +152,14 @@ impl Deliveries for SqliteJournal {
 
     fn call(&self, route: Arc<Route>, claims: Vec<Claim>) -> BoxFuture<'_, Result<Vec<Settled>, WorkError>> {
         if matches!(route.handler, Handler::Http(_) | Handler::Elsewhere(_)) {
-            let told = format!("route `{}` runs nothing inside the journal", route.name);
-            return Box::pin(async move { Err(WorkError::Unsupported(told)) });
+            let message = format!("route `{}` runs nothing inside the journal", route.name);
+            return Box::pin(async move { Err(WorkError::Unsupported(message)) });
         }
         let (chance, shared) = (Arc::clone(&self.chance), Arc::clone(&self.shared));
         self.work(move |connection, now| {
             let mut chance = chance.lock().unwrap_or_else(PoisonError::into_inner);
-            let settled = apply::leased(connection, &route, &claims, now, &mut chance)?;
-            if !route.followups.is_empty() || lines::anything_parked(connection)? {
+            let settled = apply::leased(connection, &route, claims, now, &mut chance)?;
+            if !route.followups.is_empty() || entity::anything_parked(connection)? {
                 shared.changed();
             }
             Ok(settled)
@@ -170,46 +167,36 @@ impl Deliveries for SqliteJournal {
     }
 
     fn settle(&self, settlements: Vec<Settlement>) -> BoxFuture<'_, Result<Vec<Settled>, WorkError>> {
-        let (shared, lines) = (Arc::clone(&self.shared), Arc::clone(&self.lines));
-        self.work(move |connection, now| {
-            let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
-            let mut waiting: HashMap<&RouteName, Waiting> = HashMap::new();
+        let lines = Arc::clone(&self.lines);
+        self.transact(move |transaction, now| {
+            let mut known: HashMap<&RouteName, Entities> = HashMap::new();
             let mut settled = Vec::with_capacity(settlements.len());
             for Settlement { fence, verdict, followups } in &settlements {
-                let done = queue::settle(&transaction, fence, Held::Lease, verdict, followups, now)?;
-                if done {
-                    let name = &fence.delivery.route;
-                    let waiting = match waiting.get(name) {
-                        Some(known) => *known,
-                        None => *waiting.entry(name).or_insert(lines::waiting(&transaction, name)?),
-                    };
-                    let route = lines.get(name);
-                    let serial = route.as_deref();
-                    lines::after_lease(&transaction, serial, &fence.delivery, verdict, waiting, now)?;
-                }
+                let name = &fence.delivery.route;
+                let entities = match known.entry(name) {
+                    Entry::Occupied(known) => known.into_mut(),
+                    Entry::Vacant(new) => new.insert(Entities::look(transaction, name, lines.get(name), now)?),
+                };
+                let done = entities.settle(transaction, Held::Lease, fence, None, verdict, followups)?;
                 settled.push(if done { Settled::Done } else { Settled::Lost });
             }
-            transaction.commit()?;
             // A lane knows by itself when its own deliveries are due again.
             let followed = |one: &Settlement| matches!(one.verdict, Verdict::Succeeded(_)) && !one.followups.is_empty();
-            if waiting.values().any(|waiting| waiting.parked) || settlements.iter().any(followed) {
-                shared.changed();
-            }
-            Ok(settled)
+            let woken = known.values().any(|entities| entities.parked) || settlements.iter().any(followed);
+            Ok((settled, woken))
         })
     }
 
     fn renew(&self, fences: Vec<Fence>, lease: Duration) -> BoxFuture<'_, Result<(), WorkError>> {
-        self.work(move |connection, now| {
-            let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
-            fences.iter().try_for_each(|fence| queue::renew(&transaction, fence, later(now, lease)))?;
-            transaction.commit()
+        self.transact(move |transaction, now| {
+            fences.iter().try_for_each(|fence| queue::renew(transaction, fence, later(now, lease)).map(drop))?;
+            Ok(((), false))
         })
     }
 
     fn give_back(&self, fences: Vec<Fence>) -> BoxFuture<'_, Result<(), WorkError>> {
         self.change(move |transaction, now| {
-            fences.iter().try_for_each(|fence| queue::give_back(transaction, fence, now).map(|_| ()))
+            fences.iter().try_for_each(|fence| queue::give_back(transaction, fence, now))
         })
     }
 
@@ -217,9 +204,10 @@ impl Deliveries for SqliteJournal {
         let (chance, shared) = (Arc::clone(&self.chance), Arc::clone(&self.shared));
         self.work(move |connection, now| {
             let mut chance = chance.lock().unwrap_or_else(PoisonError::into_inner);
-            let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
-            let woken = lines::look_again(&transaction, &route, now)?;
-            let reclaimed = queue::reclaim(&transaction, &route, now, &mut chance)?;
+            let transaction = begin(connection)?;
+            let woken = entity::look_again(&transaction, &route, now)?;
+            let mut entities = Entities::look(&transaction, &route.name, Some(Arc::clone(&route)), now)?;
+            let reclaimed = queue::reclaim(&transaction, &route, &mut entities, now, &mut chance)?;
             transaction.commit()?;
             if woken || !reclaimed.is_empty() {
                 shared.changed();

@@ -26,12 +26,12 @@ pub(crate) mod commands;
 pub(crate) mod connection;
 mod database_file;
 mod deliveries;
+mod entity;
 mod follower;
 mod forget;
 mod groups;
 mod helper;
 mod ledger;
-mod lines;
 pub(crate) mod place;
 #[cfg(feature = "planted")]
 mod planted;
@@ -45,7 +45,6 @@ mod search;
 mod self_test;
 mod statements;
 mod syncer;
-mod turn;
 mod user_sql;
 pub(crate) mod writer;
 
@@ -255,7 +254,7 @@ impl SqliteJournal {
         let found = Found::look(&place.path, &lock)?;
         let (mut connection, _) = prepare(&place, &options.clock)?;
         if let Some(missing) = found.missing(&connection)? {
-            let (path, missing) = (place.path.clone(), missing.as_str());
+            let path = place.path.clone();
             if !options.accept_lost_log {
                 return Err(OpenError::Incomplete { path, missing });
             }

@@ -1,55 +1,47 @@
 //! The queue of deliveries: the statements that take, settle and return them. Each runs inside a transaction of its caller.
 //!
-//! The fence stands in every statement that ends an attempt: event, route, epoch, state and attempt must be what the
+//! Promises: the fence stands in every statement that ends an attempt: event, route, epoch, state and attempt must be what the
 //! claim said, or no row changes.
+//!
+//! Does not: decide what an outcome writes (`decide::outcome`), or who is let go on after it (`entity`).
 
 use bytes::Bytes;
 use oncehook_verify::{EventKey, UnixMicros};
-use rusqlite::{Connection, Row, params};
+use rusqlite::{Connection, Params, Result, Row, Transaction, TransactionBehavior, params};
 
-use super::lines;
-use crate::delivery::{
-    Cause, Columns, DeliveryId, DeliveryState, FailedAttempt, Failure, Fence, HandedEvent, RouteName, Verdict,
-};
+use super::entity::Entities;
+use crate::delivery::{Cause, Claim, DeliveryId, DeliveryState, FailedAttempt, Fence, HandedEvent, RouteName, Verdict};
 use crate::event::{EventId, SourceName};
+use crate::journal::decide::outcome::{Held, outcome};
 use crate::ordering::NO_TIME;
-use crate::planted::{self, Bug};
 use crate::retry::Chance;
 use crate::route::Route;
 
-/// A delivery that is due.
-#[derive(Clone)]
-pub(super) struct Due {
-    pub(super) event: HandedEvent,
-    pub(super) epoch: u32,
-    /// Attempts so far.
-    pub(super) attempt: u32,
-    pub(super) attempt_limit: u32,
-    /// Since when it has waited for a prerequisite, if it has.
-    pub(super) parked_at: Option<UnixMicros>,
-    /// Whether it stands in the line of its entity.
-    pub(super) in_line: bool,
+/// Begins a transaction that may write. Dropping it undoes what was done in it.
+pub(super) fn begin(connection: &mut Connection) -> Result<Transaction<'_>> {
+    connection.transaction_with_behavior(TransactionBehavior::Immediate)
 }
 
-impl Due {
-    pub(super) fn id(&self, route: &Route) -> DeliveryId {
-        DeliveryId { event: self.event.id, route: route.name.clone(), epoch: self.epoch }
-    }
+/// Runs a statement that returns no rows. Returns how many rows it changed.
+pub(super) fn change(connection: &Connection, sql: &str, parameters: impl Params) -> Result<usize> {
+    connection.prepare_cached(sql)?.execute(parameters)
+}
+
+/// A delivery that is due: what its next attempt would be.
+pub(super) struct Due {
+    pub(super) claim: Claim,
+    /// Whether it is in the queue of its entity.
+    pub(super) queued: bool,
 }
 
 /// Bodies of this many bytes are read at once at most, and at least one.
 const DUE_BYTES: usize = 8 << 20;
 
 /// Deliveries of a route that are due, the longest due first, and whether there may be more.
-pub(super) fn due(
-    connection: &Connection,
-    route: &Route,
-    now: UnixMicros,
-    limit: usize,
-) -> Result<(Vec<Due>, bool), rusqlite::Error> {
+pub(super) fn due(connection: &Connection, route: &Route, now: UnixMicros, limit: usize) -> Result<(Vec<Due>, bool)> {
     // The index is named: without it this would walk all deliveries there ever were.
     let mut statement = connection.prepare_cached(
-        "SELECT d.epoch, d.attempt, d.attempt_limit,
+        "SELECT d.epoch, d.attempt + 1, d.attempt_limit,
                 e.id, e.source, e.key, e.type, e.entity, e.occurred_at, e.received_at, e.headers, e.body,
                 -- A follow-up that is forced alone knows the result of the epoch before.
                 (SELECT p.result FROM oncehook_deliveries p
@@ -67,27 +59,27 @@ pub(super) fn due(
     while bytes < DUE_BYTES
         && let Some(row) = rows.next()?
     {
-        let event = handed(row, route, 3)?;
+        let event = handed(row, route)?;
         bytes += event.body.len();
-        due.push(Due {
-            epoch: row.get(0)?,
-            attempt: row.get(1)?,
+        let delivery = DeliveryId { event: event.id, route: route.name.clone(), epoch: row.get(0)? };
+        let claim = Claim {
+            fence: Fence { delivery, attempt: row.get(1)? },
             attempt_limit: row.get::<_, Option<u32>>(2)?.unwrap_or(route.retry.max_attempts),
             parked_at: row.get::<_, Option<i64>>(14)?.map(UnixMicros),
-            in_line: row.get(15)?,
             event,
-        });
+        };
+        due.push(Due { claim, queued: row.get(15)? });
     }
     let more = due.len() == limit || bytes >= DUE_BYTES;
     Ok((due, more))
 }
 
-/// An event from the columns `id … body, result, version` that begin at `first`.
-fn handed(row: &Row<'_>, route: &Route, first: usize) -> Result<HandedEvent, rusqlite::Error> {
-    let source = row.get_ref(first + 1)?.as_str()?;
-    let key = row.get_ref(first + 2)?.as_blob()?;
+/// The event of a due delivery.
+fn handed(row: &Row<'_>, route: &Route) -> Result<HandedEvent> {
+    let source = row.get_ref(4)?.as_str()?;
+    let key = row.get_ref(5)?.as_blob()?;
     Ok(HandedEvent {
-        id: EventId::from_bytes(row.get(first)?),
+        id: EventId::from_bytes(row.get(3)?),
         source: if source == route.source.as_str() {
             route.source.clone()
         } else {
@@ -95,41 +87,37 @@ fn handed(row: &Row<'_>, route: &Route, first: usize) -> Result<HandedEvent, rus
             SourceName::new(source).map_err(|_| rusqlite::Error::InvalidQuery)?
         },
         key: EventKey::from_bytes(key).ok_or(rusqlite::Error::InvalidQuery)?,
-        kind: row.get(first + 3)?,
-        entity: row.get(first + 4)?,
-        occurred_at: row.get::<_, Option<i64>>(first + 5)?.map(UnixMicros),
-        received_at: UnixMicros(row.get(first + 6)?),
-        headers: Bytes::from(row.get::<_, Vec<u8>>(first + 7)?),
-        body: Bytes::from(row.get::<_, Vec<u8>>(first + 8)?),
-        result: row.get(first + 9)?,
-        version: row.get(first + 10)?,
+        kind: row.get(6)?,
+        entity: row.get(7)?,
+        occurred_at: row.get::<_, Option<i64>>(8)?.map(UnixMicros),
+        received_at: UnixMicros(row.get(9)?),
+        headers: Bytes::from(row.get::<_, Vec<u8>>(10)?),
+        body: Bytes::from(row.get::<_, Vec<u8>>(11)?),
+        result: row.get(12)?,
+        version: row.get(13)?,
         state: None,
         current: None,
     })
 }
 
-/// Makes deliveries that are due at once. Those that exist stay as they are. If others of the event stand in the line of its
-/// entity, these do too.
+/// Makes deliveries that are due at once. Those that exist stay as they are. If others of the event are in the queue of its
+/// entity, these are too.
 pub(super) fn enqueue<'r>(
     connection: &Connection,
     event: EventId,
     epoch: u32,
     routes: impl IntoIterator<Item = &'r RouteName>,
     now: UnixMicros,
-) -> Result<Vec<RouteName>, rusqlite::Error> {
+) -> Result<Vec<RouteName>> {
+    let sql = "INSERT INTO oncehook_deliveries (event, route, epoch, state, run_at, entity, version)
+               SELECT ?1, ?2, ?3, 'ready', ?4,
+                      (SELECT entity FROM oncehook_deliveries WHERE event = ?1 AND entity IS NOT NULL LIMIT 1),
+                      (SELECT version FROM oncehook_deliveries WHERE event = ?1 AND entity IS NOT NULL LIMIT 1)
+                WHERE true
+               ON CONFLICT (event, route, epoch) DO NOTHING";
     let mut made = Vec::new();
     for route in routes {
-        let inserted = connection
-            .prepare_cached(
-                "INSERT INTO oncehook_deliveries (event, route, epoch, state, run_at, entity, version)
-                 SELECT ?1, ?2, ?3, 'ready', ?4,
-                        (SELECT entity FROM oncehook_deliveries WHERE event = ?1 AND entity IS NOT NULL LIMIT 1),
-                        (SELECT version FROM oncehook_deliveries WHERE event = ?1 AND entity IS NOT NULL LIMIT 1)
-                  WHERE true
-                 ON CONFLICT (event, route, epoch) DO NOTHING",
-            )?
-            .execute(params![event.sequence(), route.as_str(), epoch, now.0])?;
-        if inserted == 1 {
+        if change(connection, sql, params![event.sequence(), route.as_str(), epoch, now.0])? == 1 {
             made.push(route.clone());
         }
     }
@@ -137,38 +125,54 @@ pub(super) fn enqueue<'r>(
 }
 
 /// Leases a delivery for its next attempt, and writes the attempt down before it begins.
-pub(super) fn lease(
-    connection: &Connection,
-    fence: &Fence,
-    limit: u32,
-    now: UnixMicros,
-    until: UnixMicros,
-) -> Result<bool, rusqlite::Error> {
-    let DeliveryId { event, route, epoch } = &fence.delivery;
-    let leased = connection
-        .prepare_cached(
-            "UPDATE oncehook_deliveries SET state = 'running', attempt = ?4, lease_until = ?5, lease_limit = ?6,
-                    blocked_at = NULL
-              WHERE event = ?1 AND route = ?2 AND epoch = ?3 AND state IN ('ready', 'retrying') AND attempt = ?4 - 1",
-        )?
-        .execute(params![event.sequence(), route.as_str(), epoch, fence.attempt, until.0, limit])?;
+pub(super) fn lease(connection: &Connection, claim: &Claim, now: UnixMicros, until: UnixMicros) -> Result<bool> {
+    let Fence { delivery: DeliveryId { event, route, epoch }, attempt } = &claim.fence;
+    let leased = change(
+        connection,
+        "UPDATE oncehook_deliveries SET state = 'running', attempt = ?4, lease_until = ?5, lease_limit = ?6,
+                blocked_at = NULL
+          WHERE event = ?1 AND route = ?2 AND epoch = ?3 AND state IN ('ready', 'retrying') AND attempt = ?4 - 1",
+        params![event.sequence(), route.as_str(), epoch, attempt, until.0, claim.attempt_limit],
+    )?;
     if leased == 1 {
-        connection
-            .prepare_cached(
-                "INSERT INTO oncehook_attempts (event, route, epoch, attempt, started_at) VALUES (?1, ?2, ?3, ?4, ?5)",
-            )?
-            .execute(params![event.sequence(), route.as_str(), epoch, fence.attempt, now.0])?;
+        change(
+            connection,
+            "INSERT INTO oncehook_attempts (event, route, epoch, attempt, started_at) VALUES (?1, ?2, ?3, ?4, ?5)",
+            params![event.sequence(), route.as_str(), epoch, attempt, now.0],
+        )?;
     }
     Ok(leased == 1)
 }
 
-/// Whether an attempt to be settled was leased, or ran inside the transaction that settles it.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Held {
-    /// Leased: the delivery is `running` and its attempt has the fence's number.
-    Lease,
-    /// Not leased: the delivery is due, and the fence's number is the next one.
-    Lock,
+/// Writes what a leased attempt came to. The fence is part of it.
+const SETTLE_LEASED: &str = "
+    UPDATE oncehook_deliveries
+       SET state = ?5, run_at = coalesce(?6, run_at), lease_until = NULL, settled_at = ?7, result = ?8,
+           error = ?9, cause = ?10, blocked_at = NULL, parked_at = iif(?12, coalesce(parked_at, ?13), NULL),
+           entity = iif(?12, coalesce(entity, (SELECT e.entity FROM oncehook_events e WHERE e.seq = ?1)), entity),
+           attempt_limit = iif(?11, attempt_limit, lease_limit + 1)
+     WHERE event = ?1 AND route = ?2 AND epoch = ?3 AND attempt = ?4 AND state = 'running'";
+
+/// The same for an attempt that ran inside the transaction that settles it.
+const SETTLE_LOCKED: &str = "
+    UPDATE oncehook_deliveries
+       SET state = ?5, attempt = iif(?11, ?4, attempt), run_at = coalesce(?6, run_at), settled_at = ?7, result = ?8,
+           error = ?9, cause = ?10, blocked_at = NULL, parked_at = iif(?12, coalesce(parked_at, ?13), NULL),
+           entity = iif(?12, coalesce(entity, (SELECT e.entity FROM oncehook_events e WHERE e.seq = ?1)), entity)
+     WHERE event = ?1 AND route = ?2 AND epoch = ?3 AND attempt = ?4 - 1 AND state IN ('ready', 'retrying')";
+
+#[cfg(not(feature = "planted"))]
+fn settle_leased() -> &'static str {
+    SETTLE_LEASED
+}
+
+/// With the mistake [`NoFence`](crate::planted::Bug::NoFence), any attempt settles.
+#[cfg(feature = "planted")]
+fn settle_leased() -> &'static str {
+    match SETTLE_LEASED.split_once(" AND attempt = ?4") {
+        Some((unfenced, _)) if crate::planted::has(crate::planted::Bug::NoFence) => unfenced,
+        _ => SETTLE_LEASED,
+    }
 }
 
 /// Ends an attempt. `false`: the fence is not the latest, and nothing was written.
@@ -179,133 +183,93 @@ pub(super) fn settle(
     verdict: &Verdict,
     followups: &[RouteName],
     now: UnixMicros,
-) -> Result<bool, rusqlite::Error> {
+) -> Result<bool> {
     let DeliveryId { event, route, epoch } = &fence.delivery;
-    let Columns { state, run_at, result, error, cause } = verdict.columns();
-    let parked = state == DeliveryState::Parked;
-    // One statement for each way of holding it: the fence is part of both.
-    let sql = match held {
-        Held::Lease if planted::has(Bug::NoFence) => {
-            "UPDATE oncehook_deliveries
-                SET state = ?5, run_at = coalesce(?6, run_at), lease_until = NULL, settled_at = ?7, result = ?8,
-                    error = ?9, cause = ?10
-              WHERE event = ?1 AND route = ?2 AND epoch = ?3 AND ?4 > 0 AND (?11 OR ?12 OR ?13)"
-        }
-        Held::Lease => {
-            "UPDATE oncehook_deliveries
-                SET state = ?5, run_at = coalesce(?6, run_at), lease_until = NULL, settled_at = ?7, result = ?8,
-                    error = ?9, cause = ?10, blocked_at = NULL, parked_at = iif(?12, coalesce(parked_at, ?13), NULL),
-                    entity = iif(?12, coalesce(entity, (SELECT e.entity FROM oncehook_events e WHERE e.seq = ?1)), entity),
-                    attempt_limit = iif(?11, attempt_limit, lease_limit + 1)
-              WHERE event = ?1 AND route = ?2 AND epoch = ?3 AND attempt = ?4 AND state = 'running'"
-        }
-        Held::Lock => {
-            "UPDATE oncehook_deliveries
-                SET state = ?5, attempt = iif(?11, ?4, attempt), run_at = coalesce(?6, run_at), settled_at = ?7, result = ?8,
-                    error = ?9, cause = ?10, blocked_at = NULL, parked_at = iif(?12, coalesce(parked_at, ?13), NULL),
-                    entity = iif(?12, coalesce(entity, (SELECT e.entity FROM oncehook_events e WHERE e.seq = ?1)), entity)
-              WHERE event = ?1 AND route = ?2 AND epoch = ?3 AND attempt = ?4 - 1 AND state IN ('ready', 'retrying')"
-        }
-    };
-    let settled = connection.prepare_cached(sql)?.execute(params![
-        event.sequence(),
-        route.as_str(),
-        epoch,
-        fence.attempt,
-        state.as_str(),
-        run_at.map(|at| at.0),
-        run_at.is_none().then_some(now.0),
-        result,
-        error,
-        cause.map(Cause::as_str),
-        verdict.is_attempt(),
-        parked,
-        now.0,
-    ])?;
+    let outcome = outcome(held, verdict, followups);
+    let settled = change(
+        connection,
+        if held == Held::Lock { SETTLE_LOCKED } else { settle_leased() },
+        params![
+            event.sequence(),
+            route.as_str(),
+            epoch,
+            fence.attempt,
+            outcome.state.as_str(),
+            outcome.run_at.map(|at| at.0),
+            outcome.run_at.is_none().then_some(now.0),
+            outcome.result,
+            outcome.error,
+            outcome.cause.map(Cause::as_str),
+            outcome.counts,
+            outcome.state == DeliveryState::Parked,
+            now.0,
+        ],
+    )?;
     if settled == 0 {
         return Ok(false);
     }
-    let succeeded = matches!(verdict, Verdict::Succeeded(_));
-    let outcome = match verdict {
-        Verdict::Succeeded(_) => "succeeded",
-        Verdict::RetryAt(..) | Verdict::Dead(_) => "failed",
-        Verdict::Parked(..) | Verdict::Superseded(_) => "given_back",
-    };
-    match held {
-        Held::Lease => {
-            let error = error.filter(|_| !matches!(verdict, Verdict::Superseded(_)));
-            end_attempt(connection, fence, outcome, error, now)?;
-        }
-        // A success that was never leased stands in the delivery itself; what was put off is no attempt.
-        Held::Lock if verdict.is_attempt() && !succeeded => {
-            connection
-                .prepare_cached(
-                    "INSERT INTO oncehook_attempts (event, route, epoch, attempt, started_at, finished_at, outcome, error)
-                     VALUES (?1, ?2, ?3, ?4, ?5, ?5, ?6, ?7)",
-                )?
-                .execute(params![event.sequence(), route.as_str(), epoch, fence.attempt, now.0, outcome, error])?;
-        }
-        Held::Lock => {}
+    if let Some(end) = outcome.attempt {
+        end_attempt(connection, fence, end.outcome, end.error, now)?;
     }
-    if succeeded && !followups.is_empty() {
-        enqueue(connection, *event, *epoch, followups, now)?;
-    }
+    enqueue(connection, *event, *epoch, outcome.followups, now)?;
     Ok(true)
 }
 
+/// Writes the end of an attempt. One that was not leased has no row yet.
 fn end_attempt(
     connection: &Connection,
     fence: &Fence,
     outcome: &str,
     error: Option<&str>,
     now: UnixMicros,
-) -> Result<(), rusqlite::Error> {
+) -> Result<usize> {
     let DeliveryId { event, route, epoch } = &fence.delivery;
-    connection
-        .prepare_cached(
-            "UPDATE oncehook_attempts SET finished_at = ?5, outcome = ?6, error = ?7
-              WHERE event = ?1 AND route = ?2 AND epoch = ?3 AND attempt = ?4",
-        )?
-        .execute(params![event.sequence(), route.as_str(), epoch, fence.attempt, now.0, outcome, error])?;
-    Ok(())
+    change(
+        connection,
+        "INSERT INTO oncehook_attempts (event, route, epoch, attempt, started_at, finished_at, outcome, error)
+         VALUES (?1, ?2, ?3, ?4, ?5, ?5, ?6, ?7)
+         ON CONFLICT (event, route, epoch, attempt) DO UPDATE
+            SET finished_at = excluded.finished_at, outcome = excluded.outcome, error = excluded.error",
+        params![event.sequence(), route.as_str(), epoch, fence.attempt, now.0, outcome, error],
+    )
 }
 
 /// Prolongs a lease that is still held.
-pub(super) fn renew(connection: &Connection, fence: &Fence, until: UnixMicros) -> Result<(), rusqlite::Error> {
+pub(super) fn renew(connection: &Connection, fence: &Fence, until: UnixMicros) -> Result<usize> {
     let DeliveryId { event, route, epoch } = &fence.delivery;
-    connection
-        .prepare_cached(
-            "UPDATE oncehook_deliveries SET lease_until = ?5
-              WHERE event = ?1 AND route = ?2 AND epoch = ?3 AND attempt = ?4 AND state = 'running'",
-        )?
-        .execute(params![event.sequence(), route.as_str(), epoch, fence.attempt, until.0])?;
-    Ok(())
+    change(
+        connection,
+        "UPDATE oncehook_deliveries SET lease_until = ?5
+          WHERE event = ?1 AND route = ?2 AND epoch = ?3 AND attempt = ?4 AND state = 'running'",
+        params![event.sequence(), route.as_str(), epoch, fence.attempt, until.0],
+    )
 }
 
 /// Gives a lease back: due at once, the attempt's number stays, and one more attempt is granted in its place.
-pub(super) fn give_back(connection: &Connection, fence: &Fence, now: UnixMicros) -> Result<bool, rusqlite::Error> {
+pub(super) fn give_back(connection: &Connection, fence: &Fence, now: UnixMicros) -> Result<()> {
     let DeliveryId { event, route, epoch } = &fence.delivery;
-    let given = connection
-        .prepare_cached(
-            "UPDATE oncehook_deliveries
-                SET state = CASE WHEN error IS NULL THEN 'ready' ELSE 'retrying' END, run_at = ?5, lease_until = NULL,
-                    attempt_limit = lease_limit + 1
-              WHERE event = ?1 AND route = ?2 AND epoch = ?3 AND attempt = ?4 AND state = 'running'",
-        )?
-        .execute(params![event.sequence(), route.as_str(), epoch, fence.attempt, now.0])?;
+    let given = change(
+        connection,
+        "UPDATE oncehook_deliveries
+            SET state = CASE WHEN error IS NULL THEN 'ready' ELSE 'retrying' END, run_at = ?5, lease_until = NULL,
+                attempt_limit = lease_limit + 1
+          WHERE event = ?1 AND route = ?2 AND epoch = ?3 AND attempt = ?4 AND state = 'running'",
+        params![event.sequence(), route.as_str(), epoch, fence.attempt, now.0],
+    )?;
     if given == 1 {
         end_attempt(connection, fence, "given_back", None, now)?;
     }
-    Ok(given == 1)
+    Ok(())
 }
 
 /// Takes leases away that have run out. Each is an attempt that failed.
 pub(super) fn reclaim(
     connection: &Connection,
     route: &Route,
+    entities: &mut Entities,
     now: UnixMicros,
     chance: &mut Chance,
-) -> Result<Vec<FailedAttempt>, rusqlite::Error> {
+) -> Result<Vec<FailedAttempt>> {
     let expired: Vec<(Fence, u32)> = connection
         .prepare_cached(
             "SELECT e.id, d.epoch, d.attempt, d.attempt_limit
@@ -319,23 +283,18 @@ pub(super) fn reclaim(
             let limit = row.get::<_, Option<u32>>(3)?.unwrap_or(route.retry.max_attempts);
             Ok((Fence { delivery, attempt: row.get(2)? }, limit))
         })?
-        .collect::<Result<_, _>>()?;
-    let waiting = lines::waiting(connection, &route.name)?;
+        .collect::<Result<_>>()?;
     let mut failed = Vec::with_capacity(expired.len());
-    for (fence, limit) in &expired {
-        let message = Failure::never_ended().message;
-        let verdict = route.after_lost_lease(fence.attempt, *limit, now, chance.draw());
-        settle(connection, fence, Held::Lease, &verdict, &[], now)?;
-        let serial = route.ordering.is_serial().then_some(route);
-        lines::after_lease(connection, serial, &fence.delivery, &verdict, waiting, now)?;
-        end_attempt(connection, fence, "lost", Some(&message), now)?;
-        failed.extend(FailedAttempt::of(fence.delivery.event, fence.attempt, *limit, &verdict, now));
+    for (fence, limit) in expired {
+        let verdict = route.after_lost_lease(fence.attempt, limit, now, chance.draw());
+        failed.extend(FailedAttempt::of(fence.delivery.event, fence.attempt, limit, &verdict, now));
+        entities.settle(connection, Held::LostLease, &fence, None, &verdict, &[])?;
     }
     Ok(failed)
 }
 
 /// When the next delivery of a route is due.
-pub(super) fn next_due(connection: &Connection, route: &RouteName) -> Result<Option<UnixMicros>, rusqlite::Error> {
+pub(super) fn next_due(connection: &Connection, route: &RouteName) -> Result<Option<UnixMicros>> {
     connection
         .prepare_cached(
             "SELECT min(run_at) FROM oncehook_deliveries INDEXED BY oncehook_deliveries_due
@@ -346,24 +305,20 @@ pub(super) fn next_due(connection: &Connection, route: &RouteName) -> Result<Opt
 }
 
 /// When the journal was made.
-pub(super) fn mark(connection: &Connection) -> Result<i64, rusqlite::Error> {
+pub(super) fn mark(connection: &Connection) -> Result<i64> {
     let sql = "SELECT applied_at FROM oncehook_migrations ORDER BY name LIMIT 1";
     connection.query_row(sql, [], |row| row.get(0))
 }
 
 /// Those of these deliveries that are pending or dead.
-pub(super) fn unsettled(
-    connection: &Connection,
-    deliveries: Vec<DeliveryId>,
-) -> Result<Vec<DeliveryId>, rusqlite::Error> {
+pub(super) fn unsettled(connection: &Connection, deliveries: Vec<DeliveryId>) -> Result<Vec<DeliveryId>> {
     let mut statement = connection.prepare_cached(
-        "SELECT count(*) FROM oncehook_deliveries
+        "SELECT 1 FROM oncehook_deliveries
           WHERE event = ?1 AND route = ?2 AND epoch = ?3 AND state NOT IN ('succeeded', 'superseded', 'skipped')",
     )?;
     let mut unsettled = Vec::new();
     for delivery in deliveries {
-        let key = params![delivery.event.sequence(), delivery.route.as_str(), delivery.epoch];
-        if statement.query_row(key, |row| row.get::<_, i64>(0))? > 0 {
+        if statement.exists(params![delivery.event.sequence(), delivery.route.as_str(), delivery.epoch])? {
             unsettled.push(delivery);
         }
     }
@@ -375,7 +330,7 @@ pub(super) fn unsettled(
 /// does not wait for that clock.
 ///
 /// What is settled is never looked at: a history of millions must not make the start longer.
-pub(super) fn begin_anew(connection: &Connection, now: UnixMicros) -> Result<(), rusqlite::Error> {
+pub(super) fn begin_anew(connection: &Connection, now: UnixMicros) -> Result<()> {
     connection.execute(
         "UPDATE oncehook_deliveries INDEXED BY oncehook_deliveries_leased SET lease_until = 0 WHERE state = 'running'",
         [],
@@ -437,7 +392,7 @@ mod tests {
             .unwrap()
             .query_map([], |row| Ok((row.get(0)?, row.get(1)?)))
             .unwrap()
-            .collect::<Result<_, _>>()
+            .collect::<Result<_>>()
             .unwrap();
         for ((state, before, after), (run_at, lease)) in cases.iter().zip(&found) {
             assert_eq!(run_at, after, "{state} at {before}");

@@ -10,7 +10,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use rusqlite::{Connection, ErrorCode};
+use rusqlite::ErrorCode;
 
 use super::{SqliteJournal, connection, user_sql};
 use crate::handler::SqlHandler;
@@ -30,19 +30,12 @@ impl SqliteJournal {
         let engine = |error: rusqlite::Error| ReadError::Engine(error.to_string());
         let mut connection = connection::open_reader(path).map_err(engine)?;
         user_sql::guard(&mut connection).map_err(engine)?;
-        Ok(misfits(&connection, handler))
+        let misfits = handler.statements().iter().enumerate().filter_map(|(place, statement)| {
+            let prepared = user_sql::foreign(PATIENCE, || connection.prepare(statement.text()).map(drop));
+            Some(Misfit { statement: place + 1, reason: reason(prepared.err()?) })
+        });
+        Ok(misfits.collect())
     }
-}
-
-fn misfits(connection: &Connection, handler: &SqlHandler) -> Vec<Misfit> {
-    let mut misfits = Vec::new();
-    for (place, statement) in handler.statements().iter().enumerate() {
-        let prepared = user_sql::foreign(PATIENCE, || connection.prepare(statement.text()).map(drop));
-        if let Err(error) = prepared {
-            misfits.push(Misfit { statement: place + 1, reason: reason(error) });
-        }
-    }
-    misfits
 }
 
 /// In one line, without the statement that the reader knows.

@@ -16,7 +16,7 @@ use oncehook_verify::UnixMicros;
 use rusqlite::types::{ToSqlOutput, Value, ValueRef};
 use rusqlite::{CachedStatement, Connection};
 
-use super::lines;
+use super::entity;
 use crate::delivery::RouteName;
 use crate::event::EventId;
 use crate::journal::sql::error::EngineError;
@@ -155,7 +155,7 @@ impl Session for Statements<'_> {
 
 impl Operates for Statements<'_> {
     fn unblock(&mut self, now: i64, route: &RouteName, entity: &str) -> impl Future<Output = Result<()>> + Send {
-        let done = lines::let_go_on(self.connection, route.as_str(), entity, 1, UnixMicros(now));
+        let done = entity::let_go_on(self.connection, route.as_str(), entity, 1, UnixMicros(now));
         ready(self.noting(done))
     }
 }

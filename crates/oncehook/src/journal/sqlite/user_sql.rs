@@ -11,8 +11,8 @@ use std::cell::Cell;
 use std::time::{Duration, Instant};
 
 use rusqlite::hooks::{AuthAction, AuthContext, Authorization};
-use rusqlite::types::{ToSqlOutput, Value as SqlValue, ValueRef};
-use rusqlite::{Connection, ErrorCode, Row, Statement};
+use rusqlite::types::{Null, ToSqlOutput, ValueRef};
+use rusqlite::{Connection, ErrorCode, Statement};
 use serde_json::{Map, Value};
 
 use crate::delivery::{Cause, Failure, HandedEvent};
@@ -62,7 +62,7 @@ fn is_allowed(action: &AuthAction<'_>) -> bool {
         | AuthAction::Insert { table_name }
         | AuthAction::Update { table_name, .. }
         | AuthAction::Delete { table_name } => theirs(table_name),
-        // Full-text tables look whether somebody else has written.
+        // Full-text tables look whether another connection has written.
         AuthAction::Pragma { pragma_name, pragma_value } => {
             pragma_name.eq_ignore_ascii_case("data_version") && pragma_value.is_none()
         }
@@ -70,66 +70,78 @@ fn is_allowed(action: &AuthAction<'_>) -> bool {
     }
 }
 
-/// Runs the statements of a handler. The result is what the last statement with rows returned: an object for one row, a
-/// list for more, nothing for none.
-pub(super) fn run(connection: &Connection, handler: &SqlHandler, values: &[Found<'_>]) -> Result<Ran, rusqlite::Error> {
-    let mut result = None;
-    for (place, statement) in handler.statements().iter().enumerate() {
-        let mut prepared = connection.prepare_cached(statement.text())?;
-        for (position, parameter) in statement.parameters().iter().enumerate() {
-            let value = values.get(*parameter).map_or(ToSqlOutput::Owned(SqlValue::Null), bound);
-            prepared.raw_bind_parameter(position + 1, value)?;
-        }
-        let found = rows(&mut prepared)?;
-        if place == 0 && handler.has_requirement() {
-            if found.is_none() {
-                return Ok(Ran::Deferred);
-            }
-            continue;
-        }
-        result = found.or(result);
-    }
-    if connection.is_autocommit() {
-        // Nothing of it is committed (see `guard`), and what our own statements wrote now would stand alone.
-        let told = "a statement ended the transaction; all of it is undone";
-        let failure = Failure::retry(Cause::Handler, told);
-        return Err(rusqlite::Error::ToSqlConversionFailure(Box::new(failure)));
-    }
-    Ok(Ran::Done(result))
+/// Why a handler did not come to its end.
+pub(super) enum Halt {
+    /// The event does not fit the handler, or what it requires is not there. Its statements have changed nothing.
+    Unfit(Failure),
+    /// A statement failed. The transaction must be undone.
+    Broke(rusqlite::Error),
 }
 
-/// What statements came to.
-pub(super) enum Ran {
-    /// They ran, with this result.
-    Done(Option<String>),
-    /// What they require is not there yet. Nothing was done.
-    Deferred,
+impl From<rusqlite::Error> for Halt {
+    fn from(error: rusqlite::Error) -> Self {
+        Self::Broke(error)
+    }
+}
+
+/// Runs the statements of a handler for an event. The result is what the last statement with rows returned: an object for one
+/// row, a list for more, nothing for none.
+pub(super) fn run(
+    connection: &Connection,
+    handler: &SqlHandler,
+    event: &HandedEvent,
+    budget: Duration,
+) -> Result<Option<String>, Halt> {
+    let values = handler.values(event).map_err(Halt::Unfit)?;
+    foreign(budget, || {
+        let mut result = None;
+        for (place, statement) in handler.statements().iter().enumerate() {
+            let mut prepared = connection.prepare_cached(statement.text())?;
+            for (position, parameter) in statement.parameters().iter().enumerate() {
+                let value = values.get(*parameter).map_or(Null.into(), bound);
+                prepared.raw_bind_parameter(position + 1, value)?;
+            }
+            let found = rows(&mut prepared)?;
+            if place > 0 || !handler.has_requirement() {
+                result = found.or(result);
+            } else if found.is_none() {
+                return Err(Halt::Unfit(handler.deferral()));
+            }
+        }
+        if connection.is_autocommit() {
+            // Nothing of it is committed (see `guard`), and what our own statements wrote now would stand alone.
+            return Err(carried(Failure::retry(Cause::Handler, ENDED)).into());
+        }
+        Ok(result)
+    })
+}
+
+const ENDED: &str = "a statement ended the transaction; all of it is undone";
+
+/// A failure of our own words as an error of the engine; [`failure`] takes it out again.
+fn carried(failure: Failure) -> rusqlite::Error {
+    rusqlite::Error::ToSqlConversionFailure(Box::new(failure))
 }
 
 /// A value as SQLite takes it. Whole numbers beyond 64 bits stay text, so that no digit is lost.
 fn bound<'f>(found: &'f Found<'_>) -> ToSqlOutput<'f> {
     let text = |text: &'f str| ToSqlOutput::Borrowed(ValueRef::Text(text.as_bytes()));
     match found {
-        Found::Null => ToSqlOutput::Owned(SqlValue::Null),
+        Found::Null => Null.into(),
         Found::Text(found) => text(found),
         Found::Bytes(bytes) => ToSqlOutput::Borrowed(ValueRef::Blob(bytes)),
         Found::Json(json) => match json.as_bytes().first() {
-            Some(b'"') => {
-                let inner = json.get(1..json.len() - 1).unwrap_or_default();
-                if inner.contains('\\') {
-                    let parsed = serde_json::from_str::<String>(json).unwrap_or_else(|_| inner.to_owned());
-                    ToSqlOutput::Owned(SqlValue::Text(parsed))
-                } else {
-                    text(inner)
-                }
-            }
-            Some(b't') => ToSqlOutput::Owned(SqlValue::Integer(1)),
-            Some(b'f') => ToSqlOutput::Owned(SqlValue::Integer(0)),
-            Some(b'n') => ToSqlOutput::Owned(SqlValue::Null),
+            Some(b'"') => match serde_json::from_str(json) {
+                Ok(plain) => text(plain),
+                // It has escapes, so it cannot be borrowed.
+                Err(_) => serde_json::from_str::<String>(json).unwrap_or_default().into(),
+            },
+            Some(b't' | b'f') => json.starts_with('t').into(),
+            Some(b'n') => Null.into(),
             Some(b'-' | b'0'..=b'9') => match json.parse::<i64>() {
-                Ok(whole) => ToSqlOutput::Owned(SqlValue::Integer(whole)),
+                Ok(whole) => whole.into(),
                 Err(_) if json.contains(['.', 'e', 'E']) => {
-                    json.parse::<f64>().map_or_else(|_| text(json), |real| ToSqlOutput::Owned(SqlValue::Real(real)))
+                    json.parse::<f64>().map_or_else(|_| text(json), ToSqlOutput::from)
                 }
                 Err(_) => text(json),
             },
@@ -141,50 +153,41 @@ fn bound<'f>(found: &'f Found<'_>) -> ToSqlOutput<'f> {
 /// Steps a statement to its end. `None` if it is not of the kind that returns rows, or returned none.
 fn rows(statement: &mut Statement<'_>) -> Result<Option<String>, rusqlite::Error> {
     let names: Vec<String> = statement.column_names().map(str::to_owned).collect();
-    let mut found = Vec::new();
-    let mut bytes = 0;
+    let (mut found, mut bytes) = (Vec::new(), 0);
     let mut rows = statement.raw_query();
     while let Some(row) = rows.next()? {
         if names.is_empty() {
             continue;
         }
-        for column in 0..names.len() {
-            bytes += match row.get_ref(column)? {
+        let mut object = Map::new();
+        for (column, name) in names.iter().enumerate() {
+            let value = row.get_ref(column)?;
+            bytes += match value {
                 ValueRef::Text(text) => text.len(),
                 ValueRef::Blob(bytes) => bytes.len() * 2,
                 ValueRef::Null | ValueRef::Integer(_) | ValueRef::Real(_) => 8,
             };
+            if found.len() == RESULT_ROWS || bytes > RESULT_BYTES {
+                return Err(carried(too_large()));
+            }
+            let value = match value {
+                ValueRef::Null => Value::Null,
+                ValueRef::Integer(whole) => Value::from(whole),
+                ValueRef::Real(real) => Value::from(real),
+                ValueRef::Text(text) => Value::from(String::from_utf8_lossy(text)),
+                ValueRef::Blob(bytes) => Value::from(hex::encode(bytes)),
+            };
+            object.insert(name.clone(), value);
         }
-        if found.len() == RESULT_ROWS || bytes > RESULT_BYTES {
-            return Err(rusqlite::Error::ToSqlConversionFailure(Box::new(too_large())));
-        }
-        found.push(object(&names, row)?);
+        found.push(Value::Object(object));
     }
-    let result = match found.len() {
-        0 => return Ok(None),
-        1 => found.pop().unwrap_or_default(),
-        _ => Value::Array(found),
-    };
-    Ok(Some(result.to_string()))
+    let last = found.pop();
+    let result = if found.is_empty() { last } else { Some(found.into_iter().chain(last).collect()) };
+    Ok(result.map(|result: Value| result.to_string()))
 }
 
-fn object(names: &[String], row: &Row<'_>) -> Result<Value, rusqlite::Error> {
-    let mut object = Map::new();
-    for (column, name) in names.iter().enumerate() {
-        let value = match row.get_ref(column)? {
-            ValueRef::Null => Value::Null,
-            ValueRef::Integer(whole) => Value::from(whole),
-            ValueRef::Real(real) => Value::from(real),
-            ValueRef::Text(text) => Value::from(String::from_utf8_lossy(text)),
-            ValueRef::Blob(bytes) => Value::from(hex::encode(bytes)),
-        };
-        object.insert(name.clone(), value);
-    }
-    Ok(Value::Object(object))
-}
-
-/// An error of a user's statement as a failure of the attempt. `about`: whose statement, and for which event, whose values are not
-/// told.
+/// An error of a user's statement as a failure of the attempt. `about`: whose statement, and for which event, whose values are left
+/// out.
 pub(super) fn failure(
     error: &rusqlite::Error,
     budget: Duration,
@@ -195,15 +198,15 @@ pub(super) fn failure(
     {
         return failure.clone();
     }
-    let told = match error.sqlite_error_code() {
+    let message = match error.sqlite_error_code() {
         Some(ErrorCode::OperationInterrupted) => format!("the statements took longer than {budget:?}"),
         Some(ErrorCode::AuthorizationForStatementDenied) => {
             "a handler may only read and write rows, and may not touch oncehook's tables".to_owned()
         }
         _ => without_quoted(error),
     };
-    let told = about.map_or(told.clone(), |(handler, event)| handler.without_values(&told, event));
-    let failure = Failure::retry(Cause::Handler, told);
+    let message = about.map_or(message.clone(), |(handler, event)| handler.without_values(&message, event));
+    let failure = Failure::retry(Cause::Handler, message);
     match error {
         // The engine's words for the code, such as "constraint failed"; not the message, which may quote a value.
         rusqlite::Error::SqliteFailure(code, _) => failure.in_log(code.to_string()),
@@ -214,12 +217,12 @@ pub(super) fn failure(
 /// What SQLite says. Errors at run time quote values (a path that is none), those of constraints and of preparing names only.
 fn without_quoted(error: &rusqlite::Error) -> String {
     const QUOTES: [char; 2] = ['\'', '"'];
-    let told = error.to_string();
+    let message = error.to_string();
     let at_run_time = matches!(error, rusqlite::Error::SqliteFailure(said, _) if said.code == ErrorCode::Unknown);
-    match told.find(QUOTES).zip(told.rfind(QUOTES)) {
+    match message.find(QUOTES).zip(message.rfind(QUOTES)) {
         Some((from, to)) if at_run_time => {
-            format!("{}…{}", told.get(..from).unwrap_or_default(), told.get(to + 1..).unwrap_or_default())
+            format!("{}…{}", message.get(..from).unwrap_or_default(), message.get(to + 1..).unwrap_or_default())
         }
-        _ => told,
+        _ => message,
     }
 }

@@ -8,14 +8,14 @@ use std::time::Duration;
 use oncehook_verify::UnixMicros;
 use tokio::sync::watch;
 
-use super::later;
-use crate::delivery::{Claim, DeliveryId, DeliveryState, Fence, RouteName, Settled, Settlement};
+use super::Record;
+use crate::delivery::{Claim, DeliveryId, Fence, RouteName, Settled, Settlement};
 use crate::journal::memory::{MemoryJournal, State};
 use crate::journal::{
     Backlog, BoxFuture, Deliveries, Forgotten, Order, OrderError, Ordered, Pausable, Pause, Paused, Progress,
     Retention, Who, WorkError,
 };
-use crate::retry::Chance;
+use crate::retry::{Chance, later};
 use crate::route::Route;
 
 impl MemoryJournal {
@@ -25,15 +25,11 @@ impl MemoryJournal {
     ) -> BoxFuture<'a, Result<T, WorkError>> {
         Box::pin(async move {
             let mut state = self.lock();
-            if !state.open {
+            if state.closed {
                 return Err(WorkError::Unavailable("it is closed".to_owned()));
             }
             Ok(change(&mut state, self.clock.steady()))
         })
-    }
-
-    fn look<'a, T: 'a>(&'a self, look: impl FnOnce(&State) -> T + Send + 'a) -> BoxFuture<'a, Result<T, WorkError>> {
-        Box::pin(async move { Ok(look(&self.lock())) })
     }
 }
 
@@ -57,15 +53,15 @@ impl Deliveries for MemoryJournal {
     fn settle(&self, settlements: Vec<Settlement>) -> BoxFuture<'_, Result<Vec<Settled>, WorkError>> {
         self.change(move |state, now| {
             self.wake();
-            settlements.into_iter().map(|settlement| state.settle(settlement, now)).collect()
+            settlements.iter().map(|settlement| state.settle(settlement, now)).collect()
         })
     }
 
     fn renew(&self, fences: Vec<Fence>, lease: Duration) -> BoxFuture<'_, Result<(), WorkError>> {
         self.change(move |state, now| {
             for fence in fences {
-                if let Some(lasting) = state.running(&fence).and_then(|record| record.lease.as_mut()) {
-                    lasting.until = later(now, lease);
+                if let Some((until, _)) = state.running(&fence).and_then(|record| record.lease.as_mut()) {
+                    *until = later(now, lease);
                 }
             }
         })
@@ -90,8 +86,8 @@ impl Deliveries for MemoryJournal {
 
     fn next_due(&self, route: RouteName) -> BoxFuture<'_, Result<Option<UnixMicros>, WorkError>> {
         self.look(move |state| {
-            let waiting = state.records().filter(|(_, name, _, record)| **name == route && record.has_turn());
-            waiting.map(|(_, _, _, record)| record.run_at).min()
+            let waiting = state.of_route(&route, Record::has_time).into_iter();
+            waiting.map(|(_, record)| record.run_at).min()
         })
     }
 
@@ -101,12 +97,7 @@ impl Deliveries for MemoryJournal {
 
     fn unsettled(&self, deliveries: Vec<DeliveryId>) -> BoxFuture<'_, Result<Vec<DeliveryId>, WorkError>> {
         self.look(move |state| {
-            let open = |id: &DeliveryId| {
-                state.records().any(|(event, route, epoch, record)| {
-                    (event, route, epoch) == (id.event, &id.route, id.epoch)
-                        && (record.state.is_pending() || record.state == DeliveryState::Dead)
-                })
-            };
+            let open = |id: &DeliveryId| state.records().any(|(known, record)| known == *id && record.is_open());
             deliveries.into_iter().filter(open).collect()
         })
     }
@@ -141,7 +132,7 @@ impl Deliveries for MemoryJournal {
     }
 
     fn trust_clock(&self, who: Who) -> BoxFuture<'_, Result<(), WorkError>> {
-        self.change(move |state, now| state.trust_clock(who, now.min(self.clock.now())))
+        self.change(move |state, now| state.trust_clock(&who, now.min(self.clock.now())))
     }
 }
 

@@ -259,7 +259,11 @@ impl<E: Delivers, D: FnMut() -> f64 + Send> Batch<'_, E, D> {
             let verdict = match outcome {
                 Ok(result) => Verdict::Succeeded(result),
                 Err(failure) => {
-                    let tried = Tried { attempt: due.attempt + 1, limit: due.attempt_limit, parked_at: due.parked_at };
+                    let tried = Tried {
+                        attempt: due.attempt + 1,
+                        limit: due.attempt_limit,
+                        parked_at: due.candidate.parked_at,
+                    };
                     self.route.after_failure(failure, tried, UnixMicros(now), (self.draw)())
                 }
             };

@@ -21,7 +21,7 @@ use crate::journal::decide::outcome::Held;
 use crate::journal::server::engine::{Engine, Session};
 use crate::journal::server::error::{EngineError, EngineResult};
 use crate::journal::server::value::{Column, Param, Row};
-use crate::ordering::{Candidate, Company, Line, Mark, NO_TIME, OnDead, Place, Standing, Step, plan};
+use crate::ordering::{Candidate, Company, Line, Mark, NO_TIME, OnDead, Place, Standing, plan};
 use crate::route::{KnownLines, Route};
 
 /// Blocked entities that are looked after in one go.
@@ -70,29 +70,17 @@ impl<E: Delivers> Transaction<'_, E> {
         lock::<E>(self.session, &route.name, &unlocked).await?;
         let candidates: Vec<Candidate> = due.iter().map(|due| due.candidate.clone()).collect();
         let queues = self.queues(&candidates).await?;
-        let plan = plan(&route.ordering, company, room, &candidates, &queues);
+        let plan = plan(&route.ordering, company, room, &candidates, &queues, UnixMicros(now));
         let blocked: BTreeSet<_> = plan.blocked.iter().filter_map(|index| candidates.get(*index).map(key)).collect();
         if !blocked.is_empty() {
             let params = [now.into(), (&route.name).into(), Param::places(blocked), NO_TIME.into()];
             self.session.change(E::DELIVER.block, &params).await?;
         }
-        let (mut run, mut passed) = (Vec::new(), Vec::new());
         let mut due: Vec<Option<Due>> = due.into_iter().map(Some).collect();
-        for (index, step) in plan.steps {
-            let Some(mut due) = due.get_mut(index).and_then(Option::take) else { continue };
-            match step {
-                Step::Run(state) => {
-                    due.state = state;
-                    run.push(due);
-                }
-                Step::Settle(verdict) => passed.push((due, verdict)),
-                Step::Defer(reason) => {
-                    let parking = &route.ordering.parking;
-                    let verdict = parking.after_deferral(&reason, due.parked_at, UnixMicros(now));
-                    passed.push((due, verdict));
-                }
-            }
-        }
+        let mut take = |index: usize| due.get_mut(index).and_then(Option::take);
+        let run = plan.run.into_iter().filter_map(|(index, state)| Some(Due { state, ..take(index)? })).collect();
+        let passed = plan.passed.into_iter().filter_map(|(index, verdict)| Some((take(index)?, verdict)));
+        let passed: Vec<(Due, Verdict)> = passed.collect();
         let passed = self.settle(passed.iter().map(|(due, verdict)| (due, verdict.clone())).collect()).await?;
         Ok((run, passed))
     }

@@ -49,6 +49,7 @@ pub(in crate::journal) fn candidate(row: &impl Row) -> EngineResult<Candidate> {
         place: Place { version, event: row.event(0)?, epoch: 0 },
         mark: Mark { version, at: row.maybe_time(3)? },
         kind: row.maybe_text(4)?,
+        parked_at: None,
     })
 }
 
@@ -66,17 +67,18 @@ pub(in crate::journal) fn due_with_event(row: &mut impl Row, route: &Route) -> E
         place: Place { version: event.version, event: event.id, epoch: 0 },
         mark: Mark { version: event.version, at: event.occurred_at },
         kind: event.kind.clone(),
+        parked_at: None,
     };
     Ok(Due { event: Some(event), ..due_of(row, route, candidate, EVENT_COLUMNS)? })
 }
 
 fn due_of(row: &impl Row, route: &Route, mut candidate: Candidate, first: usize) -> EngineResult<Due> {
     candidate.place.epoch = row.small(first)?;
+    candidate.parked_at = row.maybe_time(first + 3)?;
     Ok(Due {
         candidate,
         attempt: row.small(first + 1)?,
         attempt_limit: row.maybe_small(first + 2)?.unwrap_or(route.retry.max_attempts),
-        parked_at: row.maybe_time(first + 3)?,
         queued: row.is_true(first + 4)?,
         entity_locked: row.is_true(first + 5)?,
         state: None,
@@ -115,5 +117,5 @@ pub(super) fn with_events(rows: Vec<impl Row>, route: &Route, due: &mut [Due]) -
 pub(super) fn claim(due: Due, route: &Route) -> EngineResult<Claim> {
     let fence = due.fence(route);
     let event = HandedEvent { state: due.state, ..due.event.ok_or_else(EngineError::damaged)? };
-    Ok(Claim { fence, attempt_limit: due.attempt_limit, parked_at: due.parked_at, event })
+    Ok(Claim { fence, attempt_limit: due.attempt_limit, parked_at: due.candidate.parked_at, event })
 }

@@ -9,8 +9,6 @@
 use std::future::Future;
 use std::time::Duration;
 
-use oncehook_verify::UnixMicros;
-
 use crate::delivery::{DeliveryId, Fence, HandedEvent};
 use crate::handler::Function;
 use crate::journal::server::engine::Session;
@@ -152,8 +150,6 @@ pub(in crate::journal) struct Due {
     /// Attempts so far.
     pub(in crate::journal) attempt: u32,
     pub(in crate::journal) attempt_limit: u32,
-    /// Since when it has waited for a prerequisite, if it has.
-    pub(in crate::journal) parked_at: Option<UnixMicros>,
     /// Whether it stands in the queue of its entity.
     pub(in crate::journal) queued: bool,
     /// Whether that entity is locked with it.
