@@ -175,6 +175,8 @@ async fn play_seed(seed: u64, planted: bool, seen: &mut Seen) -> Result<(), Stri
         play.take(turn).await?;
         if matches!(turn, Turn::Crash(..)) {
             find_redis(&play.scene).await;
+            // What was answered meanwhile is heard before anything else happens.
+            play.take(Turn::Millis(0)).await?;
         }
         // A node that lost the database finds it again at some time.
         if !play.nodes[node].is_connected() && dice.below(3) == 0 {
