@@ -2,7 +2,8 @@
 //!
 //! Only in builds with the feature `planted`, which tests and `make prove` switch on and releases do not: elsewhere
 //! [`has`] is `false` at compile time and no mistake is left. Which mistake is made is chosen at run time; without
-//! a choice the build behaves like any other.
+//! a choice the build behaves like any other. The mistakes themselves stand where they are made, each behind the feature:
+//! `journal::sqlite::planted`, `journal::server::planted` (around PostgreSQL and MariaDB), `fastpath::planted`.
 
 use std::sync::atomic::{AtomicU8, Ordering};
 
@@ -10,7 +11,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Bug {
-    /// The embedded journal does not sync its log before it answers.
+    /// The journal, or the server that it is on, does not sync its log before it answers.
     NormalSync = 1,
     /// A delivery is settled, committed, and only then run.
     MarkFirst,

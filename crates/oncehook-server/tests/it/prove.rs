@@ -11,7 +11,7 @@ use oncehook_testkit::prove::coverage::Coverage;
 use oncehook_testkit::prove::disk::Shim;
 use oncehook_testkit::prove::embedded::Deployment;
 use oncehook_testkit::prove::history::Manners;
-use oncehook_testkit::prove::planted::search;
+use oncehook_testkit::prove::planted::{all, search};
 use oncehook_testkit::random::Random;
 
 use crate::kit::BINARY;
@@ -110,13 +110,15 @@ async fn r47_fault_17_fault_18_frozen_and_with_a_clock_that_jumps() {
 async fn planted(bug: Bug) {
     let (shim, coverage) = (Shim::build(), Coverage::default());
     let seed = Random::from_environment().next();
-    for control in [true, false] {
-        let found = search(bug, control, Path::new(BINARY), place(), &shim, &coverage, seed).await;
-        eprintln!("{}: {found:?}", bug.name());
-        if control {
-            assert!(found.tally.is_clean() && found.tally.acked > 0, "without the mistake: {found:?}");
-        } else {
-            assert!(found.is_caught(), "{} was not noticed: {found:?}", bug.name());
+    for engine in all().filter(|(other, _)| *other == bug).map(|(_, engine)| engine) {
+        for control in [true, false] {
+            let found = search(bug, engine, control, Path::new(BINARY), place(), &shim, &coverage, seed).await;
+            eprintln!("{}: {found:?}", bug.name());
+            if control {
+                assert!(found.tally.is_clean() && found.tally.acked > 0, "without the mistake: {found:?}");
+            } else {
+                assert!(found.is_caught(), "{} was not noticed: {found:?}", bug.name());
+            }
         }
     }
 }

@@ -15,14 +15,15 @@ use std::process::{Command, ExitCode};
 use std::time::Instant;
 
 use anyhow::{Context as _, bail};
-use oncehook::planted::{self, Bug};
+use oncehook::planted::{Bug, plant as make};
 use oncehook_testkit::gateway::now;
 use oncehook_testkit::leash;
 use oncehook_testkit::prove::audit::Tally;
+use oncehook_testkit::prove::cluster::Engine;
 use oncehook_testkit::prove::coverage::Coverage;
 use oncehook_testkit::prove::disk::Shim;
 use oncehook_testkit::prove::document::{Report, Row, Simulated};
-use oncehook_testkit::prove::planted::{Search, search};
+use oncehook_testkit::prove::planted::{self, Search, search};
 use oncehook_testkit::prove::progress::Progress;
 use oncehook_testkit::prove::scenario::{self, Scenario, Stage, caught, words};
 use oncehook_testkit::prove::{faults, simulation};
@@ -37,7 +38,7 @@ const SEEDS_TO_NOTICE: u64 = 60;
 
 /// Seconds that are expected for the simulation, and for one planted mistake with its control.
 const SIMULATION: u64 = 30;
-const PLANTED: u64 = 15;
+const PLANTED: u64 = 20;
 
 struct Plan {
     released: PathBuf,
@@ -104,7 +105,7 @@ impl Plan {
 
 async fn prove(plan: &Plan, place: &Path) -> anyhow::Result<ExitCode> {
     check_release(&plan.released)?;
-    if !planted::plant(None) {
+    if !make(None) {
         bail!("prove itself must be built with the feature `planted`");
     }
     println!("seed {} (repeat with SEED={})", plan.seed, plan.seed);
@@ -114,7 +115,7 @@ async fn prove(plan: &Plan, place: &Path) -> anyhow::Result<ExitCode> {
     let scenarios: Vec<Scenario> =
         scenario::all(plan.scale).into_iter().filter(|scenario| plan.has(scenario.name)).collect();
     let (simulated, plants) = (plan.has("simulation"), plan.has("planted"));
-    let bugs = if plants { &Bug::ALL[..] } else { &[] };
+    let bugs: Vec<_> = planted::all().filter(|(bug, engine)| plan.has(&planted_name(*bug, *engine))).collect();
     let expected = scenarios.iter().map(|scenario| scenario.seconds * plan.scale / 100).sum::<u64>()
         + u64::from(simulated) * SIMULATION
         + bugs.len() as u64 * PLANTED;
@@ -144,15 +145,15 @@ async fn prove(plan: &Plan, place: &Path) -> anyhow::Result<ExitCode> {
         histories = played;
     }
     let mut searches = Vec::new();
-    for bug in bugs {
-        progress.begin(&format!("planted {}", bug.name()));
-        plant(*bug, plan, &stage, &mut rows, &mut searches, &progress).await;
+    for (bug, engine) in bugs {
+        progress.begin(&planted_name(bug, engine));
+        plant((bug, engine), plan, &stage, &mut rows, &mut searches, &progress).await;
         progress.end(PLANTED);
     }
     if plants {
         let tally = apart(|| plant_in_the_simulation(plan.seed)).unwrap_or_default();
         println!("planted no-fence in the simulation: lost {} doubled {}", tally.lost, tally.doubled);
-        searches.push(Search { bug: Some(Bug::NoFence), scenario: "simulation", tally });
+        searches.push(Search { bug: Some(Bug::NoFence), journal: "memory", scenario: "simulation", tally });
     }
     drop(progress);
 
@@ -160,7 +161,9 @@ async fn prove(plan: &Plan, place: &Path) -> anyhow::Result<ExitCode> {
     let mut failures: Vec<String> = rows.iter().flat_map(|row| row.tally.odd.iter().cloned()).collect();
     failures.extend(coverage.missing().iter().map(|what| format!("never happened: {what}")));
     let missed = searches.iter().filter(|search| !search.is_caught());
-    failures.extend(missed.map(|search| format!("not noticed: {:?} by {}", search.bug, search.scenario)));
+    failures.extend(
+        missed.map(|search| format!("not noticed: {:?} on {} by {}", search.bug, search.journal, search.scenario)),
+    );
     if histories.repeated < histories.played {
         let Simulated { played, repeated, .. } = histories;
         failures.push(format!("only {repeated} of {played} seeds gave the same history twice"));
@@ -230,9 +233,14 @@ fn simulate(seed: u64, coverage: &Coverage, progress: &Progress) -> (Tally, Simu
     (tally, simulated)
 }
 
+/// A mistake on a journal, as `--only` names it.
+fn planted_name(bug: Bug, engine: Option<Engine>) -> String {
+    format!("planted {} on {}", bug.name(), planted::journal_name(engine))
+}
+
 /// A mistake in the scenario that is meant for it; the same scenario without it goes to the rows.
 async fn plant(
-    bug: Bug,
+    (bug, engine): (Bug, Option<Engine>),
     plan: &Plan,
     stage: &Stage<'_>,
     rows: &mut Vec<Row>,
@@ -243,22 +251,23 @@ async fn plant(
     let apart = Coverage::default();
     for control in [true, false] {
         let begun = Instant::now();
-        let searching = search(bug, control, stage.armed, stage.place, stage.shim, &apart, plan.seed);
+        let searching = search(bug, engine, control, stage.armed, stage.place, stage.shim, &apart, plan.seed);
         let found = caught(searching).await.unwrap_or_else(|panic| Search {
             bug: (!control).then_some(bug),
+            journal: planted::journal_name(engine),
             scenario: "none",
-            tally: Tally { odd: vec![format!("planted {}: {panic}", bug.name())], ..Tally::default() },
+            tally: Tally { odd: vec![format!("{}: {panic}", planted_name(bug, engine))], ..Tally::default() },
         });
         if control {
-            let name = format!("{} (control)", found.scenario);
+            let name = format!("{}: {} (control)", found.journal, found.scenario);
             let row = Row { name, rounds: String::new(), tally: found.tally, seed: plan.seed, took: begun.elapsed() };
             push(rows, progress, row);
         } else {
             let verdict = if found.is_caught() { "caught" } else { "MISSED" };
             let Tally { lost, doubled, odd, .. } = &found.tally;
             progress.say(&format!(
-                "planted {:18} {verdict}: lost {lost} doubled {doubled} by {}, {:.0} s",
-                bug.name(),
+                "{:40} {verdict}: lost {lost} doubled {doubled} by {}, {:.0} s",
+                planted_name(bug, engine),
                 found.scenario,
                 begun.elapsed().as_secs_f64()
             ));
@@ -273,11 +282,11 @@ async fn plant(
 /// The fence is the simulation's to watch too.
 fn plant_in_the_simulation(seed: u64) -> Tally {
     let mut tally = Tally::default();
-    let able = planted::plant(Some(Bug::NoFence));
+    let able = make(Some(Bug::NoFence));
     for seed in (seed..).take(if able { SEEDS_TO_NOTICE as usize } else { 0 }) {
         tally.add(&simulation::simulate(seed).tally);
     }
-    let _ = planted::plant(None);
+    let _ = make(None);
     tally
 }
 

@@ -71,6 +71,8 @@ pub enum Engine {
 struct Words {
     /// The shop's tables. No unique keys, on purpose.
     tables: &'static str,
+    /// A route to `orders` that returns nothing.
+    plain: &'static str,
     events: &'static str,
     pending: &'static str,
     states: &'static str,
@@ -82,9 +84,20 @@ struct Words {
     layers: &'static str,
 }
 
+macro_rules! plain {
+    ($key:literal) => {
+        concat!(
+            "\n[[route]]\nname = \"orders\"\nsource = \"stripe\"\n[route.sql]\nstatement = \"INSERT INTO orders (",
+            $key,
+            ", payment) VALUES (:key, :payment)\"\nbind = { key = \"$key\", payment = \"/data/object/id\" }\n"
+        )
+    };
+}
+
 const POSTGRES: Words = Words {
     tables: "CREATE TABLE orders (id serial PRIMARY KEY, key text NOT NULL, payment text NOT NULL);
              CREATE TABLE shipments (order_id integer NOT NULL, key text NOT NULL)",
+    plain: plain!("key"),
     events: "SELECT convert_from(key, 'UTF8'), id, encode(body, 'hex') FROM oncehook.events",
     pending: "SELECT count(*) FROM oncehook.deliveries WHERE state IN ('ready', 'running', 'retrying')",
     states: "SELECT state, count(*) FROM oncehook.deliveries GROUP BY state",
@@ -98,6 +111,7 @@ const POSTGRES: Words = Words {
 const MARIADB: Words = Words {
     tables: "CREATE TABLE orders (id INT AUTO_INCREMENT PRIMARY KEY, `key` VARCHAR(64) NOT NULL, payment VARCHAR(64) NOT NULL);
              CREATE TABLE shipments (order_id INT NOT NULL, `key` VARCHAR(64) NOT NULL)",
+    plain: plain!("`key`"),
     events: "SELECT CAST(`key` AS CHAR), LOWER(HEX(id)), HEX(body) FROM oncehook_events",
     pending: "SELECT count(*) FROM oncehook_deliveries WHERE state IN ('ready', 'running', 'retrying')",
     states: "SELECT state, count(*) FROM oncehook_deliveries GROUP BY state",
@@ -132,6 +146,20 @@ impl Base {
         match engine {
             Engine::Postgres => Self::Postgres(postgres::Server::start(&[])),
             Engine::MariaDb => Self::MariaDb(mysql::Server::start(&[])),
+        }
+    }
+
+    fn crash(&self) {
+        match self {
+            Self::Postgres(server) => server.crash(),
+            Self::MariaDb(server) => server.crash(),
+        }
+    }
+
+    fn restart(&self) {
+        match self {
+            Self::Postgres(server) => server.restart(),
+            Self::MariaDb(server) => server.restart(),
         }
     }
 
@@ -171,18 +199,9 @@ impl Base {
     }
 
     fn crash_and_restart(&self) {
-        match self {
-            Self::Postgres(server) => {
-                server.crash();
-                std::thread::sleep(AWAY);
-                server.restart();
-            }
-            Self::MariaDb(server) => {
-                server.crash();
-                std::thread::sleep(AWAY);
-                server.restart();
-            }
-        }
+        self.crash();
+        std::thread::sleep(AWAY);
+        self.restart();
     }
 }
 
@@ -202,6 +221,8 @@ pub struct Cluster<'p> {
     directory: TempDir,
     binary: PathBuf,
     bug: Option<Bug>,
+    /// There is one route, to `orders`, whose statement returns nothing and which nothing follows.
+    plain: bool,
     coverage: &'p Coverage,
     odd: Vec<String>,
     history: Arc<History>,
@@ -267,11 +288,31 @@ impl<'p> Cluster<'p> {
             directory,
             binary: binary.to_path_buf(),
             bug,
+            plain: false,
             coverage,
             odd: Vec::new(),
             history: History::new(Manners::default()),
             random: Random::new(seed),
         }
+    }
+
+    /// Senders that behave otherwise.
+    #[must_use]
+    pub fn with_manners(mut self, manners: Manners) -> Self {
+        self.history = History::new(manners);
+        self
+    }
+
+    /// Only orders, by a statement that returns nothing: a journal may settle such before it runs them.
+    #[must_use]
+    pub fn with_plain_orders(mut self) -> Self {
+        self.plain = true;
+        let url = self.base.url_at(self.directory.path(), self.proxy.port());
+        prepare(
+            self.directory.path(),
+            &[&CONFIG.replace("sqlite://journal.db", &url), self.base.words().plain].concat(),
+        );
+        self
     }
 
     /// Starts the node in one of the two places.
@@ -438,6 +479,52 @@ impl<'p> Cluster<'p> {
         node.kill();
     }
 
+    /// Load on one node and nothing else, for a while.
+    pub async fn calm(&mut self, time: Duration) {
+        let Some(node) = self.start(0, &[]) else { return };
+        let sending = self.history.send(&[node.ingress], 12, &mut self.random);
+        tokio::time::sleep(time).await;
+        sending.finish().await;
+    }
+
+    /// The server crashes under the load of one node, which ends with it, so many times.
+    pub async fn server_crashes(&mut self, count: usize) {
+        for _ in 0..count {
+            let Some(mut node) = self.start(0, &[]) else { return };
+            let sending = self.history.send(&[node.ingress], 12, &mut self.random);
+            tokio::time::sleep(Duration::from_millis(800 + self.random.below(400))).await;
+            tokio::task::block_in_place(|| self.base.crash());
+            node.kill();
+            sending.finish().await;
+            tokio::task::block_in_place(|| self.base.restart());
+            self.coverage.add("database server crashed", 1);
+        }
+    }
+
+    /// Kills the only node at a named place, so many times. Needs a binary with crash points.
+    pub async fn kills_at(&mut self, point: &str, passings: u64, count: usize) {
+        for _ in 0..count {
+            let armed = [("ONCEHOOK_CRASH_POINT", format!("{point}:{}", 1 + self.random.below(passings)))];
+            let Some(mut node) = self.start(0, &armed) else { return };
+            let sending = self.history.send(&[node.ingress], 12, &mut self.random);
+            match tokio::task::block_in_place(|| node.ended_within(Duration::from_secs(60))) {
+                Some(status) if status.signal() == Some(9) => self.coverage.add("nodes killed at crash points", 1),
+                ended => self.odd.push(format!("{point}: it was not killed there, but {ended:?}")),
+            }
+            node.kill();
+            sending.finish().await;
+        }
+    }
+
+    /// Many copies of each of so many new events, all at the same moment, half of them at each node.
+    pub async fn races(&mut self, events: usize, copies: usize) {
+        let (Some(first), Some(second)) = (self.start(0, &[]), self.start(1, &[])) else { return };
+        for _ in 0..events {
+            self.history.race(&[first.ingress, second.ingress], copies).await;
+            self.coverage.add("races", 1);
+        }
+    }
+
     /// Kills a node between hearing of events and storing them, so many times; their senders go to the other node.
     pub async fn kills_before_the_insert(&mut self, count: usize) {
         let Some(other) = self.start(1, &[]) else { return };
@@ -515,13 +602,13 @@ impl<'p> Cluster<'p> {
         let layers = self.query(words.layers).concat();
         let names = ["duplicates that memory knew", "duplicates that Redis knew", "duplicates that the journal knew"];
         names.into_iter().zip(layers.split('|')).for_each(|(name, count)| self.coverage.note(name, number(count)));
+        let mut effects = BTreeMap::from([("orders", self.query(words.orders))]);
+        if !self.plain {
+            effects.extend([("shipments", self.query(words.shipments)), ("mails", self.inbox.applied())]);
+        }
         Facts {
             events: events.iter().map(read).collect(),
-            effects: BTreeMap::from([
-                ("orders", self.query(words.orders)),
-                ("shipments", self.query(words.shipments)),
-                ("mails", self.inbox.applied()),
-            ]),
+            effects,
             states,
             unexplained: number(&self.query(words.unexplained).concat()),
             ..Facts::default()

@@ -84,12 +84,15 @@ impl Report {
         total
     }
 
-    /// The last line. A mistake is caught if everyone who looked for it has found it.
+    /// The last line. Each mistake counts once for each journal that made it, and is caught there if everyone who looked for it
+    /// has found it.
     #[must_use]
     pub fn summary(&self) -> String {
-        let of = |bug: Bug| self.searches.iter().filter(move |search| search.bug == Some(bug));
-        let sought: Vec<Bug> = Bug::ALL.into_iter().filter(|bug| of(*bug).next().is_some()).collect();
-        let caught = sought.iter().filter(|bug| of(**bug).all(Search::is_caught)).count();
+        let mut sought: BTreeMap<_, bool> = BTreeMap::new();
+        for search in &self.searches {
+            *sought.entry((search.journal, search.bug.map(Bug::name))).or_insert(true) &= search.is_caught();
+        }
+        let caught = sought.values().filter(|caught| **caught).count();
         let total = self.total();
         format!(
             "prove: acked {} lost {} doubled {} planted {caught}/{} seeds {}",
@@ -125,12 +128,13 @@ impl Report {
             );
         }
         text.push_str("\nDead are the deliveries of a route that can never succeed, one for each event; elsewhere nothing may be dead.\n");
-        text.push_str("\n### Planted mistakes\n\n| mistake | scenario | noticed | lost | doubled |\n| --- | --- | --- | ---: | ---: |\n");
+        text.push_str("\n### Planted mistakes\n\n| mistake | journal | scenario | noticed | lost | doubled |\n| --- | --- | --- | --- | ---: | ---: |\n");
         for search in &self.searches {
             let name = search.bug.map_or("", Bug::name);
             let noticed = if search.is_caught() { "yes" } else { "NO" };
             let Tally { lost, doubled, .. } = &search.tally;
-            let _ = writeln!(text, "| {name} | {} | {noticed} | {lost} | {doubled} |", search.scenario);
+            let Search { journal, scenario, .. } = search;
+            let _ = writeln!(text, "| {name} | {journal} | {scenario} | {noticed} | {lost} | {doubled} |");
         }
         text.push_str("\n### Rare things, and how often they happened\n\n| what | times |\n| --- | ---: |\n");
         for (what, count) in &self.coverage {
@@ -170,19 +174,26 @@ mod tests {
 
     #[test]
     fn r47_the_last_line_counts_a_mistake_only_if_all_who_looked_have_found_it() {
-        let search =
-            |bug, doubled| Search { bug: Some(bug), scenario: "races", tally: Tally { doubled, ..Tally::default() } };
+        let search = |bug, journal, doubled| {
+            let tally = Tally { doubled, ..Tally::default() };
+            Search { bug: Some(bug), journal, scenario: "races", tally }
+        };
         let row = |acked, lost| Row { tally: Tally { acked, lost, ..Tally::default() }, ..Row::default() };
         let mut report = Report {
             rows: vec![row(40, 0), row(2, 1)],
-            searches: vec![search(Bug::NoFence, 1), search(Bug::ShortMemory, 3), search(Bug::NoFence, 2)],
+            searches: vec![
+                search(Bug::NoFence, "SQLite", 1),
+                search(Bug::ShortMemory, "SQLite", 3),
+                search(Bug::NoFence, "SQLite", 2),
+                search(Bug::NoFence, "MariaDB", 2),
+            ],
             histories: Simulated { played: 7, ..Simulated::default() },
             ..Report::default()
         };
-        assert_eq!(report.summary(), "prove: acked 42 lost 1 doubled 0 planted 2/2 seeds 7");
+        assert_eq!(report.summary(), "prove: acked 42 lost 1 doubled 0 planted 3/3 seeds 7");
         report.searches[2].tally.doubled = 0;
-        assert_eq!(report.summary(), "prove: acked 42 lost 1 doubled 0 planted 1/2 seeds 7");
+        assert_eq!(report.summary(), "prove: acked 42 lost 1 doubled 0 planted 2/3 seeds 7");
         let page = report.document();
-        assert!(page.contains("| no-fence | races | NO | 0 | 0 |"), "{page}");
+        assert!(page.contains("| no-fence | SQLite | races | NO | 0 | 0 |"), "{page}");
     }
 }

@@ -342,25 +342,7 @@ impl<'p> Deployment<'p> {
     pub async fn races(&mut self, events: usize, copies: usize) {
         let Some(gateway) = self.start(&[]) else { return };
         for _ in 0..events {
-            let key = self.history.new_key();
-            let start = Arc::new(tokio::sync::Barrier::new(copies));
-            let senders: Vec<_> = (0..copies)
-                .map(|_| {
-                    let (history, key, start, address) =
-                        (Arc::clone(&self.history), key.clone(), Arc::clone(&start), gateway.ingress);
-                    tokio::spawn(async move {
-                        let mut wire = crate::sender::Wire::connect(address).await.unwrap();
-                        let request = history.request(&key, false);
-                        start.wait().await;
-                        if let Ok(answer) = wire.ask(&request).await {
-                            history.record(&key, false, &answer);
-                        }
-                    })
-                })
-                .collect();
-            for sender in senders {
-                sender.await.unwrap();
-            }
+            self.history.race(&[gateway.ingress], copies).await;
             self.coverage.add("races", 1);
         }
         self.drain(&gateway).await;

@@ -231,6 +231,27 @@ impl History {
         }
     }
 
+    /// Sends copies of one new event to these addresses in turn, all at the same moment.
+    pub async fn race(self: &Arc<Self>, addresses: &[SocketAddr], copies: usize) {
+        let key = self.new_key();
+        let start = Arc::new(tokio::sync::Barrier::new(copies));
+        let send = |address: &SocketAddr| {
+            let (history, key, start, address) = (Arc::clone(self), key.clone(), Arc::clone(&start), *address);
+            tokio::spawn(async move {
+                let mut wire = Wire::connect(address).await.unwrap();
+                let request = history.request(&key, false);
+                start.wait().await;
+                if let Ok(answer) = wire.ask(&request).await {
+                    history.record(&key, false, &answer);
+                }
+            })
+        };
+        let senders: Vec<_> = addresses.iter().cycle().take(copies).map(send).collect();
+        for sender in senders {
+            sender.await.unwrap();
+        }
+    }
+
     /// Keys of events that were sent and whose senders were told nothing yet.
     #[must_use]
     pub fn unpromised(&self) -> Vec<String> {

@@ -7,11 +7,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use oncehook::clock::Clock;
-use oncehook::delivery::{HandedEvent, RouteName};
+use oncehook::delivery::{Cause, Failure, HandedEvent, RouteName};
 use oncehook::event::{NewEvent, SourceName};
-use oncehook::handler::Handler;
+use oncehook::handler::{Dialect, Expression, Handler, SqlHandler};
+use oncehook::journal::mysql::{MysqlJournal, MysqlOptions};
+use oncehook::journal::postgres::{PostgresJournal, PostgresOptions};
 use oncehook::journal::sqlite::{SqliteJournal, SqliteOptions};
-use oncehook::journal::{Deliveries as _, Journal as _};
+use oncehook::journal::{Deliveries, Journal};
 use oncehook::planted::{self, Bug};
 use oncehook::retry::RetryPolicy;
 use oncehook::route::Route;
@@ -24,12 +26,34 @@ use super::disk::Shim;
 use super::embedded::Deployment;
 use super::history::Manners;
 use crate::journal::{NOW, append_one, event};
+use crate::{mysql, postgres};
+
+/// The journals on which mistakes are made: the embedded one, and those on servers.
+pub const JOURNALS: [Option<Engine>; 3] = [None, Some(Engine::Postgres), Some(Engine::MariaDb)];
+
+/// Every mistake with each journal that can make it. Without a server there are neither other nodes nor Redis.
+pub fn all() -> impl Iterator<Item = (Bug, Option<Engine>)> {
+    let pairs = JOURNALS.into_iter().flat_map(|engine| Bug::ALL.into_iter().map(move |bug| (bug, engine)));
+    pairs.filter(|(bug, engine)| *bug != Bug::CacheFirst || engine.is_some())
+}
+
+/// What a journal is called in reports.
+#[must_use]
+pub fn journal_name(engine: Option<Engine>) -> &'static str {
+    match engine {
+        None => "SQLite",
+        Some(Engine::Postgres) => "PostgreSQL",
+        Some(Engine::MariaDb) => "MariaDB",
+    }
+}
 
 /// How a mistake was looked for.
 #[derive(Debug)]
 pub struct Search {
     /// The mistake; nothing in a control run.
     pub bug: Option<Bug>,
+    /// The journal that made it.
+    pub journal: &'static str,
     /// The scenario.
     pub scenario: &'static str,
     /// What it found.
@@ -47,12 +71,14 @@ impl Search {
 
 /// The scenario for each mistake.
 #[must_use]
-pub fn scenario(bug: Bug) -> &'static str {
+pub fn scenario(bug: Bug, engine: Option<Engine>) -> &'static str {
     match bug {
+        Bug::NormalSync if engine.is_some() => "crashes of the server",
         Bug::NormalSync => "power cuts",
         Bug::MarkFirst => "kills in the handler",
         Bug::NoFence => "a zombie and its successor",
         Bug::ShortMemory => "copies over three seconds",
+        Bug::SelectThenInsert if engine.is_some() => "races between two nodes",
         Bug::SelectThenInsert => "races",
         Bug::TiedToClient => "senders that hang up",
         Bug::EarlyAnswer => "kills before the commit",
@@ -60,9 +86,11 @@ pub fn scenario(bug: Bug) -> &'static str {
     }
 }
 
-/// Runs the scenario for a mistake, with it or (`control`) without. The binary must have mistakes and crash points.
+/// Runs the scenario for a mistake on a journal, with it or (`control`) without. The binary must have mistakes and crash points.
+#[expect(clippy::too_many_arguments, reason = "a stage, and what is played on it")]
 pub async fn search(
     bug: Bug,
+    engine: Option<Engine>,
     control: bool,
     binary: &Path,
     place: &Path,
@@ -71,20 +99,26 @@ pub async fn search(
     seed: u64,
 ) -> Search {
     let made = (!control).then_some(bug);
-    let found = |tally| Search { bug: made, scenario: scenario(bug), tally };
-    if bug == Bug::NoFence {
-        return found(zombie(place, made).await);
-    }
-    if bug == Bug::CacheFirst {
-        let mut cluster = Cluster::new(Engine::Postgres, binary, place, shim, coverage, made, seed).await;
-        cluster.kills_before_the_insert(5).await;
-        return found(cluster.end().await);
-    }
-    let manners = match bug {
-        Bug::TiedToClient => Manners { hang_up: 40, ..Manners::default() },
-        _ => Manners::default(),
+    let tally = match engine {
+        _ if bug == Bug::NoFence => zombie(engine, place, made).await,
+        Some(engine) => {
+            let cluster = Cluster::new(engine, binary, place, shim, coverage, made, seed).await;
+            on_a_server(bug, cluster).await
+        }
+        None => {
+            let deployment = Deployment::new(binary, place, shim, coverage, manners(bug), made, seed).await;
+            embedded(bug, made, deployment).await
+        }
     };
-    let mut deployment = Deployment::new(binary, place, shim, coverage, manners, made, seed).await;
+    Search { bug: made, journal: journal_name(engine), scenario: scenario(bug, engine), tally }
+}
+
+fn manners(bug: Bug) -> Manners {
+    let usual = Manners::default();
+    if bug == Bug::TiedToClient { Manners { hang_up: 40, ..usual } } else { usual }
+}
+
+async fn embedded(bug: Bug, made: Option<Bug>, mut deployment: Deployment<'_>) -> Tally {
     match bug {
         Bug::NormalSync => deployment.cuts(6).await,
         Bug::MarkFirst => deployment.kills_at("in_handler", 60, 5).await,
@@ -96,52 +130,110 @@ pub async fn search(
     }
     // Two events with one key keep a journal from starting, which would be noticed for another reason.
     let restart = !matches!(made, Some(Bug::ShortMemory | Bug::SelectThenInsert));
-    found(deployment.end(restart).await)
+    deployment.end(restart).await
 }
 
-/// Fault 17 and 41 on the real journal: a worker that was frozen comes back after another has done its work.
-async fn zombie(place: &Path, bug: Option<Bug>) -> Tally {
+async fn on_a_server(bug: Bug, cluster: Cluster<'_>) -> Tally {
+    let mut cluster = cluster.with_manners(manners(bug));
+    match bug {
+        Bug::NormalSync => cluster.server_crashes(3).await,
+        Bug::MarkFirst => {
+            cluster = cluster.with_plain_orders();
+            cluster.kills_at("in_handler", 20, 4).await;
+        }
+        Bug::ShortMemory => cluster.calm(Duration::from_secs(3)).await,
+        Bug::SelectThenInsert => cluster.races(30, 8).await,
+        Bug::TiedToClient => cluster.calm(Duration::from_secs(2)).await,
+        Bug::EarlyAnswer => cluster.kills_at("before_insert", 20, 4).await,
+        Bug::CacheFirst => cluster.kills_before_the_insert(5).await,
+        Bug::NoFence => {}
+    }
+    cluster.end().await
+}
+
+/// Fault 17 and 41 on the real journals: a worker that was frozen comes back after another has done its work.
+async fn zombie(engine: Option<Engine>, place: &Path, bug: Option<Bug>) -> Tally {
     let able = planted::plant(bug);
     assert!(able || bug.is_none(), "this build has no mistakes");
     let directory = tempfile::tempdir_in(place).unwrap();
     let path = directory.path().join("journal.db");
-    rusqlite::Connection::open(&path).unwrap().execute_batch("CREATE TABLE orders (key TEXT)").unwrap();
     let clock = Clock::manual(NOW);
-    let journal = SqliteJournal::open(&SqliteOptions { clock: clock.clone(), ..SqliteOptions::new(&path) }).unwrap();
-    let handler = |database: &rusqlite::Connection, event: &HandedEvent| {
-        let key = String::from_utf8_lossy(event.key.as_bytes()).into_owned();
-        database.execute("INSERT INTO orders VALUES (?1)", [key]).map_err(|error| {
-            oncehook::delivery::Failure::retry(oncehook::delivery::Cause::Handler, error.to_string())
-        })?;
-        Ok(None)
+    let count = |database: &dyn Fn(&str) -> String, what: &str, table: &str| -> u64 {
+        database(&format!("SELECT count({what}) FROM {table}")).trim().parse().unwrap()
     };
-    let name = RouteName::new("orders").unwrap();
-    let shop = SourceName::new("shop").unwrap();
+    let tally = |acked: u64, database: &dyn Fn(&str) -> String, events: &str| {
+        let (effects, distinct) = (count(database, "*", "orders"), count(database, "DISTINCT name", "orders"));
+        let stored = count(database, "*", events);
+        Tally { acked, stored, doubled: effects - distinct, lost: acked - distinct, ..Tally::default() }
+    };
+    let table = "CREATE TABLE orders (name VARCHAR(64))";
+    let found = match engine {
+        None => {
+            let query = |sql: &str| {
+                let database = rusqlite::Connection::open(&path).unwrap();
+                database.query_row(sql, [], |row| row.get::<_, i64>(0)).unwrap().to_string()
+            };
+            rusqlite::Connection::open(&path).unwrap().execute_batch(table).unwrap();
+            let options = SqliteOptions { clock: clock.clone(), ..SqliteOptions::new(&path) };
+            let handler = |database: &rusqlite::Connection, event: &HandedEvent| {
+                let key = String::from_utf8_lossy(event.key.as_bytes()).into_owned();
+                let stored = database.execute("INSERT INTO orders VALUES (?1)", [key]);
+                stored.map(|_| None).map_err(|error| Failure::retry(Cause::Handler, error.to_string()))
+            };
+            let acked =
+                freeze(&SqliteJournal::open(&options).unwrap(), &clock, Handler::Function(Arc::new(handler))).await;
+            tally(acked, &query, "oncehook_events")
+        }
+        Some(Engine::Postgres) => {
+            let server = postgres::Server::start(&[]);
+            let database = server.database();
+            database.query(table);
+            let options = PostgresOptions { clock: clock.clone(), ..PostgresOptions::new(database.url()) };
+            let journal = PostgresJournal::open(&options).await.unwrap();
+            let acked = freeze(&journal, &clock, insert(Dialect::Postgres)).await;
+            tally(acked, &|sql| database.query(sql), "oncehook.events")
+        }
+        Some(Engine::MariaDb) => {
+            let server = mysql::Server::start(&[]);
+            let database = server.database();
+            database.query(table);
+            let options = MysqlOptions { clock: clock.clone(), ..MysqlOptions::new(database.url()) };
+            let journal = MysqlJournal::open(&options).await.unwrap();
+            let acked = freeze(&journal, &clock, insert(Dialect::Mysql)).await;
+            tally(acked, &|sql| database.query(sql), "oncehook_events")
+        }
+    };
+    let _ = planted::plant(None);
+    found
+}
+
+/// What a delivery does on a server.
+fn insert(dialect: Dialect) -> Handler {
+    let bind = [("name".to_owned(), Expression::parse("$key").unwrap())].into();
+    Handler::Sql(Arc::new(SqlHandler::new(&["INSERT INTO orders VALUES (:name)"], &bind, dialect).unwrap()))
+}
+
+/// Appends events, lets two workers claim each, and has the one whose lease is over come back last. Returns how many there were.
+async fn freeze(journal: &(impl Journal + Deliveries), clock: &Clock, handler: Handler) -> u64 {
+    let (name, shop) = (RouteName::new("orders").unwrap(), SourceName::new("shop").unwrap());
     let retry = RetryPolicy { max_attempts: 5, base: Duration::ZERO, cap: Duration::ZERO };
-    let route = Route { retry, ..Route::new(name.clone(), shop, Handler::Function(Arc::new(handler))) };
-    let route = Arc::new(route);
+    let route = Arc::new(Route { retry, ..Route::new(name.clone(), shop, handler) });
     let lease = Duration::from_secs(15);
-    let mut tally = Tally::default();
-    for number in 0..20 {
+    let wait = |micros| clock.set(UnixMicros(clock.now().0 + micros));
+    let count = 20;
+    for number in 0..count {
         let key = format!("evt_{number}");
-        append_one(&journal, NewEvent { routes: [name.clone()].into_iter().collect(), ..event(&key, "{}") }).await;
+        append_one(journal, NewEvent { routes: [name.clone()].into_iter().collect(), ..event(&key, "{}") }).await;
         let frozen = journal.claim(Arc::clone(&route), 1, lease).await.unwrap();
-        clock.set(UnixMicros(clock.now().0 + 16_000_000));
+        wait(16_000_000);
         journal.reclaim(Arc::clone(&route)).await.unwrap();
-        clock.set(UnixMicros(clock.now().0 + 1_000_000));
+        wait(1_000_000);
         let successor = journal.claim(Arc::clone(&route), 1, lease).await.unwrap();
         assert_eq!((frozen.len(), successor.len()), (1, 1), "there is one delivery, and it is claimed twice");
         journal.call(Arc::clone(&route), successor).await.unwrap();
+        wait(1_000_000);
         journal.call(Arc::clone(&route), frozen).await.unwrap();
-        tally.acked += 1;
     }
     journal.close().await;
-    let _ = planted::plant(None);
-    let database = rusqlite::Connection::open(&path).unwrap();
-    let count = |sql: &str| -> u64 { database.query_row(sql, [], |row| row.get::<_, i64>(0)).unwrap().unsigned_abs() };
-    tally.stored = count("SELECT count(*) FROM oncehook_events");
-    let (effects, distinct) = (count("SELECT count(*) FROM orders"), count("SELECT count(DISTINCT key) FROM orders"));
-    tally.doubled = effects - distinct;
-    tally.lost = tally.acked - distinct;
-    tally
+    count
 }

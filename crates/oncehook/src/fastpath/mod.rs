@@ -10,6 +10,8 @@
 
 mod flights;
 mod memory;
+#[cfg(any(test, feature = "planted"))]
+mod planted;
 #[cfg(feature = "redis")]
 mod redis;
 mod shared;
@@ -22,9 +24,8 @@ use smallvec::SmallVec;
 use tokio::time::{Instant, timeout};
 
 use crate::clock::Clock;
-use crate::event::{EventId, NewEvent, NewEvents, SourceName};
+use crate::event::{NewEvent, NewEvents, SourceName};
 use crate::journal::{AppendError, Appended, Era, Journal, JournalReader, KnownCopy, Layer, Receipt, Verdict};
-use crate::planted::{self, Bug};
 use flights::{Boarding, Flights, Landing, Leader};
 use memory::{Fact, KnownKeys, Name, NameOf};
 #[cfg(feature = "redis")]
@@ -155,7 +156,8 @@ impl FastPath {
     ///
     /// If the future is dropped half-way, an append that was submitted goes on in the journal; followers of it ask there.
     pub async fn append(&self, journal: &dyn Journal, events: NewEvents) -> Outcome {
-        if planted::has(Bug::SelectThenInsert) || planted::has(Bug::ShortMemory) {
+        #[cfg(feature = "planted")]
+        if planted::asks_the_journal_alone() {
             return self.ask(journal, events, None).await;
         }
         if let Some(receipt) = self.recall(journal, &events) {
@@ -215,17 +217,8 @@ impl FastPath {
     async fn ask(&self, journal: &dyn Journal, events: NewEvents, leader: Option<Leader<'_>>) -> Outcome {
         let drafts = events.iter().map(|event| self.draft(journal, event, leader.is_none()));
         let mut drafts: SmallVec<[Draft; 1]> = drafts.collect();
-        let too_early = planted::has(Bug::CacheFirst);
-        #[cfg(test)]
-        let too_early = too_early || self.written_too_early;
-        for draft in drafts.iter().filter(|_| too_early) {
-            let (event, expires_at) = (EventId::from_bytes([7; 16]), UnixMicros(draft.received_at.0 + 60_000_000));
-            self.learn(Draft { name: None, ..draft.clone() }, Fact { event, digest: draft.digest, expires_at });
-        }
-        if planted::has(Bug::CacheFirst) {
-            // Redis is written beside us. The mistake is that it knows first, so it gets the time.
-            tokio::time::sleep(Duration::from_millis(50)).await;
-        }
+        #[cfg(any(test, feature = "planted"))]
+        self.write_too_early(&drafts).await;
         let outcome = match journal.submit(events) {
             Ok(ticket) => ticket.await.unwrap_or(Err(AppendError::Gone)),
             Err(error) => Err(error),

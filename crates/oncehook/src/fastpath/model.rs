@@ -15,6 +15,7 @@ use tokio::task::JoinHandle;
 use super::shared::{Answer, Entry, Store, StoreError};
 use super::tests::{NOW, event};
 use super::*;
+use crate::event::EventId;
 use crate::journal::memory::MemoryJournal;
 use crate::journal::{
     BoxFuture, EventDetail, EventPage, EventQuery, Incarnation, JournalState, ReadError, RecentKey, SelfTestError,

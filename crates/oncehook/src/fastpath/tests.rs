@@ -5,6 +5,7 @@ use oncehook_verify::{EventKey, Integrity, UnixMicros};
 
 use super::model::{Appending, Node, Scene};
 use super::*;
+use crate::event::EventId;
 
 pub(super) const NOW: UnixMicros = UnixMicros(1_790_000_000_000_000);
 

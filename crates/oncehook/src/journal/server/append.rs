@@ -38,6 +38,10 @@ pub(in crate::journal) trait Appends: Schema {
         append: AppendContext,
         candidates: &[Candidate<'_>],
     ) -> impl Future<Output = Result<Stored, EngineError>> + Send;
+    /// Commits what [`append`](Self::append) has stored for a batch, unless it has done so itself.
+    fn commit(session: &mut Self::Session, _batch: &[Request]) -> impl Future<Output = Result<(), EngineError>> + Send {
+        async { if Self::APPEND_COMMITS { Ok(()) } else { session.commit().await } }
+    }
     /// Adds counted duplicates to what is stored, in the order of their events. Other nodes may do the same with the same
     /// events. Events that are gone are left out.
     fn store_duplicates(
@@ -142,9 +146,7 @@ impl<E: Appends> Lane<E> {
                 trouble = Some(error);
             }
         }
-        if !E::APPEND_COMMITS {
-            session.commit().await?;
-        }
+        E::commit(session, batch).await?;
         crate::crash::point("after_commit");
         if routed {
             self.shared.changed();

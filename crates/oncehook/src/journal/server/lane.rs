@@ -31,7 +31,7 @@ pub(super) enum Command {
 }
 
 /// The events of one request, and where to send the outcome.
-pub(super) struct Request {
+pub(in crate::journal) struct Request {
     pub(super) events: NewEvents,
     pub(super) answer: oneshot::Sender<Result<Receipt, AppendError>>,
 }

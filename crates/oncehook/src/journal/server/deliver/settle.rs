@@ -34,7 +34,7 @@ pub(in crate::journal::server) async fn settle<E: Delivers>(
     let first = settlements.iter().filter(|ended| seen.insert(&ended.fence));
     let mut ended: Vec<Ended<'_>> =
         first.map(|ended| (&ended.fence, outcome(held, &ended.verdict, &ended.followups))).collect();
-    let done: HashSet<Fence> = match E::DELIVER.settle {
+    let done: HashSet<Fence> = match E::settle_sql() {
         _ if ended.is_empty() => HashSet::new(),
         SettleSql::AtOnce { leased, locked, succeeded, .. } => {
             let plain =

@@ -199,6 +199,11 @@ pub(in crate::journal) trait Delivers: UserSql {
     /// Whether settling leased attempts is one statement that needs no transaction around it.
     const SETTLES_ALONE: bool = matches!(Self::DELIVER.settle, SettleSql::AtOnce { .. });
 
+    /// How attempts are settled.
+    fn settle_sql() -> SettleSql {
+        Self::DELIVER.settle
+    }
+
     /// Begins the transaction of a batch and returns its time.
     fn begin_batch(session: &mut Self::Session, given: Option<i64>) -> impl Future<Output = EngineResult<i64>> + Send {
         session.begin(given)
