@@ -21,6 +21,7 @@ mod operate;
 mod queries;
 mod read;
 mod schema;
+mod texts;
 mod tls;
 mod user_sql;
 mod value;
