@@ -17,8 +17,8 @@ use mysql_async::prelude::Queryable;
 use mysql_async::{Conn, Opts, OptsBuilder, Row, Value};
 
 use super::engine_error::{EngineError, too_big};
+use super::texts::Texts;
 use super::tls::Tls;
-use super::value::Texts;
 use super::{Mysql, OpenError, ground};
 use crate::journal::server::engine;
 pub(super) use crate::journal::server::engine::Purpose;

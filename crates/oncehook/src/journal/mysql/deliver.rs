@@ -10,7 +10,7 @@
 //! finds the first row of many queues, and the others of a queue are read by a statement of their own.
 //!
 //! In the column `line` a letter stands before the entity: `l` for what is in the entity's queue, `r` for what is leased, `p`
-//! for what is parked. Text in lists is read as utf8mb4 whatever the database's character set.
+//! for what is parked. `{…}` are fragments of `texts`. Text in lists is read as utf8mb4 whatever the database's character set.
 
 use std::collections::{BTreeSet, HashMap};
 use std::time::Duration;
@@ -20,8 +20,8 @@ use super::{Mysql, function};
 use crate::delivery::{HandedEvent, RouteName};
 use crate::event::EventId;
 use crate::handler::Function;
-use crate::journal::server::deliver::entity::{lock, subjects};
-use crate::journal::server::deliver::row::{due, load_events};
+use crate::journal::server::deliver::entity::lock;
+use crate::journal::server::deliver::row::{candidate, due, load_events};
 use crate::journal::server::deliver::steps::{
     DeliverSql, Delivers, Due, FrontSql, Locked, MoveSql, QueueSql, SettleSql, UnblockSql, Wanted,
 };
@@ -35,195 +35,26 @@ use crate::route::Route;
 /// At most this many bytes of bodies are read for one batch (and the body that crosses it).
 const BODIES_AT_ONCE: u64 = 8 << 20;
 
-/// A list of deliveries with their attempts, as the table that it becomes, and the deliveries. Places are counted from 1.
-macro_rules! fenced {
-    ($param:literal) => {
-        concat!(
-            "JSON_TABLE(",
-            $param,
-            ", '$[*]' COLUMNS (place FOR ORDINALITY, event VARCHAR(32) PATH '$[0]',
-               route VARCHAR(64) CHARACTER SET utf8mb4 PATH '$[1]', epoch INT UNSIGNED PATH '$[2]',
-               attempt INT UNSIGNED PATH '$[3]')) t
-             STRAIGHT_JOIN oncehook_deliveries d ON d.event = UNHEX(t.event) AND d.route = t.route AND d.epoch = t.epoch "
-        )
-    };
-}
-
-/// A list of names.
-macro_rules! names {
-    ($param:literal) => {
-        concat!("JSON_TABLE(", $param, ", '$[*]' COLUMNS (name VARCHAR(256) CHARACTER SET utf8mb4 PATH '$')) t ")
-    };
-}
-
-/// A list of deliveries of the route `route`, perhaps with their attempts, and the deliveries.
-macro_rules! places {
-    ($param:literal) => {
-        concat!(
-            "JSON_TABLE(",
-            $param,
-            ", '$[*]' COLUMNS (event VARCHAR(32) PATH '$[0]', epoch INT UNSIGNED PATH '$[1]',
-               attempt INT UNSIGNED PATH '$[2]')) t "
-        )
-    };
-    ($param:literal, $route:literal) => {
-        concat!(
-            places!($param),
-            "STRAIGHT_JOIN oncehook_deliveries d ON d.event = UNHEX(t.event) AND d.route = ",
-            $route,
-            " AND d.epoch = t.epoch "
-        )
-    };
-}
-
-/// What is in the queue of an entity of that name (`l`), leased (`r`) or parked (`p`).
-macro_rules! line {
-    ($letter:literal) => {
-        concat!("d.line = CONCAT('", $letter, "', CONVERT(t.name USING binary))")
-    };
-}
-
-/// The columns of events `e`, with the result of the route before. A follow-up that is forced alone knows the result of the epoch
-/// before.
-macro_rules! events {
-    ($before:literal) => {
-        concat!(
-            "SELECT e.id, e.source, e.`key`, e.type, e.entity, e.occurred_at, e.received_at, e.headers, e.body,
-                    IF(",
-            $before,
-            " IS NULL, NULL, (SELECT p.result FROM oncehook_deliveries p WHERE p.event = e.id AND p.route = ",
-            $before,
-            " AND p.epoch <= t.epoch AND p.state = 'succeeded' ORDER BY p.epoch DESC LIMIT 1)), e.version, t.epoch FROM "
-        )
-    };
-}
-
-/// Attempts that have ended, as [`SettleSql`] lists them.
-macro_rules! ended {
-    () => {
-        "JSON_TABLE($2, '$[*]' COLUMNS (event VARCHAR(32) PATH '$[0]', route VARCHAR(64) CHARACTER SET utf8mb4 PATH '$[1]',
-           epoch INT UNSIGNED PATH '$[2]', attempt INT UNSIGNED PATH '$[3]', state VARCHAR(16) PATH '$[4]',
-           wait BIGINT PATH '$[5]', result MEDIUMTEXT CHARACTER SET utf8mb4 PATH '$[6]',
-           error MEDIUMTEXT CHARACTER SET utf8mb4 PATH '$[7]', cause VARCHAR(16) PATH '$[8]', counts INT PATH '$[9]',
-           outcome VARCHAR(16) PATH '$[10]', row_error MEDIUMTEXT CHARACTER SET utf8mb4 PATH '$[11]')) t "
-    };
-}
-
-macro_rules! settle {
-    ($set:literal, $fence:literal) => {
-        concat!(
-            "UPDATE ",
-            ended!(),
-            "STRAIGHT_JOIN oncehook_deliveries d ON d.event = UNHEX(t.event) AND d.route = t.route AND d.epoch = t.epoch
-               SET d.state = t.state, d.run_at = COALESCE($1 + t.wait, d.run_at), d.lease_until = NULL,
-                   d.settled_at = IF(t.wait IS NULL, $1, NULL), d.result = t.result, d.error = t.error, d.cause = t.cause,
-                   d.blocked_at = NULL, d.parked_at = IF(t.state = 'parked', COALESCE(d.parked_at, $1), NULL), ",
-            $set,
-            " WHERE ",
-            $fence
-        )
-    };
-}
-
-/// The columns of the front of a queue.
-macro_rules! front {
-    () => {
-        "SELECT d.event, d.route, d.epoch, d.attempt, d.entity, d.state, d.version, d.place = 0 AND d.place_at <= $3 FROM "
-    };
-}
-
-/// The fronts of queues. The first of each is found in the index alone, where `filter` allows it. The limit has them found
-/// before they are taken apart, or each would be looked for once per column.
-macro_rules! fronts {
-    ($filter:literal, $only_if:literal) => {
-        FrontSql {
-            first: concat!(
-                "SELECT LEFT(f.first, 16), $1, CAST(SUBSTR(f.first, 17) AS UNSIGNED), 0, f.name FROM
-                   (SELECT t.name, (SELECT CONCAT(d.event, d.epoch) FROM oncehook_deliveries d WHERE ",
-                line!("l"),
-                " AND d.route = $1",
-                $filter,
-                " ORDER BY d.version, d.event, d.epoch LIMIT 1) AS first FROM ",
-                names!("$2"),
-                $only_if,
-                " LIMIT 1000000) f WHERE f.first IS NOT NULL"
-            ),
-            more: concat!(
-                front!(),
-                "oncehook_deliveries d WHERE d.line = CONCAT('l', CAST($2 AS BINARY)) AND d.route = $1",
-                $filter,
-                " ORDER BY d.version, d.event, d.epoch LIMIT $5"
-            ),
-        }
-    };
-}
-
-/// Deliveries as `row::due` reads them: of the event nothing is known yet, and the entity is not locked.
-macro_rules! lock_due {
-    ($which:literal) => {
-        concat!(
-            "SELECT event, NULL, NULL, NULL, NULL, epoch, attempt, attempt_limit, parked_at, entity IS NOT NULL, 0
-               FROM oncehook_deliveries WHERE ",
-            $which,
-            " FOR UPDATE SKIP LOCKED"
-        )
-    };
-}
-
-/// Entities of route `$1` whose rows are there.
-macro_rules! there {
-    ($lock:literal) => {
-        concat!(
-            "SELECT t.name FROM ",
-            names!("$2"),
-            "STRAIGHT_JOIN oncehook_entities e FORCE INDEX (PRIMARY)
-                ON e.scope = $1 AND e.entity = CONVERT(t.name USING binary)",
-            $lock
-        )
-    };
-}
-
-const WAKE: &str = concat!(
-    "UPDATE ",
-    fenced!("$2"),
-    "SET d.state = IF(d.attempt > 0, 'retrying', 'ready'), d.run_at = $1 WHERE d.state = 'parked'"
-);
+const WAKE: &str = "UPDATE {fenced|$2}
+    SET d.state = IF(d.attempt > 0, 'retrying', 'ready'), d.run_at = $1 WHERE d.state = 'parked'";
 
 impl Delivers for Mysql {
     const DELIVER: DeliverSql = DeliverSql {
         lease: &[
-            concat!(
-                "UPDATE ",
-                places!("$6", "$2"),
-                "SET d.state = 'running', d.attempt = t.attempt, d.lease_until = $1 + $4,
-                     d.lease_limit = COALESCE(d.attempt_limit, $5), d.blocked_at = NULL
-                 WHERE d.attempt = t.attempt - 1 AND d.state IN ('ready', 'retrying')"
-            ),
-            concat!(
-                "INSERT INTO oncehook_attempts (event, route, epoch, attempt, started_at)
-                 SELECT UNHEX(t.event), $2, t.epoch, t.attempt, $1 FROM ",
-                places!("$6")
-            ),
-            concat!(
-                events!("$3"),
-                places!("$6", "$2"),
-                "STRAIGHT_JOIN oncehook_events e ON e.id = d.event WHERE d.attempt = t.attempt AND d.state = 'running'"
-            ),
+            "UPDATE {deliveries|$6|$2} SET d.state = 'running', d.attempt = t.attempt, d.lease_until = $1 + $4,
+                    d.lease_limit = COALESCE(d.attempt_limit, $5), d.blocked_at = NULL
+              WHERE d.attempt = t.attempt - 1 AND d.state IN ('ready', 'retrying')",
+            "INSERT INTO oncehook_attempts (event, route, epoch, attempt, started_at)
+             SELECT UNHEX(t.event), $2, t.epoch, t.attempt, $1 FROM {places|$6}",
+            "{events|$3} {deliveries|$6|$2} STRAIGHT_JOIN oncehook_events e ON e.id = d.event
+              WHERE d.attempt = t.attempt AND d.state = 'running'",
         ],
-        renew: concat!(
-            "UPDATE ",
-            fenced!("$2"),
-            "SET d.lease_until = $1 + $3 WHERE d.attempt = t.attempt AND d.state = 'running'"
-        ),
-        give_back: concat!(
-            "UPDATE ",
-            fenced!("$2"),
-            "STRAIGHT_JOIN oncehook_attempts a
+        renew: "UPDATE {fenced|$2} SET d.lease_until = $1 + $3 WHERE d.attempt = t.attempt AND d.state = 'running'",
+        give_back: "UPDATE {fenced|$2} STRAIGHT_JOIN oncehook_attempts a
                 ON a.event = d.event AND a.route = d.route AND a.epoch = d.epoch AND a.attempt = d.attempt
                SET a.finished_at = $1, a.outcome = 'given_back', d.state = IF(d.error IS NULL, 'ready', 'retrying'),
                    d.run_at = $1, d.lease_until = NULL, d.attempt_limit = d.lease_limit + 1
-             WHERE d.attempt = t.attempt AND d.state = 'running'"
-        ),
+             WHERE d.attempt = t.attempt AND d.state = 'running'",
         expired_entities: "SELECT DISTINCT entity FROM oncehook_deliveries
              WHERE place = 1 AND route = $2 AND place_at <= $1 AND entity IS NOT NULL",
         lock_expired: "SELECT event, epoch, attempt, attempt_limit FROM oncehook_deliveries
@@ -231,46 +62,24 @@ impl Delivers for Mysql {
         next_due: "SELECT place_at - $1 FROM oncehook_deliveries
              WHERE place = 0 AND route = $2 AND place_at < $3 ORDER BY place_at LIMIT 1",
         created_at: "SELECT applied_at FROM oncehook_migrations ORDER BY name LIMIT 1",
-        unsettled: concat!(
-            "SELECT d.event, d.route, d.epoch FROM ",
-            fenced!("$1"),
-            "WHERE d.state NOT IN ('succeeded', 'superseded', 'skipped')"
-        ),
-        load_events: Some(concat!(
-            events!("$1"),
-            places!("$2"),
-            "STRAIGHT_JOIN oncehook_events e ON e.id = UNHEX(t.event)"
-        )),
+        unsettled: "SELECT d.event, d.route, d.epoch FROM {fenced|$1}
+             WHERE d.state NOT IN ('succeeded', 'superseded', 'skipped')",
+        load_events: Some("{events|$1} {places|$2} STRAIGHT_JOIN oncehook_events e ON e.id = UNHEX(t.event)"),
         settle: SettleSql::InSteps {
-            live: concat!(
-                "SELECT t.place FROM ",
-                fenced!("$1"),
-                "WHERE d.attempt = t.attempt AND d.state = 'running' FOR UPDATE"
-            ),
+            live: "SELECT t.place FROM {fenced|$1} WHERE d.attempt = t.attempt AND d.state = 'running' FOR UPDATE",
             leased: [
-                settle!(
-                    "d.attempt_limit = IF(t.counts = 0, d.lease_limit + 1, d.attempt_limit)",
-                    "d.attempt = t.attempt AND d.state = 'running'"
-                ),
-                concat!(
-                    "UPDATE ",
-                    ended!(),
-                    "STRAIGHT_JOIN oncehook_attempts a
-                        ON a.event = UNHEX(t.event) AND a.route = t.route AND a.epoch = t.epoch AND a.attempt = t.attempt
-                       SET a.finished_at = $1, a.outcome = t.outcome, a.error = t.row_error"
-                ),
+                "{settle} d.attempt_limit = IF(t.counts = 0, d.lease_limit + 1, d.attempt_limit)
+                  WHERE d.attempt = t.attempt AND d.state = 'running'",
+                "UPDATE {ended} STRAIGHT_JOIN oncehook_attempts a
+                     ON a.event = UNHEX(t.event) AND a.route = t.route AND a.epoch = t.epoch AND a.attempt = t.attempt
+                    SET a.finished_at = $1, a.outcome = t.outcome, a.error = t.row_error",
             ],
             locked: [
-                settle!(
-                    "d.attempt = d.attempt + t.counts",
-                    "d.attempt = t.attempt - 1 AND d.state IN ('ready', 'retrying')"
-                ),
-                concat!(
-                    "INSERT INTO oncehook_attempts (event, route, epoch, attempt, started_at, finished_at, outcome, error)
-                     SELECT UNHEX(t.event), t.route, t.epoch, t.attempt, $1, $1, t.outcome, t.row_error FROM ",
-                    ended!(),
-                    "WHERE t.outcome IS NOT NULL"
-                ),
+                "{settle} d.attempt = d.attempt + t.counts
+                  WHERE d.attempt = t.attempt - 1 AND d.state IN ('ready', 'retrying')",
+                "INSERT INTO oncehook_attempts (event, route, epoch, attempt, started_at, finished_at, outcome, error)
+                 SELECT UNHEX(t.event), t.route, t.epoch, t.attempt, $1, $1, t.outcome, t.row_error
+                   FROM {ended} WHERE t.outcome IS NOT NULL",
             ],
             follow: "INSERT INTO oncehook_deliveries (event, route, epoch, state, run_at, entity, version)
                 SELECT d.event, t.next, d.epoch, 'ready', $1, d.entity, d.version
@@ -281,28 +90,15 @@ impl Delivers for Mysql {
                      ON d.event = UNHEX(t.event) AND d.route = t.route AND d.epoch = t.epoch
                 ON DUPLICATE KEY UPDATE epoch = oncehook_deliveries.epoch",
         },
-        name_parked: concat!(
-            "UPDATE ",
-            fenced!("$1"),
-            "STRAIGHT_JOIN oncehook_events e ON e.id = d.event
-               SET d.entity = e.entity WHERE d.state = 'parked' AND d.entity IS NULL"
-        ),
-        adopt: concat!(
-            "UPDATE ",
-            places!("$2", "$1"),
-            "STRAIGHT_JOIN oncehook_events e ON e.id = d.event SET d.entity = e.entity, d.version = e.version"
-        ),
+        name_parked: "UPDATE {fenced|$1} STRAIGHT_JOIN oncehook_events e ON e.id = d.event
+               SET d.entity = e.entity WHERE d.state = 'parked' AND d.entity IS NULL",
+        adopt: "UPDATE {deliveries|$2|$1} STRAIGHT_JOIN oncehook_events e ON e.id = d.event
+               SET d.entity = e.entity, d.version = e.version",
         // A row that is there is locked by being found, one that is not by being made.
-        lock_entities: &[concat!(
-            "INSERT INTO oncehook_entities (scope, entity) SELECT $1, t.name FROM ",
-            names!("$2"),
-            "ON DUPLICATE KEY UPDATE version = oncehook_entities.version"
-        )],
-        entity_states: concat!(
-            "SELECT e.entity, e.newest, e.last_at, e.state, e.version FROM ",
-            names!("$2"),
-            "STRAIGHT_JOIN oncehook_entities e ON e.scope = $1 AND e.entity = CONVERT(t.name USING binary)"
-        ),
+        lock_entities: &["INSERT INTO oncehook_entities (scope, entity) SELECT $1, t.name FROM {names|$2}
+                          ON DUPLICATE KEY UPDATE version = oncehook_entities.version"],
+        entity_states: "SELECT e.entity, e.newest, e.last_at, e.state, e.version FROM {names|$2}
+             STRAIGHT_JOIN oncehook_entities e ON e.scope = $1 AND e.entity = CONVERT(t.name USING binary)",
         keep_entity_states: "INSERT INTO oncehook_entities (scope, entity, version, last_at, state, newest)
             SELECT $1, t.entity, t.version, t.last_at, t.state, t.newest
               FROM JSON_TABLE($2, '$[*]' COLUMNS (entity VARCHAR(256) CHARACTER SET utf8mb4 PATH '$[0]', version BIGINT PATH '$[1]',
@@ -311,45 +107,33 @@ impl Delivers for Mysql {
                newest = VALUES(newest)",
         queues: QueueSql::InSteps {
             // Whether anything is leased is asked once for all: usually nothing is.
-            leased: concat!(
-                "SELECT d.event, d.route, d.epoch, d.attempt, d.entity, d.state, d.version, 0 FROM ",
-                names!("$2"),
-                "STRAIGHT_JOIN oncehook_deliveries d ON ",
-                line!("r"),
-                " AND d.route = $1 WHERE EXISTS (SELECT 1 FROM oncehook_deliveries WHERE place = 1 AND route = $1)"
-            ),
-            blocking: fronts!("", ""),
-            passing: fronts!(" AND d.state <> 'dead'", ""),
-            found: concat!(front!(), places!("$2", "$1")),
+            leased: "SELECT d.event, d.route, d.epoch, d.attempt, d.entity, d.state, d.version, 0
+                       FROM {names|$2} STRAIGHT_JOIN oncehook_deliveries d ON {line|r} AND d.route = $1
+                      WHERE EXISTS (SELECT 1 FROM oncehook_deliveries WHERE place = 1 AND route = $1)",
+            blocking: FrontSql { first: "{first}", more: "{more}" },
+            passing: FrontSql { first: "{first|AND d.state <> 'dead'}", more: "{more|AND d.state <> 'dead'}" },
+            found: "{front} {deliveries|$2|$1}",
         },
-        block: concat!(
-            "UPDATE ",
-            places!("$3", "$2"),
-            "SET d.run_at = $4, d.blocked_at = COALESCE(d.blocked_at, $1) WHERE d.state IN ('ready', 'retrying')"
-        ),
+        block: "UPDATE {deliveries|$3|$2} SET d.run_at = $4, d.blocked_at = COALESCE(d.blocked_at, $1)
+             WHERE d.state IN ('ready', 'retrying')",
         // Whether any is blocked is asked once for all: usually none is.
-        unblock: UnblockSql::Found(fronts!(
-            " AND d.run_at = $4 AND d.state <> 'dead'",
-            "WHERE EXISTS (SELECT 1 FROM oncehook_deliveries WHERE place = 0 AND route = $1 AND place_at = $4)"
-        )),
+        unblock: UnblockSql::Found(FrontSql {
+            first: "{first|AND d.run_at = $4 AND d.state <> 'dead'|WHERE EXISTS (
+                       SELECT 1 FROM oncehook_deliveries WHERE place = 0 AND route = $1 AND place_at = $4)}",
+            more: "{more|AND d.run_at = $4 AND d.state <> 'dead'}",
+        }),
         unblock_all: MoveSql {
             find: Some(
                 "SELECT event, route, epoch, attempt FROM oncehook_deliveries
                   WHERE place = 0 AND route = $2 AND place_at = $3 AND blocked_at IS NOT NULL LIMIT 1000",
             ),
-            change: concat!(
-                "UPDATE ",
-                fenced!("$2"),
-                "SET d.run_at = $1 WHERE d.run_at = $3 AND d.state IN ('ready', 'retrying')"
-            ),
+            change: "UPDATE {fenced|$2} SET d.run_at = $1 WHERE d.run_at = $3 AND d.state IN ('ready', 'retrying')",
         },
         wake_parked: MoveSql {
-            find: Some(concat!(
-                "SELECT d.event, d.route, d.epoch, d.attempt FROM ",
-                names!("$2"),
-                "STRAIGHT_JOIN oncehook_deliveries d ON ",
-                line!("p")
-            )),
+            find: Some(
+                "SELECT d.event, d.route, d.epoch, d.attempt
+                   FROM {names|$2} STRAIGHT_JOIN oncehook_deliveries d ON {line|p}",
+            ),
             change: WAKE,
         },
         wake_due_parked: MoveSql {
@@ -360,20 +144,14 @@ impl Delivers for Mysql {
             change: WAKE,
         },
         subjects: "SELECT e.id, e.entity, e.version, e.occurred_at, e.type
-              FROM JSON_TABLE($1, '$[*]' COLUMNS (id VARCHAR(32) PATH '$')) t
-              STRAIGHT_JOIN oncehook_events e ON e.id = UNHEX(t.id) WHERE e.entity IS NOT NULL",
+              FROM {ids|$1} STRAIGHT_JOIN oncehook_events e ON e.id = UNHEX(t.id) WHERE e.entity IS NOT NULL",
         blocked_entities: "SELECT DISTINCT entity FROM oncehook_deliveries
              WHERE place = 0 AND route = $1 AND place_at = $2 AND entity IS NOT NULL LIMIT $3",
-        stranded: concat!(
-            "SELECT t.name FROM ",
-            names!("$2"),
-            "WHERE (SELECT 1 FROM oncehook_deliveries d WHERE ",
-            line!("r"),
-            " AND d.route = $1 LIMIT 1) IS NULL
-               AND (SELECT d.run_at = $4 AND d.state <> 'dead' FROM oncehook_deliveries d WHERE ",
-            line!("l"),
-            " AND d.route = $1 AND ($3 OR d.state <> 'dead') ORDER BY d.version, d.event, d.epoch LIMIT 1)"
-        ),
+        stranded: "SELECT t.name FROM {names|$2}
+             WHERE (SELECT 1 FROM oncehook_deliveries d WHERE {line|r} AND d.route = $1 LIMIT 1) IS NULL
+               AND (SELECT d.run_at = $4 AND d.state <> 'dead' FROM oncehook_deliveries d
+                     WHERE {line|l} AND d.route = $1 AND ($3 OR d.state <> 'dead')
+                     ORDER BY d.version, d.event, d.epoch LIMIT 1)",
     };
 
     async fn lock_due(
@@ -387,36 +165,51 @@ impl Delivers for Mysql {
         let (limit, rows) = match wanted {
             Wanted::Batch { limit, .. } | Wanted::Lease { limit } => {
                 let sql =
-                    lock_due!("place = 0 AND route = $1 AND place_at <= $2 ORDER BY place_at, event, epoch LIMIT $3");
+                    "{lock_due|place = 0 AND route = $1 AND place_at <= $2 ORDER BY place_at, event, epoch LIMIT $3}";
                 (limit, Statements::rows(session, sql, &[name, now.into(), limit.into()]).await?)
             }
             Wanted::Only(next) => {
-                let sql = lock_due!(
-                    "event = $1 AND route = $2 AND epoch = $3 AND attempt = $4 AND state IN ('ready', 'retrying')"
-                );
+                let sql = "{lock_due|event = $1 AND route = $2 AND epoch = $3 AND attempt = $4
+                                     AND state IN ('ready', 'retrying')}";
                 let (event, epoch) = (next.delivery.event.into(), next.delivery.epoch.into());
                 (1, Statements::rows(session, sql, &[event, name, epoch, (next.attempt - 1).into()]).await?)
             }
         };
         let mut due: Vec<Due> = rows.iter().map(|row| due(row, route)).collect::<EngineResult<_>>()?;
-        let mut full = due.len() == limit;
-        if serial && !due.is_empty() {
-            let subjects = subjects::<Self>(session, due.iter().map(|due| due.candidate.place.event)).await?;
-            for due in &mut due {
-                let place = due.candidate.place;
-                if let Some(subject) = subjects.get(&place.event) {
-                    due.candidate =
-                        Candidate { place: Place { epoch: place.epoch, ..subject.place }, ..subject.clone() };
+        let (mut full, is_read) = (due.len() == limit, !matches!(wanted, Wanted::Lease { .. }));
+        let mut sizes: HashMap<EventId, u64> = HashMap::new();
+        if serial && !due.is_empty() || is_read && due.len() > 1 {
+            let sql = "SELECT e.id, e.entity, e.version, e.occurred_at, e.type, e.size
+                         FROM {ids|$1} STRAIGHT_JOIN oncehook_events e ON e.id = UNHEX(t.id)";
+            let mut subjects: HashMap<EventId, Candidate> = HashMap::new();
+            let ids = Param::ids(due.iter().map(|due| due.candidate.place.event));
+            for row in Statements::rows(session, sql, &[ids]).await? {
+                sizes.insert(row.event(0)?, row.count(5)?);
+                subjects.insert(row.event(0)?, candidate(&row)?);
+            }
+            for due in due.iter_mut().filter(|_| serial) {
+                let Candidate { place, parked_at, .. } = due.candidate;
+                let subject = subjects.get(&place.event).filter(|subject| subject.entity.is_some());
+                if let Some(subject) = subject {
+                    let place = Place { epoch: place.epoch, ..subject.place };
+                    due.candidate = Candidate { place, parked_at, ..subject.clone() };
                 }
             }
-            if !matches!(wanted, Wanted::Only(_)) {
-                lock_free(session, &route.name, &mut due).await?;
-                // If all belongs to entities of other workers it is better to wait for a moment than to look again at once.
-                full &= !due.is_empty();
-            }
         }
-        if !matches!(wanted, Wanted::Lease { .. }) {
-            full |= weigh(session, &mut due).await?;
+        if serial && !due.is_empty() && !matches!(wanted, Wanted::Only(_)) {
+            lock_free(session, &route.name, &mut due).await?;
+            // If all belongs to entities of other workers it is better to wait for a moment than to look again at once.
+            full &= !due.is_empty();
+        }
+        if is_read {
+            // Bodies are weighed before they are read, or many big ones would fill the memory.
+            let (mut before, all) = (0, due.len());
+            due.retain(|due| {
+                let fits = before < BODIES_AT_ONCE;
+                before += sizes.get(&due.candidate.place.event).copied().unwrap_or(0);
+                fits
+            });
+            full |= due.len() < all;
             if !serial {
                 load_events::<Self>(session, route, &mut due).await?;
             }
@@ -442,12 +235,16 @@ async fn lock_free(session: &mut Session, route: &RouteName, due: &mut Vec<Due>)
     let mut rest: BTreeSet<String> = due.iter().filter_map(|due| due.candidate.entity.clone()).collect();
     let mut taken = BTreeSet::new();
     // After the first statement, the others are locked by another transaction, or their rows were never made.
-    for (sql, locks) in [(there!(" FOR UPDATE SKIP LOCKED"), true), (there!(""), false)] {
+    for (lock, locks) in [(" FOR UPDATE SKIP LOCKED", true), ("", false)] {
         if rest.is_empty() {
             break;
         }
+        let sql = format!(
+            "SELECT t.name FROM {{names|$2}} STRAIGHT_JOIN oncehook_entities e FORCE INDEX (PRIMARY)
+                 ON e.scope = $1 AND e.entity = CONVERT(t.name USING binary){lock}"
+        );
         let params = [route.into(), Param::texts(rest.iter().map(String::as_str))];
-        for row in Statements::rows(session, sql, &params).await? {
+        for row in Statements::rows(session, &sql, &params).await? {
             let entity = row.text(0)?;
             rest.remove(&entity);
             if !locks {
@@ -461,25 +258,4 @@ async fn lock_free(session: &mut Session, route: &RouteName, due: &mut Vec<Due>)
         due.candidate.entity.as_ref().is_none_or(|entity| !taken.contains(entity))
     });
     Ok(())
-}
-
-/// Drops those whose bodies would be too much: they are weighed before they are read, or many big ones would fill the memory.
-/// Returns whether any were dropped.
-async fn weigh(session: &mut Session, due: &mut Vec<Due>) -> EngineResult<bool> {
-    if due.len() < 2 {
-        return Ok(false);
-    }
-    let sql = "SELECT e.id, e.size FROM JSON_TABLE($1, '$[*]' COLUMNS (id VARCHAR(32) PATH '$')) t
-                STRAIGHT_JOIN oncehook_events e ON e.id = UNHEX(t.id)";
-    let ids = Param::ids(due.iter().map(|due| due.candidate.place.event));
-    let rows = Statements::rows(session, sql, &[ids]).await?;
-    let sizes = rows.iter().map(|row| Ok((row.event(0)?, row.count(1)?)));
-    let sizes: HashMap<EventId, u64> = sizes.collect::<EngineResult<_>>()?;
-    let (mut before, all) = (0, due.len());
-    due.retain(|due| {
-        let fits = before < BODIES_AT_ONCE;
-        before += sizes.get(&due.candidate.place.event).copied().unwrap_or(0);
-        fits
-    });
-    Ok(due.len() < all)
 }

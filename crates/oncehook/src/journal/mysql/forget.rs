@@ -10,13 +10,6 @@ use super::read;
 use crate::event::EventId;
 use crate::journal::sql::forget::{Batch, Forgets, Round, is_done};
 
-/// The table that a list of events becomes.
-macro_rules! ids {
-    () => {
-        "JSON_TABLE($1, '$[*]' COLUMNS (id VARCHAR(32) PATH '$')) t STRAIGHT_JOIN "
-    };
-}
-
 impl Forgets for Session {
     type Place = Infallible;
 
@@ -25,26 +18,17 @@ impl Forgets for Session {
     // Named locks are the whole server's, and belong to the session: they end with it, too.
     const LOCK: &'static str = "SELECT GET_LOCK(CONCAT('oncehook-forget-', SHA1(DATABASE())), 0)";
     const UNLOCK: Option<&'static str> = Some("DO RELEASE_LOCK(CONCAT('oncehook-forget-', SHA1(DATABASE())))");
-    const LOCK_EVENTS: &'static str =
-        concat!("SELECT e.id FROM ", ids!(), "oncehook_events e ON e.id = UNHEX(t.id) FOR UPDATE SKIP LOCKED");
-    const DELETE_BODIES: &'static str = concat!(
-        "DELETE b FROM ",
-        ids!(),
-        "oncehook_events e ON e.id = UNHEX(t.id)
-             STRAIGHT_JOIN oncehook_bodies b ON b.source = e.source AND b.digest = e.digest AND b.event = e.id
-             WHERE NOT e.key_signed"
-    );
-    const DELETE_BESIDE: &'static str = concat!("DELETE o FROM ", ids!(), "oncehook_{} o ON o.event = UNHEX(t.id)");
-    const DELETE_EVENTS: &'static str = concat!("DELETE o FROM ", ids!(), "oncehook_events o ON o.id = UNHEX(t.id)");
+    const LOCK_EVENTS: &'static str = "SELECT e.id FROM {ids|$1}
+        STRAIGHT_JOIN oncehook_events e ON e.id = UNHEX(t.id) FOR UPDATE SKIP LOCKED";
+    const DELETE_BODIES: &'static str = "DELETE b FROM {ids|$1} STRAIGHT_JOIN oncehook_events e ON e.id = UNHEX(t.id)
+        STRAIGHT_JOIN oncehook_bodies b ON b.source = e.source AND b.digest = e.digest AND b.event = e.id
+        WHERE NOT e.key_signed";
+    const DELETE_BESIDE: &'static str = "DELETE o FROM {ids|$1} STRAIGHT_JOIN oncehook_{} o ON o.event = UNHEX(t.id)";
+    const DELETE_EVENTS: &'static str = "DELETE o FROM {ids|$1} STRAIGHT_JOIN oncehook_events o ON o.id = UNHEX(t.id)";
     const KEYS: &'static str = "SELECT source, `key`, expires_at, event FROM oncehook_keys
         WHERE source > $1 OR source = $1 AND `key` > $2 ORDER BY source, `key` LIMIT $3";
-    const DELETE_KEYS: &'static str = concat!(
-        "DELETE k FROM JSON_TABLE($2, '$[*]' COLUMNS (
-                    source VARCHAR(64) CHARACTER SET utf8mb4 PATH '$[0]', name VARCHAR(510) PATH '$[1]')) t
-             STRAIGHT_JOIN oncehook_keys k ON k.source = t.source AND k.`key` = UNHEX(t.name)
-             WHERE k.expires_at <= $1 AND ",
-        is_done!("k.event")
-    );
+    const DELETE_KEYS: &'static str =
+        concat!("DELETE k FROM {keys|$2} WHERE k.expires_at <= $1 AND ", is_done!("k.event"));
     const DELETE_AUDIT: &'static str = "DELETE FROM oncehook_audit WHERE at <= $1 ORDER BY id LIMIT $2";
 
     async fn step(&mut self, _batch: &mut Batch<'_>, place: &Infallible) -> Result<Round<Infallible>, EngineError> {

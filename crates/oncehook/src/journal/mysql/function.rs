@@ -9,13 +9,14 @@ use std::time::Duration;
 
 use mysql_async::{Row, Value};
 
+use super::Mysql;
 use super::connection::Session;
 use super::user_sql::{self, Trouble};
 use crate::delivery::{Cause, Failure, HandedEvent};
 use crate::handler::Function;
 use crate::handler::elsewhere::Answer;
 use crate::handler::function::{MysqlTransaction, caught};
-use crate::journal::server::user_sql::in_time;
+use crate::journal::server::user_sql::{UserSql as _, in_time};
 
 /// What the function returned in time, unless one of its statements broke.
 pub(super) async fn call(
@@ -97,7 +98,7 @@ async fn answered(session: &mut Session, sql: &str, parameters: &[Value]) -> Res
     }
     let statement = user_sql::checked(session, sql).await?;
     let begun = session.is_in_transaction();
-    let answer = session.answer_of(&statement, parameters.to_vec()).await.map_err(user_sql::trouble)?;
+    let answer = session.answer_of(&statement, parameters.to_vec()).await.map_err(Mysql::trouble)?;
     user_sql::still_open(session, begun, 1)?;
     Ok(answer)
 }

@@ -38,30 +38,6 @@ const TABLES: [&str; 2] = [
 ) ENGINE = InnoDB ROW_FORMAT = DYNAMIC",
 ];
 
-/// The database's time in microseconds.
-macro_rules! now {
-    () => {
-        "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))"
-    };
-}
-
-/// The rows of `$1`, by event, route and epoch and what comes fourth, and the guards of the same deliveries.
-macro_rules! guards_of {
-    ($fourth:literal, $hint:literal) => {
-        concat!(
-            "JSON_TABLE($1, '$[*]' COLUMNS (event VARCHAR(32) PATH '$[0]',
-                        route VARCHAR(64) CHARACTER SET ascii PATH '$[1]',
-                        epoch INT UNSIGNED PATH '$[2]', ",
-            $fourth,
-            " PATH '$[3]')) t
-             STRAIGHT_JOIN oncehook_applied a ",
-            $hint,
-            "
-                ON a.event = UNHEX(t.event) AND a.route = t.route AND a.epoch = t.epoch "
-        )
-    };
-}
-
 impl Guards for Mysql {
     const GUARD: GuardSql = GuardSql {
         // Sessions never commit by themselves.
@@ -96,56 +72,31 @@ UNION ALL
 SELECT CONCAT('trigger ', TRIGGER_NAME) FROM information_schema.TRIGGERS
  WHERE EVENT_OBJECT_SCHEMA = DATABASE() AND EVENT_OBJECT_TABLE = $1",
         write: Write::AfterLook {
-            insert: concat!(
-                "INSERT INTO oncehook_applied (event, route, epoch, attempt, void, journal, at)
-                 SELECT UNHEX(t.event), t.route, t.epoch, t.attempt, $3, $2, ",
-                now!(),
-                "
-                   FROM JSON_TABLE($1, '$[*]' COLUMNS (event VARCHAR(32) PATH '$[0]',
-                                   route VARCHAR(64) CHARACTER SET ascii PATH '$[1]',
-                                   epoch INT UNSIGNED PATH '$[2]', attempt INT UNSIGNED PATH '$[3]')) t"
-            ),
-            replace: concat!(
-                "UPDATE ",
-                guards_of!("attempt INT UNSIGNED", ""),
-                "SET a.attempt = t.attempt, a.void = $3, a.result = NULL, a.journal = $2, a.at = ",
-                now!()
-            ),
+            insert: "INSERT INTO oncehook_applied (event, route, epoch, attempt, void, journal, at)
+                     SELECT UNHEX(t.event), t.route, t.epoch, t.attempt, $3, $2, {now}
+                       FROM {guarded|attempt INT UNSIGNED}",
+            replace: "UPDATE {guards|attempt INT UNSIGNED}
+                         SET a.attempt = t.attempt, a.void = $3, a.result = NULL, a.journal = $2, a.at = {now}",
             met: "1062",
         },
-        look: concat!(
-            "SELECT a.event, a.route, a.epoch, a.attempt, a.void, a.result FROM ",
-            guards_of!("none INT", "FORCE INDEX (PRIMARY)"),
-            "FOR UPDATE"
-        ),
-        give_up: concat!("UPDATE ", guards_of!("none INT", ""), "SET a.void = 1"),
-        keep_results: concat!(
-            "UPDATE ",
-            guards_of!("result MEDIUMTEXT CHARACTER SET utf8mb4", ""),
-            "SET a.result = t.result"
-        ),
+        look: "SELECT a.event, a.route, a.epoch, a.attempt, a.void, a.result
+                 FROM {guards|none INT|FORCE INDEX (PRIMARY)} FOR UPDATE",
+        give_up: "UPDATE {guards|none INT} SET a.void = 1",
+        keep_results: "UPDATE {guards|result MEDIUMTEXT CHARACTER SET utf8mb4} SET a.result = t.result",
         // The first 48 bits of an id are milliseconds.
-        aged: concat!(
-            "SELECT event, route, epoch FROM oncehook_applied
-              WHERE event >= $1 AND (event > $1 OR epoch > $3)
-                AND event < UNHEX(RPAD(LPAD(HEX((LEAST(",
-            now!(),
-            ", $7) - $4) DIV 1000), 12, '0'), 32, '0'))
-                AND route = $2 AND journal = $5 AND at < LEAST(",
-            now!(),
-            ", $7) - $4
-              ORDER BY event, route, epoch LIMIT $6"
-        ),
-        forget: concat!("DELETE a FROM ", guards_of!("none INT", "")),
+        aged: "SELECT event, route, epoch FROM oncehook_applied
+                WHERE event >= $1 AND (event > $1 OR epoch > $3)
+                  AND event < UNHEX(RPAD(LPAD(HEX((LEAST({now}, $7) - $4) DIV 1000), 12, '0'), 32, '0'))
+                  AND route = $2 AND journal = $5 AND at < LEAST({now}, $7) - $4
+                ORDER BY event, route, epoch LIMIT $6",
+        forget: "DELETE a FROM {guards|none INT}",
         // A row that is there is locked by being met, one that is not by being written.
         add_entities: "INSERT INTO oncehook_applied_entities (journal, scope, entity)
-                       SELECT $2, $3, CAST(t.entity AS BINARY)
-                         FROM JSON_TABLE($1, '$[*]' COLUMNS (entity VARCHAR(255) CHARACTER SET utf8mb4 PATH '$')) t
+                       SELECT $2, $3, CAST(t.name AS BINARY) FROM {names|$1}
                        ON DUPLICATE KEY UPDATE version = oncehook_applied_entities.version",
         lock_entities: "SELECT e.entity, e.newest, e.last_at, e.state, e.version
-                          FROM JSON_TABLE($1, '$[*]' COLUMNS (entity VARCHAR(255) CHARACTER SET utf8mb4 PATH '$')) t
-                         STRAIGHT_JOIN oncehook_applied_entities e FORCE INDEX (PRIMARY)
-                            ON e.journal = $2 AND e.scope = $3 AND e.entity = CAST(t.entity AS BINARY)
+                          FROM {names|$1} STRAIGHT_JOIN oncehook_applied_entities e FORCE INDEX (PRIMARY)
+                            ON e.journal = $2 AND e.scope = $3 AND e.entity = CAST(t.name AS BINARY)
                            FOR UPDATE",
         keep_entities: "UPDATE JSON_TABLE($1, '$[*]' COLUMNS (entity VARCHAR(255) CHARACTER SET utf8mb4 PATH '$[0]',
                                version BIGINT PATH '$[1]', newest BIGINT PATH '$[2]', last_at BIGINT PATH '$[3]',

@@ -3,10 +3,12 @@
 //! Promises: every connection talks to a server that can be written and syncs its log at every commit (the settings are read
 //! back, not assumed). Needs MariaDB 10.6 or MySQL 8.0.16; the tests run on MariaDB.
 //!
-//! On the way out, `deliveries` is what workers and operators call: `queue` takes and settles deliveries, `apply` runs the
-//! user's statements (`user_sql`) in the transaction that settles them and `function` the user's Rust functions, `operate` has the texts of what operators ask, `forget` removes
-//! what is old, `wake` looks for what other nodes did. Where order matters, `turn` says whose turn it is and `lines` knows who
-//! stands where.
+//! `queries` has the texts of an append, `deliver` those of the way out, `texts` their fragments; `user_sql`, `many_rows` and
+//! `function` run the user's statements and Rust code in the transaction that settles them, `operate` and `read` have the texts for
+//! operators and readers, `forget` removes what is old, `wake` looks for what other nodes did. `guard` is for routes whose effects
+//! are in another database than the journal.
+//!
+//! Does not: decide anything. `journal::server` does.
 
 mod connection;
 mod deliver;
@@ -23,6 +25,7 @@ mod planted;
 mod queries;
 mod read;
 mod schema;
+mod texts;
 mod tls;
 mod user_sql;
 mod value;

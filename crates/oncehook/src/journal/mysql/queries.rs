@@ -40,10 +40,7 @@ impl Appends for Mysql {
 
     const APPEND_COMMITS: bool = false;
     const APPEND: AppendSql = AppendSql {
-        known_keys: "SELECT t.place, k.event, k.digest, k.expires_at
-                       FROM JSON_TABLE($1, '$[*]' COLUMNS (place FOR ORDINALITY,
-                              source VARCHAR(64) CHARACTER SET utf8mb4 PATH '$[0]', name VARCHAR(510) PATH '$[1]')) t
-                       STRAIGHT_JOIN oncehook_keys k ON k.source = t.source AND k.`key` = UNHEX(t.name)",
+        known_keys: "SELECT t.place, k.event, k.digest, k.expires_at FROM {keys|$1}",
         insert_key: "INSERT INTO oncehook_keys (source, `key`, event, digest, first_seen, expires_at)
                      VALUES ($1, $2, REPEAT(x'00', 16), REPEAT(x'00', 32), 1, 1)",
         // Locked, so that two nodes count to eight together, and no node forgets the event meanwhile.
@@ -105,7 +102,7 @@ impl Appends for Mysql {
         let mut rows = append::duplicate_rows(pending);
         // The rows are made or locked first, so that the latest few are read as they are when they are written.
         engine::Session::change(session, MAKE_DUPLICATES, &[Param::Table(rows.clone())]).await?;
-        let sql = "SELECT d.event, d.latest FROM JSON_TABLE($1, '$[*]' COLUMNS (id VARCHAR(32) PATH '$')) t
+        let sql = "SELECT d.event, d.latest FROM {ids|$1}
                    STRAIGHT_JOIN oncehook_duplicates d ON d.event = UNHEX(t.id)";
         let mut stored: HashMap<EventId, VecDeque<DuplicateSeen>> = HashMap::new();
         for row in engine::Session::rows(session, sql, &[Param::ids(pending.iter().map(|(event, _)| *event))]).await? {

@@ -16,37 +16,19 @@ use crate::journal::sql::buckets::{Part, bucket_of, first_of_bucket, ids};
 use crate::journal::sql::story::{Tells, delivery_columns};
 use crate::journal::sql::value::{Column, Param, Row};
 
-/// An event's status, derived: quarantined, else unrouted, else the worst of its deliveries.
-macro_rules! status {
-    () => {
-        "CASE WHEN EXISTS (SELECT 1 FROM oncehook_flags f WHERE f.event = e.id AND f.flag = 'quarantined') THEN 'quarantined'
-              ELSE COALESCE((SELECT CONVERT(w.state USING utf8mb4) FROM oncehook_deliveries w WHERE w.event = e.id
-                              ORDER BY FIELD(w.state, 'dead', 'parked', 'retrying', 'running', 'ready', 'superseded', 'skipped', 'succeeded')
-                              LIMIT 1), 'unrouted') END"
-    };
-}
-
 impl Tells for Session {
-    const SUMMARY: &'static str = concat!(
-        "SELECT e.id, e.source, e.`key`, e.type, e.entity, ",
-        status!(),
-        ", e.integrity, e.occurred_at, e.received_at, e.size,
+    const SUMMARY: &'static str = "SELECT e.id, e.source, e.`key`, e.type, e.entity, {status},
+           e.integrity, e.occurred_at, e.received_at, e.size,
            COALESCE((SELECT d.journal + d.memory + d.redis FROM oncehook_duplicates d WHERE d.event = e.id), 0),
            (SELECT GROUP_CONCAT(f.flag, COALESCE(CONCAT(':', f.reason), '')) FROM oncehook_flags f WHERE f.event = e.id),
            e.digest
-      FROM oncehook_events e FORCE INDEX (PRIMARY)"
-    );
+      FROM oncehook_events e FORCE INDEX (PRIMARY)";
     const DELIVERIES: &'static str = concat!(
         "SELECT d.event",
         delivery_columns!(),
-        "FROM JSON_TABLE($1, '$[*]' COLUMNS (id VARCHAR(32) PATH '$')) t
-             STRAIGHT_JOIN oncehook_deliveries d ON d.event = UNHEX(t.id) ORDER BY d.event, d.route, d.epoch"
+        "FROM {ids|$1} STRAIGHT_JOIN oncehook_deliveries d ON d.event = UNHEX(t.id) ORDER BY d.event, d.route, d.epoch"
     );
-    const STANDINGS: &'static str = "SELECT t.place, d.state, d.result, d.error, d.cause
-        FROM JSON_TABLE($1, '$[*]' COLUMNS (place FOR ORDINALITY, event VARCHAR(32) PATH '$[0]',
-                                            route VARCHAR(64) CHARACTER SET utf8mb4 PATH '$[1]',
-                                            epoch INT UNSIGNED PATH '$[2]')) t
-        STRAIGHT_JOIN oncehook_deliveries d ON d.event = UNHEX(t.event) AND d.route = t.route AND d.epoch = t.epoch";
+    const STANDINGS: &'static str = "SELECT t.place, d.state, d.result, d.error, d.cause FROM {fenced|$1}";
     const RECENT_KEYS: &'static str = "SELECT k.source, k.`key`, k.event, k.digest, k.expires_at
          FROM (SELECT id, source, `key` FROM oncehook_events ORDER BY id DESC LIMIT $1) e
          STRAIGHT_JOIN oncehook_keys k ON k.source = e.source AND k.`key` = e.`key` AND k.event = e.id
@@ -66,7 +48,7 @@ impl Tells for Session {
 }
 
 impl Reads for Mysql {
-    const STATUS_IS: &'static str = concat!(status!(), " =");
+    const STATUS_IS: &'static str = "{status} =";
     const BY_KEY: &'static str = "SELECT k.event FROM (SELECT DISTINCT source FROM oncehook_totals) t
         STRAIGHT_JOIN oncehook_keys k FORCE INDEX (PRIMARY) ON k.source = t.source AND k.`key` = $1";
     const BUCKETS: &'static str = "SELECT bucket, first, last FROM oncehook_buckets FORCE INDEX (PRIMARY)

@@ -45,7 +45,7 @@ pub(super) async fn checked(session: &mut Session, statement: &str) -> Result<St
         return Err(Trouble::refused(refused));
     }
     if !session.is_known(statement) {
-        if let Some(table) = cannot_roll_back(session, statement).await.map_err(trouble)? {
+        if let Some(table) = cannot_roll_back(session, statement).await.map_err(Mysql::trouble)? {
             return Err(Trouble::refused(format!(
                 "table {table} cannot be rolled back; a handler needs InnoDB tables"
             )));
@@ -55,7 +55,7 @@ pub(super) async fn checked(session: &mut Session, statement: &str) -> Result<St
     if leaves_something(statement) {
         session.retire();
     }
-    session.prepared(statement).await.map_err(trouble)
+    session.prepared(statement).await.map_err(Mysql::trouble)
 }
 
 /// What a handler's statements are given, a list for each.
@@ -74,7 +74,7 @@ async fn run(
         if let Some(event) = about {
             error.message = handler.without_values(&error.message, event);
         }
-        trouble(error)
+        Mysql::trouble(error)
     };
     let begun = session.is_in_transaction();
     if let Some(many) = prepared.many.as_ref().filter(|_| deliveries.len() > 1) {
@@ -87,7 +87,7 @@ async fn run(
     let mut results = Vec::with_capacity(deliveries.len());
     'deliveries: for bound in deliveries {
         if prepared.asks_for_id {
-            session.row("SELECT LAST_INSERT_ID(0)", Vec::new()).await.map_err(trouble)?;
+            session.row("SELECT LAST_INSERT_ID(0)", Vec::new()).await.map_err(Mysql::trouble)?;
         }
         let mut result = None;
         for (place, (statement, parameters)) in prepared.statements.iter().zip(bound.0).enumerate() {
@@ -111,11 +111,6 @@ async fn run(
 /// That a transaction which was open is open after the statements of so many deliveries.
 pub(super) fn still_open(session: &Session, begun: bool, ran: usize) -> Result<(), Trouble> {
     if begun && !session.is_in_transaction() { Err(Trouble::Ended(ran)) } else { Ok(()) }
-}
-
-/// Whose fault an error is.
-pub(super) fn trouble(error: EngineError) -> Trouble {
-    Trouble::of(error, logged)
 }
 
 /// The server prepares a statement anew by itself when its tables have changed. Preparing changes nothing and ends no
@@ -172,7 +167,7 @@ impl UserSql for Mysql {
     }
 
     fn trouble(error: EngineError) -> Trouble {
-        trouble(error)
+        Trouble::of(error, logged)
     }
 
     fn refusal(statement: &str) -> Option<String> {

@@ -1,10 +1,4 @@
 //! Parameters and rows in the driver's types.
-//!
-//! Our texts number their parameters (`$1`); the driver wants question marks in the order of use. [`Texts`] translates, once for
-//! each text and connection.
-
-use std::collections::HashMap;
-use std::sync::Arc;
 
 use bytes::Bytes;
 use mysql_async::{Row, Value};
@@ -13,57 +7,7 @@ use super::engine_error::EngineError;
 use crate::event::EventId;
 use crate::journal::server::value::{self, Column, Param};
 
-/// The texts of a connection in the driver's form.
-#[derive(Debug, Default)]
-pub(super) struct Texts(HashMap<String, Arc<Text>>);
-
-#[derive(Debug)]
-struct Text {
-    text: String,
-    /// Which parameter each question mark stands for, counted from 0.
-    order: Vec<usize>,
-}
-
-impl Texts {
-    /// A text with question marks, and its values in their order.
-    pub(super) fn bind(&mut self, sql: &str, params: &[Param<'_>]) -> Result<(String, Vec<Value>), EngineError> {
-        let text = match self.0.get(sql) {
-            Some(text) => Arc::clone(text),
-            None => {
-                let text = Arc::new(translate(sql));
-                self.0.insert(sql.to_owned(), Arc::clone(&text));
-                text
-            }
-        };
-        let values = text.order.iter().map(|place| params.get(*place).map(value));
-        let values: Option<Vec<Value>> = values.collect();
-        let values = values.ok_or_else(|| EngineError::other("a statement lacks a parameter"))?;
-        Ok((text.text.clone(), values))
-    }
-}
-
-/// Replaces each `$n` by a question mark (`$[` is a JSON path), and the schema of a common text by the prefix of our tables.
-fn translate(sql: &str) -> Text {
-    let sql = sql.replace("oncehook.", "oncehook_");
-    let mut pieces = sql.split('$');
-    let mut text = pieces.next().unwrap_or_default().to_owned();
-    let mut order = Vec::new();
-    for piece in pieces {
-        let digits = piece.bytes().take_while(u8::is_ascii_digit).count();
-        let (number, rest) = piece.split_at(digits);
-        match number.parse::<usize>() {
-            Ok(number) => {
-                order.push(number.saturating_sub(1));
-                text.push('?');
-            }
-            Err(_) => text.push('$'),
-        }
-        text.push_str(rest);
-    }
-    Text { text, order }
-}
-
-fn value(param: &Param<'_>) -> Value {
+pub(super) fn value(param: &Param<'_>) -> Value {
     match param {
         Param::Null => Value::NULL,
         Param::Bool(value) => Value::from(*value),
@@ -133,24 +77,5 @@ impl value::Row for Row {
     fn take_bytes(&mut self, column: usize) -> Result<Bytes, EngineError> {
         let bytes = self.take_opt::<Vec<u8>, _>(column).ok_or_else(EngineError::damaged)?;
         bytes.map(Bytes::from).map_err(|_| EngineError::damaged())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::journal::server::value::Column;
-
-    #[test]
-    fn parameters_are_bound_in_the_order_of_their_use() {
-        let mut texts = Texts::default();
-        let sql = "UPDATE JSON_TABLE($2, '$[*]' COLUMNS (a INT PATH '$[0]')) t SET b = $1, c = $1 + $10";
-        let mut params = vec![Param::Int(7), Param::Table(vec![Column::ints([1, 2]), Column::texts(["x", "y"])])];
-        params.extend((3..=10).map(Param::Int));
-        let (text, values) = texts.bind(sql, &params).unwrap();
-        assert_eq!(text, "UPDATE JSON_TABLE(?, '$[*]' COLUMNS (a INT PATH '$[0]')) t SET b = ?, c = ? + ?");
-        let list = Value::from(r#"[[1,"x"],[2,"y"]]"#);
-        assert_eq!(values, [list, Value::from(7), Value::from(7), Value::from(10)]);
-        assert!(texts.bind("SELECT $1", &[]).is_err());
     }
 }

@@ -132,17 +132,9 @@ async fn list(session: &Session, table: &str) -> Result<Vec<Day>, EngineError> {
     Ok(rows.iter().map(|row| Day { number: row.get(0), name: row.get(1) }).collect())
 }
 
-/// When days are made.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum When {
-    /// At the start, which waits for it.
-    Start,
-    /// In a round of the janitor, who has time.
-    Round,
-}
-
 /// Makes today and the days ahead where they are missing. What cannot be made now is left for the next time.
-pub(super) async fn make(session: &Session, given: Option<i64>, when: When) -> Result<(), EngineError> {
+/// `in_round`: the janitor calls, who has time; a start waits for it.
+pub(super) async fn make(session: &Session, given: Option<i64>, in_round: bool) -> Result<(), EngineError> {
     let there = list(session, "events").await?;
     let sql = "SELECT n, to_char(DATE '1970-01-01' + n::integer, 'YYYYMMDD'), n - today
                  FROM (SELECT coalesce($1::bigint, oncehook.micros()) / 86400000000 AS today) t,
@@ -160,11 +152,11 @@ pub(super) async fn make(session: &Session, given: Option<i64>, when: When) -> R
     take_back_promises(session).await?;
     let big = session.row(BIG_REST, &[]).await?.is_none_or(|row| row.get(0));
     for (day, ahead) in missing.iter().take(MOST.saturating_sub(there.len())) {
-        let made = match (big, when) {
-            (false, _) => attach(session, day, Rest::Small).await,
+        let made = match big {
+            false => attach(session, day, false).await,
             // Events of that day come only from a node whose clock is wrong.
-            (true, When::Round) if *ahead >= 2 => attach_beside_a_big_rest(session, day).await,
-            (true, _) => Ok(()),
+            true if in_round && *ahead >= 2 => attach_beside_a_big_rest(session, day).await,
+            true => Ok(()),
         };
         if let Err(error) = made {
             // Accepting goes on without the day. If the connection is lost, this fails too.
@@ -187,15 +179,6 @@ fn is_hindered(error: &EngineError) -> bool {
     error.is_too_slow() || error.is_collision() || codes.iter().any(|code| error.has_code(code.code()))
 }
 
-/// How the server learns that the rest holds nothing of a day.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Rest {
-    /// It reads all of it, while every statement waits that needs the rest.
-    Small,
-    /// By a promise that it has validated.
-    Promised,
-}
-
 /// Whether the rest holds something of a day.
 async fn is_taken(session: &Session, day: &Day) -> Result<bool, EngineError> {
     let sql = "SELECT EXISTS (SELECT 1 FROM oncehook.events_rest WHERE id >= $1 AND id < $2)
@@ -212,13 +195,15 @@ async fn is_promised(session: &Session, day: &Day) -> Result<bool, EngineError> 
 }
 
 /// Makes a day, in one transaction. The server takes no lock that accepts wait for, except where they go to the rest.
-async fn attach(session: &Session, day: &Day, rest: Rest) -> Result<(), EngineError> {
+/// `promised`: the rest has promised to hold nothing of that day. Without a promise the server reads all of the rest, while
+/// every statement waits that needs it.
+async fn attach(session: &Session, day: &Day, promised: bool) -> Result<(), EngineError> {
     let (name, promise) = (&day.name, day.promise());
     let (first, beyond) = (day.first(), day.beyond());
     session.run(&format!("BEGIN; {PATIENCE}")).await?;
     let taken = is_taken(session, day).await?;
     // The statement above has locked the rest, so a promise that is there now stays until the end of the transaction.
-    if !taken && (rest == Rest::Small || is_promised(session, day).await?) {
+    if !taken && (!promised || is_promised(session, day).await?) {
         for table in ["events", "attempts"] {
             session
                 .run(&format!(
@@ -261,7 +246,7 @@ async fn attach_beside_a_big_rest(session: &Session, day: &Day) -> Result<(), En
         Ok(validated) => validated?,
         Err(_) => return Err(EngineError::away("the rest was not read in time")),
     }
-    attach(session, day, Rest::Promised).await
+    attach(session, day, true).await
 }
 
 /// Makes room for an event that an append could not store because the rest has promised to hold nothing of its day: ends

@@ -10,7 +10,7 @@
 use tokio_postgres::error::SqlState;
 
 use super::connection::{EngineError, Session};
-use super::days::{self, DAY_MICROS, Day, Dropped, When};
+use super::days::{self, DAY_MICROS, Day, Dropped};
 use super::queries::event_id;
 use super::{read, sweep};
 use crate::event::EventId;
@@ -39,7 +39,7 @@ impl Forgets for Session {
     type Place = Place;
 
     async fn begin_round(&mut self, given: Option<i64>) -> Result<(), EngineError> {
-        days::make(self, given, When::Round).await
+        days::make(self, given, true).await
     }
 
     /// How each day goes is decided here and nowhere else.

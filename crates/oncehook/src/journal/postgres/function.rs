@@ -7,13 +7,14 @@ use std::time::Duration;
 
 use tokio_postgres::Statement;
 
+use super::Postgres;
 use super::connection::{EngineError, Session, in_time};
 use super::user_sql::{self, RELEASE, SAVEPOINT, Trouble, UNDO};
 use crate::delivery::{Cause, Failure, HandedEvent};
 use crate::handler::Function;
 use crate::handler::elsewhere::Answer;
 use crate::handler::function::{PostgresTransaction, Row, ToSql, caught};
-use crate::journal::server::user_sql::{Surroundings, in_time as user_code_in_time};
+use crate::journal::server::user_sql::{Surroundings, UserSql as _, in_time as user_code_in_time};
 
 /// Begins a transaction and calls the function behind a savepoint. Returns what it returned in time, unless one of its
 /// statements broke.
@@ -64,7 +65,7 @@ impl Open<'_> {
 
     /// Notes what went wrong, and says it to the function.
     fn answered<T>(&self, answer: Result<T, EngineError>) -> Result<T, Failure> {
-        answer.map_err(|error| self.note(user_sql::trouble(error)))
+        answer.map_err(|error| self.note(Postgres::trouble(error)))
     }
 
     fn note(&self, trouble: Trouble) -> Failure {

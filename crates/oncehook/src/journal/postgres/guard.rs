@@ -5,8 +5,9 @@
 
 use super::Postgres;
 use super::connection::{EngineError, Session};
-use super::user_sql::{self, Settings, Trouble};
+use super::user_sql::{Settings, Trouble};
 use crate::journal::server::external::{ExternalDatabase, GuardSql, Guards, Shape, Write};
+use crate::journal::server::user_sql::UserSql;
 
 /// A database of the user's on PostgreSQL.
 pub type PostgresElsewhere = ExternalDatabase<Postgres>;
@@ -140,6 +141,6 @@ SELECT 'rule ' || r.rulename FROM pg_catalog.pg_rewrite r WHERE r.ev_class = to_
     }
 
     fn commit_trouble(error: EngineError) -> Trouble {
-        user_sql::trouble(error)
+        <Self as UserSql>::trouble(error)
     }
 }

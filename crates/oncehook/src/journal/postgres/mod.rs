@@ -3,9 +3,12 @@
 //! Promises: every connection talks to a primary that syncs its log (`fsync`, `full_page_writes` and `synchronous_commit` are
 //! read back, not assumed) and keeps its session (`pooler` refuses others). Needs PostgreSQL 14 or later.
 //!
-//! On the way out, `deliveries` is what workers and operators call: `queue` takes and settles deliveries (from its `front` on), `apply` runs the
-//! user's statements (`user_sql`, `wrapped`) and `function` the user's Rust code in the transaction that settles them, `operate` has the texts of what operators ask, `forget` removes
-//! what is old, `wake` tells other nodes. `guard` is for routes whose effects are in another database than the journal.
+//! `queries` has the texts of an append, `deliver` those of the way out (from the `front` of a queue on), `user_sql`, `wrapped` and
+//! `function` run the user's statements and Rust code in the transaction that settles them, `operate` and `read` have the texts for
+//! operators and readers, `forget`, `days` and `sweep` remove what is old, `wake` tells other nodes. `guard` is for routes whose
+//! effects are in another database than the journal.
+//!
+//! Does not: decide anything. `journal::server` does.
 
 mod connection;
 mod days;
@@ -86,7 +89,7 @@ impl Engine for Postgres {
     }
 
     async fn make_ready(session: &mut Session, given: Option<i64>) -> Result<(), EngineError> {
-        days::make(session, given, days::When::Start).await
+        days::make(session, given, false).await
     }
 
     async fn identity(&self, session: &mut Session) -> Result<String, EngineError> {

@@ -53,7 +53,7 @@ impl Prepared {
 async fn checked(session: &Session, statement: &str) -> Result<Statement, Trouble> {
     match refusal(statement) {
         Some(refused) => Err(Trouble::refused(refused)),
-        None => session.prepared(statement).await.map_err(trouble),
+        None => session.prepared(statement).await.map_err(Postgres::trouble),
     }
 }
 
@@ -103,7 +103,7 @@ impl UserSql for Postgres {
         if surroundings != Surroundings::Leased && !handler.has_requirement() {
             let texts = handler.statements().iter().map(|statement| statement.text());
             let statements: Vec<(&str, &Statement)> = texts.zip(&prepared.statements).collect();
-            prepared.at_once = wrapped::wrap(session, &statements).await.map_err(trouble)?;
+            prepared.at_once = wrapped::wrap(session, &statements).await.map_err(Postgres::trouble)?;
         }
         Ok(prepared)
     }
@@ -206,7 +206,7 @@ impl UserSql for Postgres {
     }
 
     fn trouble(error: EngineError) -> Trouble {
-        trouble(error)
+        Trouble::of(error, logged)
     }
 
     fn refusal(statement: &str) -> Option<String> {
@@ -298,7 +298,7 @@ async fn run_at_once(
             at_once.call(session, values).await
         };
         if let Err(error) = called {
-            outcomes.push(Err(trouble(error)));
+            outcomes.push(Err(Postgres::trouble(error)));
             break;
         }
         outcomes.extend(call.iter().map(|_| Ok(None)));
@@ -322,7 +322,7 @@ async fn run_all(
         let mut result = None;
         let mut first_error = None;
         for answer in answers.take(prepared.len()) {
-            match answer.map_err(trouble).and_then(|rows| user_sql::result(rows.iter().map(object))) {
+            match answer.map_err(Postgres::trouble).and_then(|rows| user_sql::result(rows.iter().map(object))) {
                 Ok(told) => result = told.or(result),
                 Err(trouble) => first_error = first_error.or(Some(trouble)),
             }
@@ -355,11 +355,6 @@ async fn in_order<T>(
         });
     }
     answers
-}
-
-/// Whose fault an error is.
-pub(super) fn trouble(error: EngineError) -> Trouble {
-    Trouble::of(error, logged)
 }
 
 /// A value on its way to the server: in text form, which the server reads by the parameter's type.
