@@ -224,26 +224,13 @@ impl Shared {
     }
 
     /// The tally as people may see it: not while it is on its way into the tables.
-    fn settled_tally(&self) -> SettledTally<'_> {
-        let settled = self.flushing.lock().unwrap_or_else(PoisonError::into_inner);
-        SettledTally { tally: self.tally(), _settled: settled }
+    fn with_tally<T>(&self, look: impl FnOnce(&Tally) -> T) -> T {
+        let _settled = self.flushing.lock().unwrap_or_else(PoisonError::into_inner);
+        look(&self.tally())
     }
 
     fn failing(&self) -> MutexGuard<'_, Option<String>> {
         self.queue.failing()
-    }
-}
-
-struct SettledTally<'s> {
-    tally: MutexGuard<'s, Tally>,
-    _settled: MutexGuard<'s, ()>,
-}
-
-impl std::ops::Deref for SettledTally<'_> {
-    type Target = Tally;
-
-    fn deref(&self) -> &Tally {
-        &self.tally
     }
 }
 

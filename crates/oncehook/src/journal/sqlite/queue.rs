@@ -7,7 +7,7 @@
 
 use bytes::Bytes;
 use oncehook_verify::{EventKey, UnixMicros};
-use rusqlite::{Connection, Params, Result, Row, Transaction, TransactionBehavior, params};
+use rusqlite::{Connection, Params, Result, Row, ToSql, Transaction, TransactionBehavior, params, params_from_iter};
 
 use super::entity::Entities;
 use crate::delivery::{Cause, Claim, DeliveryId, DeliveryState, FailedAttempt, Fence, HandedEvent, RouteName, Verdict};
@@ -25,6 +25,14 @@ pub(super) fn begin(connection: &mut Connection) -> Result<Transaction<'_>> {
 /// Runs a statement that returns no rows. Returns how many rows it changed.
 pub(super) fn change(connection: &Connection, sql: &str, parameters: impl Params) -> Result<usize> {
     connection.prepare_cached(sql)?.execute(parameters)
+}
+
+/// The same for a statement about one attempt: `?1` to `?4` are its event, route, epoch and number, the others follow.
+fn change_attempt(connection: &Connection, sql: &str, fence: &Fence, others: &[&dyn ToSql]) -> Result<usize> {
+    let DeliveryId { event, route, epoch } = &fence.delivery;
+    let (event, route) = (event.sequence(), route.as_str());
+    let named: [&dyn ToSql; 4] = [&event, &route, epoch, &fence.attempt];
+    change(connection, sql, params_from_iter(named.iter().chain(others)))
 }
 
 /// A delivery that is due: what its next attempt would be.
@@ -126,20 +134,18 @@ pub(super) fn enqueue<'r>(
 
 /// Leases a delivery for its next attempt, and writes the attempt down before it begins.
 pub(super) fn lease(connection: &Connection, claim: &Claim, now: UnixMicros, until: UnixMicros) -> Result<bool> {
-    let Fence { delivery: DeliveryId { event, route, epoch }, attempt } = &claim.fence;
-    let leased = change(
+    let leased = change_attempt(
         connection,
         "UPDATE oncehook_deliveries SET state = 'running', attempt = ?4, lease_until = ?5, lease_limit = ?6,
                 blocked_at = NULL
           WHERE event = ?1 AND route = ?2 AND epoch = ?3 AND state IN ('ready', 'retrying') AND attempt = ?4 - 1",
-        params![event.sequence(), route.as_str(), epoch, attempt, until.0, claim.attempt_limit],
+        &claim.fence,
+        &[&until.0, &claim.attempt_limit],
     )?;
     if leased == 1 {
-        change(
-            connection,
-            "INSERT INTO oncehook_attempts (event, route, epoch, attempt, started_at) VALUES (?1, ?2, ?3, ?4, ?5)",
-            params![event.sequence(), route.as_str(), epoch, attempt, now.0],
-        )?;
+        let sql =
+            "INSERT INTO oncehook_attempts (event, route, epoch, attempt, started_at) VALUES (?1, ?2, ?3, ?4, ?5)";
+        change_attempt(connection, sql, &claim.fence, &[&now.0])?;
     }
     Ok(leased == 1)
 }
@@ -184,28 +190,14 @@ pub(super) fn settle(
     followups: &[RouteName],
     now: UnixMicros,
 ) -> Result<bool> {
-    let DeliveryId { event, route, epoch } = &fence.delivery;
+    let DeliveryId { event, epoch, .. } = &fence.delivery;
     let outcome = outcome(held, verdict, followups);
-    let settled = change(
-        connection,
-        if held == Held::Lock { SETTLE_LOCKED } else { settle_leased() },
-        params![
-            event.sequence(),
-            route.as_str(),
-            epoch,
-            fence.attempt,
-            outcome.state.as_str(),
-            outcome.run_at.map(|at| at.0),
-            outcome.run_at.is_none().then_some(now.0),
-            outcome.result,
-            outcome.error,
-            outcome.cause.map(Cause::as_str),
-            outcome.counts,
-            outcome.state == DeliveryState::Parked,
-            now.0,
-        ],
-    )?;
-    if settled == 0 {
+    let sql = if held == Held::Lock { SETTLE_LOCKED } else { settle_leased() };
+    let (run_at, settled_at) = (outcome.run_at.map(|at| at.0), outcome.run_at.is_none().then_some(now.0));
+    let (state, cause) = (outcome.state.as_str(), outcome.cause.map(Cause::as_str));
+    let (result, error, parked) = (&outcome.result, &outcome.error, outcome.state == DeliveryState::Parked);
+    let row: [&dyn ToSql; 9] = [&state, &run_at, &settled_at, result, error, &cause, &outcome.counts, &parked, &now.0];
+    if change_attempt(connection, sql, fence, &row)? == 0 {
         return Ok(false);
     }
     if let Some(end) = outcome.attempt {
@@ -223,38 +215,34 @@ fn end_attempt(
     error: Option<&str>,
     now: UnixMicros,
 ) -> Result<usize> {
-    let DeliveryId { event, route, epoch } = &fence.delivery;
-    change(
+    change_attempt(
         connection,
         "INSERT INTO oncehook_attempts (event, route, epoch, attempt, started_at, finished_at, outcome, error)
          VALUES (?1, ?2, ?3, ?4, ?5, ?5, ?6, ?7)
          ON CONFLICT (event, route, epoch, attempt) DO UPDATE
             SET finished_at = excluded.finished_at, outcome = excluded.outcome, error = excluded.error",
-        params![event.sequence(), route.as_str(), epoch, fence.attempt, now.0, outcome, error],
+        fence,
+        &[&now.0, &outcome, &error],
     )
 }
 
 /// Prolongs a lease that is still held.
 pub(super) fn renew(connection: &Connection, fence: &Fence, until: UnixMicros) -> Result<usize> {
-    let DeliveryId { event, route, epoch } = &fence.delivery;
-    change(
-        connection,
-        "UPDATE oncehook_deliveries SET lease_until = ?5
-          WHERE event = ?1 AND route = ?2 AND epoch = ?3 AND attempt = ?4 AND state = 'running'",
-        params![event.sequence(), route.as_str(), epoch, fence.attempt, until.0],
-    )
+    let sql = "UPDATE oncehook_deliveries SET lease_until = ?5
+                WHERE event = ?1 AND route = ?2 AND epoch = ?3 AND attempt = ?4 AND state = 'running'";
+    change_attempt(connection, sql, fence, &[&until.0])
 }
 
 /// Gives a lease back: due at once, the attempt's number stays, and one more attempt is granted in its place.
 pub(super) fn give_back(connection: &Connection, fence: &Fence, now: UnixMicros) -> Result<()> {
-    let DeliveryId { event, route, epoch } = &fence.delivery;
-    let given = change(
+    let given = change_attempt(
         connection,
         "UPDATE oncehook_deliveries
             SET state = CASE WHEN error IS NULL THEN 'ready' ELSE 'retrying' END, run_at = ?5, lease_until = NULL,
                 attempt_limit = lease_limit + 1
           WHERE event = ?1 AND route = ?2 AND epoch = ?3 AND attempt = ?4 AND state = 'running'",
-        params![event.sequence(), route.as_str(), epoch, fence.attempt, now.0],
+        fence,
+        &[&now.0],
     )?;
     if given == 1 {
         end_attempt(connection, fence, "given_back", None, now)?;

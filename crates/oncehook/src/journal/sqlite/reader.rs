@@ -83,7 +83,7 @@ impl Readers {
             let events = find(session.connection, query, &recent);
             let events = session.noting(events)?;
             let page = story::page(session, events, query.limit).await?;
-            Ok(page.with_pending(&self.shared.settled_tally()))
+            Ok(self.shared.with_tally(|tally| page.with_pending(tally)))
         })
     }
 
@@ -173,7 +173,7 @@ impl JournalReader for SqliteJournal {
         self.read(move |readers| {
             readers.ask(async |session| {
                 let detail = story::show(session, id).await?;
-                Ok(EventDetail::with_pending(detail, &readers.shared.settled_tally()))
+                Ok(readers.shared.with_tally(|tally| EventDetail::with_pending(detail, tally)))
             })
         })
     }
@@ -188,7 +188,10 @@ impl JournalReader for SqliteJournal {
 
     fn stats(&self) -> BoxFuture<'_, Result<Stats, ReadError>> {
         self.read(move |readers| {
-            readers.ask(async |session| Ok(story::stats(session).await?.with_pending(&readers.shared.settled_tally())))
+            readers.ask(async |session| {
+                let stats = story::stats(session).await?;
+                Ok(readers.shared.with_tally(|tally| stats.with_pending(tally)))
+            })
         })
     }
 

@@ -209,7 +209,7 @@ impl Search<'_> {
             ":until": query.until.map(|at| at.0),
             ":limit": i64::try_from(self.wanted - self.found.len()).unwrap_or(i64::MAX),
         };
-        for event in statement.query_map(params, summary)? {
+        for event in statement.query_map(params, |row| story::summary(&Cells::of(row)?).map_err(of_engine))? {
             self.found.push(event?);
         }
         Ok(())
@@ -281,10 +281,6 @@ fn after_stretch(connection: &Connection, span: Span, count: usize) -> rusqlite:
 
 fn first_sequence(millis: i64) -> i64 {
     millis.clamp(0, (1 << 48) - 1) << 15
-}
-
-fn summary(row: &Row<'_>) -> rusqlite::Result<EventSummary> {
-    story::summary(&Cells::of(row)?).map_err(of_engine)
 }
 
 #[cfg(test)]
