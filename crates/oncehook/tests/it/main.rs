@@ -45,4 +45,6 @@ mod sqlite;
 #[cfg(test)]
 mod sqlite_stuck;
 #[cfg(test)]
+mod statements;
+#[cfg(test)]
 mod tls;
