@@ -278,7 +278,7 @@ impl Delivers for Mysql {
         });
         if held != Held::Lock {
             let sql = format!(
-                "SELECT t.place FROM {FENCES} STRAIGHT_JOIN oncehook_deliveries d
+                "SELECT t.place FROM (SELECT * FROM {FENCES}) t STRAIGHT_JOIN oncehook_deliveries d
                      ON d.event = UNHEX(t.event) AND d.route = t.route AND d.epoch = t.epoch
                   WHERE d.attempt = t.attempt AND d.state = 'running' FOR UPDATE"
             );

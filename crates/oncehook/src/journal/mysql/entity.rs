@@ -63,7 +63,7 @@ pub(super) async fn lock_free<'e>(
     entities: &BTreeSet<&'e str>,
 ) -> Result<BTreeSet<&'e str>, EngineError> {
     let there = format!(
-        "SELECT t.place FROM {NAMES} STRAIGHT_JOIN oncehook_entities e FORCE INDEX (PRIMARY)
+        "SELECT t.place FROM (SELECT * FROM {NAMES}) t STRAIGHT_JOIN oncehook_entities e FORCE INDEX (PRIMARY)
              ON e.scope = ? AND e.entity = UNHEX(t.name)"
     );
     let asked: Vec<&str> = entities.iter().copied().collect();

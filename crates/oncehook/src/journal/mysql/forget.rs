@@ -48,8 +48,8 @@ impl Forgets for Mysql {
         remember_clock: "INSERT INTO oncehook_entities (scope, entity, state) VALUES ($1, $2, $3)
                          ON DUPLICATE KEY UPDATE state = $3",
         // Named locks are the whole server's, and belong to the session: they end with it, too.
-        lock: "SELECT GET_LOCK(CONCAT('oncehook-forget-', SHA1(DATABASE())), 0)",
-        unlock: Some("DO RELEASE_LOCK(CONCAT('oncehook-forget-', SHA1(DATABASE())))"),
+        lock: "SELECT GET_LOCK(CONCAT('oncehook-forget-', LEFT(SHA2(DATABASE(), 256), 40)), 0)",
+        unlock: Some("DO RELEASE_LOCK(CONCAT('oncehook-forget-', LEFT(SHA2(DATABASE(), 256), 40)))"),
         bucket_ahead: "SELECT MIN(bucket) FROM oncehook_buckets FORCE INDEX (PRIMARY)
                         WHERE value = $3 AND bucket BETWEEN $1 AND $2",
         look: concat!(
@@ -58,9 +58,9 @@ impl Forgets for Mysql {
             " FROM oncehook_events e WHERE e.id >= $3 AND e.id < $4 ORDER BY e.id LIMIT $6"
         ),
         lock_events: concat!(
-            "SELECT e.id FROM ",
+            "SELECT e.id FROM (SELECT * FROM ",
             ids!(1),
-            "STRAIGHT_JOIN oncehook_events e ON e.id = UNHEX(t.id) FOR UPDATE SKIP LOCKED"
+            ") t STRAIGHT_JOIN oncehook_events e ON e.id = UNHEX(t.id) FOR UPDATE SKIP LOCKED"
         ),
         look_again: concat!(
             "SELECT e.id FROM ",

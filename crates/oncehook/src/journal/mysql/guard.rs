@@ -45,20 +45,29 @@ macro_rules! now {
     };
 }
 
-/// The rows of `$1`, by event, route and epoch and what comes fourth, and the guards of the same deliveries.
-macro_rules! guards_of {
-    ($fourth:literal, $hint:literal) => {
+/// The rows of `$1`, by event, route and epoch and what comes fourth.
+macro_rules! deliveries {
+    ($fourth:literal) => {
         concat!(
             "JSON_TABLE($1, '$[*]' COLUMNS (event VARCHAR(32) PATH '$[0]',
                         route VARCHAR(64) CHARACTER SET ascii PATH '$[1]',
                         epoch INT UNSIGNED PATH '$[2]', ",
             $fourth,
-            " PATH '$[3]')) t
-             STRAIGHT_JOIN oncehook_applied a ",
-            $hint,
-            "
-                ON a.event = UNHEX(t.event) AND a.route = t.route AND a.epoch = t.epoch "
+            " PATH '$[3]')) t"
         )
+    };
+}
+
+macro_rules! same_delivery {
+    () => {
+        "ON a.event = UNHEX(t.event) AND a.route = t.route AND a.epoch = t.epoch "
+    };
+}
+
+/// The rows of `$1`, and the guards of the same deliveries.
+macro_rules! guards_of {
+    ($fourth:literal) => {
+        concat!(deliveries!($fourth), " STRAIGHT_JOIN oncehook_applied a ", same_delivery!())
     };
 }
 
@@ -107,21 +116,23 @@ SELECT CONCAT('trigger ', TRIGGER_NAME) FROM information_schema.TRIGGERS
             ),
             replace: concat!(
                 "UPDATE ",
-                guards_of!("attempt INT UNSIGNED", ""),
+                guards_of!("attempt INT UNSIGNED"),
                 "SET a.attempt = t.attempt, a.void = $3, a.result = NULL, a.journal = $2, a.at = ",
                 now!()
             ),
             met: "1062",
         },
         look: concat!(
-            "SELECT a.event, a.route, a.epoch, a.attempt, a.void, a.result FROM ",
-            guards_of!("none INT", "FORCE INDEX (PRIMARY)"),
+            "SELECT a.event, a.route, a.epoch, a.attempt, a.void, a.result FROM (SELECT * FROM ",
+            deliveries!("none INT"),
+            ") t STRAIGHT_JOIN oncehook_applied a FORCE INDEX (PRIMARY) ",
+            same_delivery!(),
             "FOR UPDATE"
         ),
-        give_up: concat!("UPDATE ", guards_of!("none INT", ""), "SET a.void = 1"),
+        give_up: concat!("UPDATE ", guards_of!("none INT"), "SET a.void = 1"),
         keep_results: concat!(
             "UPDATE ",
-            guards_of!("result MEDIUMTEXT CHARACTER SET utf8mb4", ""),
+            guards_of!("result MEDIUMTEXT CHARACTER SET utf8mb4"),
             "SET a.result = t.result"
         ),
         // The first 48 bits of an id are milliseconds.
@@ -136,14 +147,14 @@ SELECT CONCAT('trigger ', TRIGGER_NAME) FROM information_schema.TRIGGERS
             ", $7) - $4
               ORDER BY event, route, epoch LIMIT $6"
         ),
-        forget: concat!("DELETE a FROM ", guards_of!("none INT", "")),
+        forget: concat!("DELETE a FROM ", guards_of!("none INT")),
         // A row that is there is locked by being met, one that is not by being written.
         add_entities: "INSERT INTO oncehook_applied_entities (journal, scope, entity)
                        SELECT $2, $3, CAST(t.entity AS BINARY)
                          FROM JSON_TABLE($1, '$[*]' COLUMNS (entity VARCHAR(255) CHARACTER SET utf8mb4 PATH '$')) t
                        ON DUPLICATE KEY UPDATE version = oncehook_applied_entities.version",
         lock_entities: "SELECT e.entity, e.newest, e.last_at, e.state, e.version
-                          FROM JSON_TABLE($1, '$[*]' COLUMNS (entity VARCHAR(255) CHARACTER SET utf8mb4 PATH '$')) t
+                          FROM (SELECT * FROM JSON_TABLE($1, '$[*]' COLUMNS (entity VARCHAR(255) CHARACTER SET utf8mb4 PATH '$')) t) t
                          STRAIGHT_JOIN oncehook_applied_entities e FORCE INDEX (PRIMARY)
                             ON e.journal = $2 AND e.scope = $3 AND e.entity = CAST(t.entity AS BINARY)
                            FOR UPDATE",

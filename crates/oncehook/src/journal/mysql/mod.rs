@@ -1,7 +1,10 @@
 //! MariaDB and MySQL, in tables named `oncehook_…` beside the user's own.
 //!
 //! Promises: every connection talks to a server that can be written and syncs its log at every commit (the settings are read
-//! back, not assumed). Needs MariaDB 10.6 or MySQL 8.0.16; the tests run on MariaDB.
+//! back, not assumed). Needs MariaDB 10.6 or MySQL 8.0.16; the tests run on MariaDB, and on MySQL with `make test-mysql`.
+//!
+//! MySQL refuses to lock rows (`FOR UPDATE`) in a statement that reads a `JSON_TABLE` beside them. So such a statement reads the
+//! list from a derived table: `FROM (SELECT * FROM JSON_TABLE(…) t) t STRAIGHT_JOIN …`.
 //!
 //! On the way out, `deliveries` is what workers and operators call: `queue` takes and settles deliveries, `apply` runs the
 //! user's statements (`user_sql`) in the transaction that settles them and `function` the user's Rust functions, `operate` has the texts of what operators ask, `forget` removes

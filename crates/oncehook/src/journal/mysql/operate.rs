@@ -9,7 +9,7 @@ impl Operates for Mysql {
                               FROM oncehook_events e LEFT JOIN oncehook_deliveries d ON d.event = e.id
                              WHERE e.id = $1 ORDER BY d.route",
         lock_queues: "SELECT e.scope
-                        FROM JSON_TABLE($1, '$[*]' COLUMNS (route VARCHAR(64) CHARACTER SET utf8mb4 PATH '$')) t
+                        FROM (SELECT * FROM JSON_TABLE($1, '$[*]' COLUMNS (route VARCHAR(64) CHARACTER SET utf8mb4 PATH '$')) t) t
                         STRAIGHT_JOIN oncehook_entities e ON e.scope = t.route AND e.entity = $2 FOR UPDATE",
         lock_event: "SELECT 1 FROM oncehook_events WHERE id = $1 FOR UPDATE",
         is_held: "SELECT 1 FROM oncehook_flags WHERE event = $1 AND flag = 'quarantined'",

@@ -13,7 +13,7 @@ use crate::journal::migration::{Migration, compare};
 const MIGRATION: Migration = Migration { name: "001_journal", sql: include_str!("migrations/001_journal.sql") };
 
 /// The lock of this database's migration. Named locks belong to the whole server, and have at most 64 characters.
-const LOCK: &str = "CONCAT('oncehook-', SHA1(DATABASE()))";
+const LOCK: &str = "CONCAT('oncehook-', LEFT(SHA2(DATABASE(), 256), 40))";
 
 /// How long one node waits for another's migration, in seconds.
 const LOCK_WAIT: u32 = 9;
