@@ -86,6 +86,12 @@ async fn r3_a_mysql_server_that_does_not_sync_is_refused() {
     database.query("SET GLOBAL innodb_flush_log_at_trx_commit = 1; SET GLOBAL read_only = 1");
     let refused = open(&database.url()).await.err().unwrap();
     assert!(named(&refused, "read-only"), "{refused}");
+    if !is_mariadb() {
+        database.query("SET GLOBAL read_only = 0; ALTER INSTANCE DISABLE INNODB REDO_LOG");
+        let refused = open(&database.url()).await.err().unwrap();
+        assert!(named(&refused, "redo log"), "{refused}");
+        database.query("ALTER INSTANCE ENABLE INNODB REDO_LOG");
+    }
     // What a session can choose, the journal chooses, whatever the server's own settings are.
     let isolation = if is_mariadb() { "tx_isolation" } else { "transaction_isolation" };
     database.query(&format!(

@@ -119,4 +119,7 @@ async fn a_mysql_server_without_tls_is_refused_if_tls_is_required() {
     }
     let url = format!("{}?ssl-mode=PREFERRED", database.url());
     assert_eq!(cipher(&url, "evt_1").await, "\"\"");
+    // A password goes there encrypted, in the server's own way, if the URL does not ask for TLS.
+    database.query("CREATE USER plain@'%' IDENTIFIED BY 'hunter2'; GRANT ALL ON *.* TO plain@'%'");
+    assert_eq!(cipher(&database.url().replace("root@", "plain:hunter2@"), "evt_2").await, "\"\"");
 }

@@ -22,12 +22,27 @@ const SETTINGS: &str =
   'innodb_flush_method', 'log_bin', 'sync_binlog', 'binlog_format', 'read_only', 'innodb_read_only', 'wsrep_on',
   'max_allowed_packet')";
 
+/// MySQL can be ordered to write no log at all, and says so in its status.
+const REDO_LOG: &str = "SHOW GLOBAL STATUS LIKE 'Innodb_redo_log_enabled'";
+
 pub(super) async fn check(session: &mut Session) -> Result<Ground, EngineError> {
     let mut settings = HashMap::new();
-    for row in session.ask(SETTINGS).await? {
-        settings.insert(text(&row, 0)?.to_lowercase(), text(&row, 1)?);
+    read(session, SETTINGS, &mut settings).await?;
+    if !is_mariadb(&settings) {
+        read(session, REDO_LOG, &mut settings).await?;
     }
     judge(&settings).map_err(EngineError::unsound)
+}
+
+async fn read(session: &mut Session, sql: &str, into: &mut HashMap<String, String>) -> Result<(), EngineError> {
+    for row in session.ask(sql).await? {
+        into.insert(text(&row, 0)?.to_lowercase(), text(&row, 1)?);
+    }
+    Ok(())
+}
+
+fn is_mariadb(settings: &HashMap<String, String>) -> bool {
+    settings.get("version").is_some_and(|version| version.to_lowercase().contains("mariadb"))
 }
 
 /// All that is asked of the settings. The error is for the operator.
@@ -35,7 +50,7 @@ fn judge(settings: &HashMap<String, String>) -> Result<Ground, String> {
     let setting = |name: &str| settings.get(name).map(String::as_str).unwrap_or_default();
     let is_on = |name: &str| matches!(setting(name).to_uppercase().as_str(), "ON" | "1" | "YES");
     let version = setting("version");
-    let mariadb = version.to_lowercase().contains("mariadb");
+    let mariadb = is_mariadb(settings);
     let (name, least) = if mariadb { ("MariaDB", (10, 6, 0)) } else { ("MySQL", (8, 0, 16)) };
     if numbers(version) < least {
         let (major, minor, patch) = least;
@@ -52,8 +67,12 @@ fn judge(settings: &HashMap<String, String>) -> Result<Ground, String> {
     if flush != "1" {
         return Err(format!("innodb_flush_log_at_trx_commit is {flush}, {lost}"));
     }
-    if matches!(setting("innodb_doublewrite").to_uppercase().as_str(), "OFF" | "0") {
-        return Err(format!("innodb_doublewrite is off, {lost}"));
+    // DETECT_ONLY (MySQL) finds a torn page, and has no copy to repair it from.
+    if matches!(setting("innodb_doublewrite").to_uppercase().as_str(), "OFF" | "0" | "DETECT_ONLY") {
+        return Err(format!("innodb_doublewrite is {}, {lost}", setting("innodb_doublewrite")));
+    }
+    if setting("innodb_redo_log_enabled").eq_ignore_ascii_case("off") {
+        return Err(format!("the redo log is off (ALTER INSTANCE DISABLE INNODB REDO_LOG), {lost}"));
     }
     let method = setting("innodb_flush_method");
     if matches!(method.to_lowercase().as_str(), "nosync" | "littlesync") {
@@ -109,6 +128,8 @@ mod tests {
             (&[("version", "5.7.44")], "8.0.16 or later"),
             (&[("innodb_flush_log_at_trx_commit", "2")], "innodb_flush_log_at_trx_commit is 2"),
             (&[("innodb_doublewrite", "OFF")], "innodb_doublewrite"),
+            (&[("version", "9.7.4"), ("innodb_doublewrite", "DETECT_ONLY")], "innodb_doublewrite is DETECT_ONLY"),
+            (&[("version", "9.7.4"), ("innodb_redo_log_enabled", "OFF")], "the redo log is off"),
             (&[("innodb_flush_method", "nosync")], "innodb_flush_method"),
             (&[("log_bin", "ON")], "sync_binlog is 0"),
             (&[("log_bin", "ON"), ("sync_binlog", "1"), ("binlog_format", "STATEMENT")], "binlog_format"),
