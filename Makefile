@@ -4,7 +4,7 @@ CARGO ?= cargo
 # For the receiver in examples/, if the machine has no Node with node:sqlite (22.13 or newer).
 NODE_VERSION := 24.21.0
 
-.PHONY: help run check test conformance bench bench-rows bench-growth floods layers prove services
+.PHONY: help run check test test-mysql mysql conformance bench bench-rows bench-growth floods layers prove services
 
 help: ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -25,6 +25,9 @@ test: services ## Everything that must hold: lints, units, suites, vectors, cras
 	$(CARGO) clippy --workspace --all-targets -- -D warnings
 	$(CARGO) test --workspace
 	./conformance/run
+
+test-mysql: services mysql ## What runs on MariaDB in `make test`, on Oracle's MySQL (about 10 minutes)
+	ONCEHOOK_TEST_MYSQL="$(CURDIR)/target/tools/mysql" $(CARGO) test -p oncehook --test it -- mysql mariadb sql_routes::r
 
 conformance: ## Official libraries from PyPI and npm against oncehook, both ways, and a validator for the OpenAPI document
 	./conformance/run
@@ -62,6 +65,9 @@ prove: services ## Kills, power cuts, failing disks, frozen nodes, planted mista
 	$(CARGO) build --release -p oncehook-server --bin oncehook
 	$(CARGO) build -p oncehook-testkit -p oncehook-server --features oncehook-testkit/planted --bins
 	./target/debug/prove target/release/oncehook target/debug/oncehook $(if $(ONLY),--only '$(ONLY)',--write docs/PROOF.md) $(if $(SEED),--seed $(SEED))
+
+mysql: ## Fetch Oracle's MySQL into target/tools/mysql; nothing is installed into the system
+	./tools/mysql.sh
 
 # What the tests need beside Rust and a C compiler. Missing parts are installed (Debian, root), never skipped.
 services:

@@ -1,5 +1,7 @@
 //! A real MariaDB for tests: the installed server (Debian's `mariadb-server`; `make services` installs it) on a data
-//! directory, port and socket of its own, with its log synced at every commit.
+//! directory, port and socket of its own, with its log synced at every commit. Where the environment variable
+//! `ONCEHOOK_TEST_MYSQL` names a folder that `tools/mysql.sh` made, the server is Oracle's MySQL from there
+//! (`make test-mysql`).
 //!
 //! Promises: the server ends and its directory goes when the [`Server`] is dropped, and also when the process ends in any
 //! other way: a small shell holds it, and ends it once the pipe from this process is closed. A missing installation is a
@@ -28,8 +30,7 @@ start() {
 end() { kill -CONT "$server" 2>/dev/null; kill "-$1" "$server" 2>/dev/null; wait "$server" 2>/dev/null; }
 # Of its own: a server that starts removes what it takes for its leftovers there.
 mkdir "$data/tmp"
-mariadb-install-db --no-defaults --user="$user" --datadir="$data/db" --auth-root-authentication-method=normal \
-  --skip-test-db --innodb-log-file-size=8M --tmpdir="$data/tmp" >"$data/log" 2>&1 || { cat "$data/log" >&2; rm -rf "$data"; exit 1; }
+install >"$data/log" 2>&1 || { cat "$data/log" >&2; rm -rf "$data"; exit 1; }
 start "$@"
 echo started
 while read -r word; do
@@ -45,6 +46,21 @@ done
 end KILL
 rm -rf "$data"
 "#;
+
+/// How MariaDB makes an empty data directory.
+const INSTALL_MARIADB: &str = r#"
+install() {
+  mariadb-install-db --no-defaults --user="$user" --datadir="$data/db" --auth-root-authentication-method=normal \
+    --skip-test-db --innodb-log-file-size=8M --tmpdir="$data/tmp"
+}"#;
+
+/// How MySQL does. Its only user may come through the socket; tests come through the port, too.
+const INSTALL_MYSQL: &str = r#"
+install() {
+  echo "CREATE USER root@'127.0.0.1'; GRANT ALL ON *.* TO root@'127.0.0.1' WITH GRANT OPTION;" >"$data/first.sql"
+  "$server_program" --no-defaults --initialize-insecure --user="$user" --datadir="$data/db" --tmpdir="$data/tmp" \
+    --init-file="$data/first.sql"
+}"#;
 
 /// The longest that a server may take to start.
 const START: Duration = Duration::from_secs(120);
@@ -74,25 +90,30 @@ impl Server {
     /// Starts a server with further settings (`--name=value`).
     #[must_use]
     pub fn start(settings: &[&str]) -> Self {
-        let program = installation();
+        let Installation { program, install, log_size } = Installation::find();
         let port = TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap().port();
         let data = tempfile::Builder::new().prefix("oncehook-my-").tempdir().unwrap().keep();
         let usual = [
             "--innodb-flush-log-at-trx-commit=1",
             "--innodb-buffer-pool-size=256M",
-            "--innodb-log-file-size=256M",
+            log_size,
             "--max-connections=500",
             "--skip-name-resolve",
         ];
         let mut command = Command::new("sh");
-        command.args(["-c", KEEPER, "keeper"]).arg(program).arg(&data).arg(port.to_string()).arg(user());
+        command
+            .args(["-c", &[install, KEEPER].concat(), "keeper"])
+            .arg(program)
+            .arg(&data)
+            .arg(port.to_string())
+            .arg(user());
         command.args(usual.iter().chain(settings));
         let mut process = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
         let words = process.stdin.take();
         let mut answers = BufReader::new(process.stdout.take().unwrap());
         let mut line = String::new();
         answers.read_line(&mut line).unwrap();
-        assert_eq!(line.trim(), "started", "mariadb-install-db failed");
+        assert_eq!(line.trim(), "started", "no data directory could be made");
         let keeper = Mutex::new(Keeper { process, words, answers });
         let server = Self { port, data, keeper, databases: AtomicU32::new(0) };
         server.wait();
@@ -179,7 +200,7 @@ impl Server {
         let begun = Instant::now();
         while self.database_named("").try_query("SELECT 1").is_err() {
             let log = || std::fs::read_to_string(self.data.join("log")).unwrap_or_default();
-            assert!(begun.elapsed() < START, "MariaDB did not start: {}", log());
+            assert!(begun.elapsed() < START, "the server did not start: {}", log());
             std::thread::sleep(Duration::from_millis(50));
         }
     }
@@ -245,11 +266,49 @@ impl Database<'_> {
     }
 }
 
-/// The server's program.
-fn installation() -> PathBuf {
-    let places = ["/usr/sbin/mariadbd", "/usr/bin/mariadbd", "/usr/local/bin/mariadbd"];
-    let found = places.into_iter().map(PathBuf::from).find(|place| place.exists());
-    found.expect("MariaDB is not installed: run `make services` first")
+/// The folder of Oracle's MySQL, if the tests run on that.
+#[expect(clippy::disallowed_methods, reason = "which server is tested is no configuration of the gateway")]
+fn mysql_folder() -> Option<PathBuf> {
+    std::env::var_os("ONCEHOOK_TEST_MYSQL").filter(|folder| !folder.is_empty()).map(PathBuf::from)
+}
+
+/// Whether the tests run on MariaDB, and not on Oracle's MySQL. For statements of a test that one of them does not know.
+#[must_use]
+pub fn is_mariadb() -> bool {
+    mysql_folder().is_none()
+}
+
+/// The statements of a handler that inserts a row and returns columns of it. MariaDB does both with one statement; MySQL has
+/// no `RETURNING`, and needs a second one. `inserted` names the new row: `orders WHERE id = LAST_INSERT_ID()`.
+#[must_use]
+pub fn returning(insert: &str, columns: &str, inserted: &str) -> Vec<String> {
+    if is_mariadb() {
+        vec![format!("{insert} RETURNING {columns}")]
+    } else {
+        vec![insert.to_owned(), format!("SELECT {columns} FROM {inserted}")]
+    }
+}
+
+/// A server's program, and what MariaDB and MySQL want to be asked in different words.
+struct Installation {
+    program: PathBuf,
+    /// Shell: makes the empty data directory.
+    install: &'static str,
+    log_size: &'static str,
+}
+
+impl Installation {
+    fn find() -> Self {
+        if let Some(folder) = mysql_folder() {
+            let program = folder.join("bin/mysqld");
+            assert!(program.exists(), "{} is missing: run `make mysql` first", program.display());
+            return Self { program, install: INSTALL_MYSQL, log_size: "--innodb-redo-log-capacity=256M" };
+        }
+        let places = ["/usr/sbin/mariadbd", "/usr/bin/mariadbd", "/usr/local/bin/mariadbd"];
+        let found = places.into_iter().map(PathBuf::from).find(|place| place.exists());
+        let program = found.expect("MariaDB is not installed: run `make services` first");
+        Self { program, install: INSTALL_MARIADB, log_size: "--innodb-log-file-size=256M" }
+    }
 }
 
 /// Whom the server runs as: itself, which it needs to be told if that is root.

@@ -90,7 +90,7 @@ fn is_about_tls(error: &mysql_async::IoError) -> bool {
 
 /// The server quotes the value that did not fit, and says what for, or says first what is wrong with it: the value is left out.
 fn without_values(message: &str) -> String {
-    const BEFORE: [&str; 3] = ["value: '", "error: '", "out of range in '"];
+    const BEFORE: [&str; 5] = ["value: '", "error: '", "out of range in '", "convert string '", "lock name '"];
     let first = message.find('\'').zip(message.rfind("' for "));
     let last = || {
         let found = BEFORE.iter().find_map(|before| Some(message.find(before)? + before.len() - 1));
@@ -119,6 +119,8 @@ mod tests {
             ("Truncated incorrect DOUBLE value: 'it's'", "Truncated incorrect DOUBLE value: …"),
             ("XPATH syntax error: '~x~'", "XPATH syntax error: …"),
             ("BIGINT value is out of range in '(1 + 2)'", "BIGINT value is out of range in …"),
+            ("Cannot convert string '\\xFFG' from binary to utf8mb4", "Cannot convert string … from binary to utf8mb4"),
+            ("User-level lock name 'x' should not exceed 64", "User-level lock name … should not exceed 64"),
             ("Data too long for column 'a' at row 1", "Data too long for column 'a' at row 1"),
         ] {
             assert_eq!(without_values(said), told);

@@ -22,10 +22,15 @@ const SETTINGS: &str =
   'innodb_flush_method', 'log_bin', 'sync_binlog', 'binlog_format', 'read_only', 'innodb_read_only', 'wsrep_on',
   'max_allowed_packet')";
 
+/// MySQL can be ordered to write no log at all, and says so in its status. MariaDB has no such line.
+const REDO_LOG: &str = "SHOW GLOBAL STATUS LIKE 'Innodb_redo_log_enabled'";
+
 pub(super) async fn check(session: &mut Session) -> Result<Ground, EngineError> {
     let mut settings = HashMap::new();
-    for row in session.ask(SETTINGS).await? {
-        settings.insert(row.text(0)?.to_lowercase(), row.text(1)?);
+    for sql in [SETTINGS, REDO_LOG] {
+        for row in session.ask(sql).await? {
+            settings.insert(row.text(0)?.to_lowercase(), row.text(1)?);
+        }
     }
     judge(&settings).map_err(EngineError::unsound)
 }
@@ -52,8 +57,12 @@ fn judge(settings: &HashMap<String, String>) -> Result<Ground, String> {
     if flush != "1" {
         return Err(format!("innodb_flush_log_at_trx_commit is {flush}, {lost}"));
     }
-    if matches!(setting("innodb_doublewrite").to_uppercase().as_str(), "OFF" | "0") {
-        return Err(format!("innodb_doublewrite is off, {lost}"));
+    // DETECT_ONLY (MySQL) finds a torn page, and has no copy to repair it from.
+    if matches!(setting("innodb_doublewrite").to_uppercase().as_str(), "OFF" | "0" | "DETECT_ONLY") {
+        return Err(format!("innodb_doublewrite is {}, {lost}", setting("innodb_doublewrite")));
+    }
+    if setting("innodb_redo_log_enabled").eq_ignore_ascii_case("off") {
+        return Err(format!("the redo log is off (ALTER INSTANCE DISABLE INNODB REDO_LOG), {lost}"));
     }
     let method = setting("innodb_flush_method");
     if matches!(method.to_lowercase().as_str(), "nosync" | "littlesync") {
@@ -109,6 +118,8 @@ mod tests {
             (&[("version", "5.7.44")], "8.0.16 or later"),
             (&[("innodb_flush_log_at_trx_commit", "2")], "innodb_flush_log_at_trx_commit is 2"),
             (&[("innodb_doublewrite", "OFF")], "innodb_doublewrite"),
+            (&[("version", "9.7.4"), ("innodb_doublewrite", "DETECT_ONLY")], "innodb_doublewrite is DETECT_ONLY"),
+            (&[("version", "9.7.4"), ("innodb_redo_log_enabled", "OFF")], "the redo log is off"),
             (&[("innodb_flush_method", "nosync")], "innodb_flush_method"),
             (&[("log_bin", "ON")], "sync_binlog is 0"),
             (&[("log_bin", "ON"), ("sync_binlog", "1"), ("binlog_format", "STATEMENT")], "binlog_format"),

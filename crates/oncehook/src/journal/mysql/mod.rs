@@ -1,7 +1,10 @@
 //! MariaDB and MySQL, in tables named `oncehook_…` beside the user's own.
 //!
 //! Promises: every connection talks to a server that can be written and syncs its log at every commit (the settings are read
-//! back, not assumed). Needs MariaDB 10.6 or MySQL 8.0.16; the tests run on MariaDB.
+//! back, not assumed). Needs MariaDB 10.6 or MySQL 8.0.16; the tests run on MariaDB, and on MySQL with `make test-mysql`.
+//!
+//! MySQL refuses to lock rows (`FOR UPDATE`) in a statement that reads a `JSON_TABLE` beside them. So such a statement reads the
+//! list from a derived table: `FROM (SELECT * FROM JSON_TABLE(…) t) t STRAIGHT_JOIN …`.
 //!
 //! `queries` has the texts of an append, `deliver` those of the way out, `texts` their fragments; `user_sql`, `many_rows` and
 //! `function` run the user's statements and Rust code in the transaction that settles them, `operate` and `read` have the texts for

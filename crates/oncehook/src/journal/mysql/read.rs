@@ -141,7 +141,7 @@ const REMOVED_AT_ONCE: usize = 2_000;
 pub(super) async fn forget_buckets(session: &mut Session, gone: &[EventId]) -> Result<(), EngineError> {
     let touched: BTreeSet<i64> = gone.iter().map(|event| bucket_of(*event)).collect();
     let (Some(first), Some(last)) = (touched.first(), touched.last()) else { return Ok(()) };
-    let sql = "SELECT b.value, b.bucket FROM JSON_TABLE($1, '$[*]' COLUMNS (bucket BIGINT PATH '$')) t
+    let sql = "SELECT b.value, b.bucket FROM (SELECT * FROM JSON_TABLE($1, '$[*]' COLUMNS (bucket BIGINT PATH '$')) t) t
                 STRAIGHT_JOIN oncehook_buckets b FORCE INDEX (oncehook_buckets_bucket) ON b.bucket = t.bucket FOR UPDATE SKIP LOCKED";
     let asked = Param::Table(vec![Column::ints(touched.iter().copied())]);
     let rows = sql::Session::rows(session, sql, &[asked]).await?;

@@ -31,7 +31,7 @@ impl Schema for Mysql {
             session.run("SET SESSION max_statement_time = 0").await?;
         }
         // Named locks belong to the whole server, and have at most 64 characters. Waits for nine seconds.
-        let lock = "SELECT GET_LOCK(CONCAT('oncehook-', SHA1(DATABASE())), 9)";
+        let lock = "SELECT GET_LOCK(CONCAT('oncehook-', LEFT(SHA2(DATABASE(), 256), 40)), 9)";
         let locked = session.row(lock, Vec::new()).await?;
         if locked.map(|row| row.maybe_int(0)).transpose()?.flatten() != Some(1) {
             return Err(OpenError::Schema("another node is still making the schema".to_owned()));
@@ -48,7 +48,7 @@ impl Schema for Mysql {
 
     async fn end_migration(session: &mut Session) -> Result<(), EngineError> {
         session.run("COMMIT").await?;
-        session.row("SELECT RELEASE_LOCK(CONCAT('oncehook-', SHA1(DATABASE())))", Vec::new()).await?;
+        session.row("SELECT RELEASE_LOCK(CONCAT('oncehook-', LEFT(SHA2(DATABASE(), 256), 40)))", Vec::new()).await?;
         session.run("COMMIT").await?;
         if session.mariadb {
             session.run("SET SESSION max_statement_time = 5").await?;

@@ -168,7 +168,11 @@ fn expand(sql: &str) -> String {
 
 /// Replaces each `$n` by a question mark (`$[` is a JSON path), and the schema of a common text by the prefix of our tables.
 fn translate(sql: &str) -> Text {
-    let sql = expand(sql).replace("oncehook.", "oncehook_");
+    let mut sql = expand(sql).replace("oncehook.", "oncehook_");
+    if sql.contains("FOR UPDATE") {
+        // MySQL does not lock rows in a statement that reads a JSON_TABLE beside them, unless it is a derived table.
+        sql = sql.replace("JSON_TABLE(", "(SELECT * FROM JSON_TABLE(").replace(")) t", ")) t) t");
+    }
     let mut pieces = sql.split('$');
     let mut text = pieces.next().unwrap_or_default().to_owned();
     let mut order = Vec::new();

@@ -435,9 +435,9 @@ async fn r20_gateways_that_begin_at_once_make_the_guards_once(engine: Engine) {
 /// Together they are more than one statement may carry on MariaDB.
 async fn r25_large_results_of_a_batch_are_kept_in_their_guards(engine: Engine) {
     let shop = Shop::shared(engine);
-    let insert =
-        r#"INSERT INTO orders (payment, amount) VALUES (:payment, 1) RETURNING id, repeat('"', 30000) AS much"#;
-    let orders = shop::route("orders", shop.handler(&[insert], &[("payment", "/payment")]));
+    let insert = "INSERT INTO orders (payment, amount) VALUES (:payment, 1)";
+    let statements = shop.returning(insert, r#"id, repeat('"', 30000) AS much"#);
+    let orders = shop::route("orders", shop.handler(&statements, &[("payment", "/payment")]));
     let routes = Routes::new(vec![orders]).unwrap();
     let route = routes.get("orders").unwrap();
     let Handler::Elsewhere(handler) = &route.handler else { panic!() };

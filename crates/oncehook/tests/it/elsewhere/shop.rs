@@ -142,19 +142,29 @@ impl Shop {
         Self::new(&Server::shared(engine), Clock::system())
     }
 
-    pub(super) fn handler(&self, statements: &[&str], bind: &[(&str, &str)]) -> Handler {
+    /// An insert of an order that returns columns of it.
+    pub(super) fn returning(&self, insert: &str, columns: &str) -> Vec<String> {
+        match self.database {
+            Database::Postgres(_) => vec![format!("{insert} RETURNING {columns}")],
+            Database::Mysql(_) => mysql::returning(insert, columns, "orders WHERE id = LAST_INSERT_ID()"),
+        }
+    }
+
+    pub(super) fn handler<S: AsRef<str>>(&self, statements: &[S], bind: &[(&str, &str)]) -> Handler {
         let bind: BTreeMap<_, _> =
             bind.iter().map(|(name, value)| ((*name).to_owned(), Expression::parse(value).unwrap())).collect();
+        let statements: Vec<&str> = statements.iter().map(AsRef::as_ref).collect();
         Handler::Elsewhere(Arc::new(Elsewhere {
-            statements: SqlHandler::new(statements, &bind, self.database.dialect()).unwrap(),
+            statements: SqlHandler::new(&statements, &bind, self.database.dialect()).unwrap(),
             database: self.elsewhere.clone(),
             keep: YEARS,
         }))
     }
 
     pub(super) fn orders(&self) -> Route {
-        let insert = "INSERT INTO orders (payment, amount) VALUES (:payment, :amount) RETURNING id, payment";
-        route("orders", self.handler(&[insert], &[("payment", "/payment"), ("amount", "/amount")]))
+        let insert = "INSERT INTO orders (payment, amount) VALUES (:payment, :amount)";
+        let statements = self.returning(insert, "id, payment");
+        route("orders", self.handler(&statements, &[("payment", "/payment"), ("amount", "/amount")]))
     }
 
     pub(super) fn mails(&self) -> Route {

@@ -20,6 +20,9 @@ struct Case {
 
 const UPSERT: &str =
     "INSERT INTO orders (payment, amount) VALUES (:payment, :amount) ON DUPLICATE KEY UPDATE payment = VALUES(payment)";
+/// A table of the numbers from 0 to 200.
+const NUMBERS: &str = "(SELECT n - 1 AS seq FROM JSON_TABLE(CONCAT('[0', REPEAT(',0', 200), ']'), '$[*]'
+                                                           COLUMNS (n FOR ORDINALITY)) t) numbers";
 const LOGGED: &str = "CREATE TABLE log (payment VARCHAR(64) NOT NULL);
     CREATE TRIGGER logged AFTER INSERT ON orders FOR EACH ROW INSERT INTO log VALUES (NEW.payment)";
 
@@ -72,14 +75,14 @@ async fn r20_every_delivery_of_a_batch_on_mysql_takes_effect() {
         },
         Case {
             what: "a question among the values",
-            made: "CREATE TABLE prices (amount INT PRIMARY KEY, price INT NOT NULL); INSERT INTO prices SELECT seq, seq * 10 FROM seq_0_to_200",
+            made: "CREATE TABLE prices (amount INT PRIMARY KEY, price INT NOT NULL); INSERT INTO prices SELECT seq, seq * 10 FROM NUMBERS",
             statement: "INSERT INTO orders (payment, amount) VALUES (:payment, (SELECT price FROM prices WHERE amount = :amount))",
             asked: "SELECT CAST(SUM(amount) AS SIGNED) FROM orders",
             wanted: 10 * EVENTS * (EVENTS - 1) / 2,
         },
         Case {
             what: "a change",
-            made: "INSERT INTO orders (payment, amount) SELECT CONCAT('pi_', seq), 1 FROM seq_0_to_119",
+            made: "INSERT INTO orders (payment, amount) SELECT CONCAT('pi_', seq), 1 FROM NUMBERS WHERE seq < 120",
             statement: "UPDATE orders SET amount = amount + 1 WHERE payment = :payment OR amount < :amount - 1000",
             asked: "SELECT COUNT(*) FROM orders WHERE amount = 2",
             wanted: EVENTS,
@@ -93,7 +96,7 @@ async fn r20_every_delivery_of_a_batch_on_mysql_takes_effect() {
         },
         Case {
             what: "a removal",
-            made: "INSERT INTO orders (payment, amount) SELECT CONCAT('pi_', seq), 1 FROM seq_0_to_119",
+            made: "INSERT INTO orders (payment, amount) SELECT CONCAT('pi_', seq), 1 FROM NUMBERS WHERE seq < 120",
             statement: "DELETE FROM orders WHERE payment = :payment",
             asked: "SELECT COUNT(*) FROM orders",
             wanted: 0,
@@ -103,7 +106,7 @@ async fn r20_every_delivery_of_a_batch_on_mysql_takes_effect() {
     for case in cases {
         let shop = Shop::new().await;
         if !case.made.is_empty() {
-            shop.database.query(case.made);
+            shop.database.query(&case.made.replace("NUMBERS", NUMBERS));
         }
         fill(&shop).await;
         let found = applied(&shop, case.statement, case.asked).await;

@@ -93,7 +93,7 @@ async fn r20_a_function_on_mysql_cannot_break_out_of_its_transaction() {
         ("INSERT INTO orders (payment, amount) VALUES ('evt_1', 1)", none, "Duplicate entry"),
         ("INSERT INTO orders (payment, amount) VALUES ('pi_9', ?)", two, "parameter"),
         ("INSERT INTO orders (payment, amount) VALUES (:payment, ?)", two, "param"),
-        ("SELECT SLEEP(5)", none, " long"),
+        (SLOW, none, " long"),
     ] {
         let shop = Shop::with(TIME).await;
         shop.database.query("CREATE TABLE old (x INT) ENGINE = MyISAM");
