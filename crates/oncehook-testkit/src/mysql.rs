@@ -267,6 +267,7 @@ impl Database<'_> {
 }
 
 /// The folder of Oracle's MySQL, if the tests run on that.
+#[expect(clippy::disallowed_methods, reason = "which server is tested is no configuration of the gateway")]
 fn mysql_folder() -> Option<PathBuf> {
     std::env::var_os("ONCEHOOK_TEST_MYSQL").filter(|folder| !folder.is_empty()).map(PathBuf::from)
 }

@@ -64,7 +64,8 @@ impl Reads for Mysql {
                             IF(d.run_at = 9223372036854775807, COALESCE(d.blocked_at, d.run_at), d.run_at),
                             d.result, d.error, d.cause, d.settled_at, d.blocked_at, d.parked_at
                        FROM JSON_TABLE($1, '$[*]' COLUMNS (id VARCHAR(32) PATH '$')) t
-                       STRAIGHT_JOIN oncehook_deliveries d ON d.event = UNHEX(t.id) ORDER BY d.event, d.route, d.epoch",
+                       STRAIGHT_JOIN oncehook_deliveries d FORCE INDEX (PRIMARY) ON d.event = UNHEX(t.id)
+                      ORDER BY d.event, d.route, d.epoch",
         attempts: "SELECT a.route, a.epoch, a.attempt, a.started_at, a.finished_at, a.outcome, a.error
                      FROM oncehook_attempts a JOIN oncehook_deliveries d USING (event, route, epoch)
                     WHERE a.event = $1 AND a.attempt + $2 > d.attempt ORDER BY a.route, a.epoch, a.attempt",
