@@ -1,5 +1,5 @@
 //! How many statements each operation of a server journal sends, counted by the server and compared with
-//! `statements.txt`. A lost pipeline, a statement per row or one more round trip shows here before it shows in a benchmark.
+//! `statements.txt`: no more than stand there. A lost pipeline, a statement per row or one more round trip shows here before it shows in a benchmark.
 //!
 //! BEGIN, SET and COMMIT count, also where PostgreSQL gets several of them in one round trip. Every operation runs several
 //! times and the smallest count is taken, because the journal's own background work (search index, identity) sends
@@ -169,7 +169,7 @@ impl Counting {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn operations_send_as_many_statements_as_are_written_down() {
+async fn operations_send_no_more_statements_than_are_written_down() {
     let preload = "shared_preload_libraries=pg_stat_statements";
     let server: &'static _ = Box::leak(Box::new(postgres::Server::start(&[preload])));
     let database = server.database();
@@ -203,5 +203,12 @@ async fn operations_send_as_many_statements_as_are_written_down() {
     };
     found += &counting(journal, Box::new(count), "mysql", Dialect::Mysql).all().await;
     let golden = include_str!("statements.txt");
-    assert_eq!(found, golden, "if fewer are sent now, write that into statements.txt");
+    let count =
+        |line: &str| line.rsplit_once(": ").map(|(what, count)| (what.to_owned(), count.parse::<u64>().unwrap()));
+    let most: BTreeMap<String, u64> = golden.lines().filter_map(count).collect();
+    let more: Vec<&str> = found
+        .lines()
+        .filter(|line| count(line).is_none_or(|(what, sent)| most.get(&what).is_none_or(|most| sent > *most)))
+        .collect();
+    assert!(more.is_empty() && most.len() == found.lines().count(), "more than before: {more:?}; all:\n{found}");
 }

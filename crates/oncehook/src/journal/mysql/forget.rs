@@ -17,7 +17,8 @@ impl Forgets for Session {
         ON DUPLICATE KEY UPDATE state = $3";
     // Named locks are the whole server's, and belong to the session: they end with it, too.
     const LOCK: &'static str = "SELECT GET_LOCK(CONCAT('oncehook-forget-', LEFT(SHA2(DATABASE(), 256), 40)), 0)";
-    const UNLOCK: Option<&'static str> = Some("DO RELEASE_LOCK(CONCAT('oncehook-forget-', LEFT(SHA2(DATABASE(), 256), 40)))");
+    const UNLOCK: Option<&'static str> =
+        Some("DO RELEASE_LOCK(CONCAT('oncehook-forget-', LEFT(SHA2(DATABASE(), 256), 40)))");
     const LOCK_EVENTS: &'static str = "SELECT e.id FROM {ids|$1}
         STRAIGHT_JOIN oncehook_events e ON e.id = UNHEX(t.id) FOR UPDATE SKIP LOCKED";
     const DELETE_BODIES: &'static str = "DELETE b FROM {ids|$1} STRAIGHT_JOIN oncehook_events e ON e.id = UNHEX(t.id)

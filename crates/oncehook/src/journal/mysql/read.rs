@@ -26,7 +26,9 @@ impl Tells for Session {
     const DELIVERIES: &'static str = concat!(
         "SELECT d.event",
         delivery_columns!(),
-        "FROM {ids|$1} STRAIGHT_JOIN oncehook_deliveries d ON d.event = UNHEX(t.id) ORDER BY d.event, d.route, d.epoch"
+        // MySQL would sometimes scan all deliveries of a table that was filled a moment ago.
+        "FROM {ids|$1} STRAIGHT_JOIN oncehook_deliveries d FORCE INDEX (PRIMARY) ON d.event = UNHEX(t.id)
+         ORDER BY d.event, d.route, d.epoch"
     );
     const STANDINGS: &'static str = "SELECT t.place, d.state, d.result, d.error, d.cause FROM {fenced|$1}";
     const RECENT_KEYS: &'static str = "SELECT k.source, k.`key`, k.event, k.digest, k.expires_at
