@@ -45,9 +45,10 @@ impl fmt::Display for RouteName {
 }
 
 /// Where a delivery stands.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub enum DeliveryState {
     /// Due, not tried yet.
+    #[default]
     Ready,
     /// Leased to a handler.
     Running,
@@ -372,6 +373,17 @@ impl FailedAttempt {
 }
 
 impl Verdict {
+    /// The state that the delivery gets.
+    pub(crate) fn state(&self) -> DeliveryState {
+        match self {
+            Self::Succeeded(_) => DeliveryState::Succeeded,
+            Self::RetryAt(..) => DeliveryState::Retrying,
+            Self::Dead(_) => DeliveryState::Dead,
+            Self::Parked(..) => DeliveryState::Parked,
+            Self::Superseded(_) => DeliveryState::Superseded,
+        }
+    }
+
     /// Whether it counts as an attempt. What was put off or came too late was not tried.
     pub(crate) fn is_attempt(&self) -> bool {
         !matches!(self, Self::Parked(..) | Self::Superseded(_))

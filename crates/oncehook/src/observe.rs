@@ -332,46 +332,13 @@ pub struct RouteMetrics<'m> {
 }
 
 impl RouteMetrics<'_> {
-    fn add(&self, outcome: &'static str, count: usize) {
+    /// Counts attempts by what came of them. `settled`: attempts of functions, whatever came of them; `lost`: attempts whose
+    /// lease ran out; else the word of the delivery's new state.
+    pub fn count(&self, outcome: &'static str, count: usize) {
         if count > 0 {
             let labels = labels([("route", &self.route), ("outcome", outcome)]);
             self.metrics.deliveries.get_or_create(&labels).inc_by(count as u64);
         }
-    }
-
-    /// Deliveries that took effect.
-    pub fn succeeded(&self, count: usize) {
-        self.add("succeeded", count);
-    }
-
-    /// Attempts that failed and will be made again.
-    pub fn retrying(&self, count: usize) {
-        self.add("retrying", count);
-    }
-
-    /// Deliveries that were put off until something else has come.
-    pub fn parked(&self, count: usize) {
-        self.add("parked", count);
-    }
-
-    /// Deliveries that came too late.
-    pub fn superseded(&self, count: usize) {
-        self.add("superseded", count);
-    }
-
-    /// Deliveries that failed for good.
-    pub fn dead(&self, count: usize) {
-        self.add("dead", count);
-    }
-
-    /// Attempts of functions that were settled, whatever came of them.
-    pub fn settled(&self, count: usize) {
-        self.add("settled", count);
-    }
-
-    /// Attempts whose lease ran out.
-    pub fn lost(&self, count: usize) {
-        self.add("lost", count);
     }
 
     /// How long an attempt outside the process took.

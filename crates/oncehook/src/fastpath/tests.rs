@@ -1,6 +1,5 @@
 //! The fast path in front of a journal whose answers the test holds back.
 
-use bytes::Bytes;
 use oncehook_verify::{EventKey, Integrity, UnixMicros};
 
 use super::model::{Appending, Node, Scene};
@@ -10,25 +9,13 @@ use crate::event::EventId;
 pub(super) const NOW: UnixMicros = UnixMicros(1_790_000_000_000_000);
 
 pub(crate) fn event(key: &str, digest: u8) -> NewEvent {
+    let key = EventKey::from_bytes(key.as_bytes()).unwrap();
     NewEvent {
-        id: None,
         source: SourceName::new("shop").unwrap(),
-        key: EventKey::from_bytes(key.as_bytes()).unwrap(),
-        key_signed: true,
-        kind: None,
-        entity: None,
-        occurred_at: None,
-        version: None,
-        received_at: NOW,
         expires_at: UnixMicros(NOW.0 + 1_000),
         integrity: Integrity::Body,
-        headers: Bytes::new(),
-        body: Bytes::new(),
-        digest: [digest; 32],
-        quarantine: None,
-        routes: Default::default(),
-        by_entity: false,
         peer: [127, 0, 0, 1].into(),
+        ..NewEvent::probe(&key, digest, NOW)
     }
 }
 

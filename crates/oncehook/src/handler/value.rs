@@ -157,12 +157,11 @@ pub struct Lookup {
 impl Lookup {
     /// Looks these up, in this order.
     pub fn new(expressions: Vec<Expression>) -> Result<Self, String> {
-        let mut pointers = Vec::new();
-        for expression in &expressions {
-            if let Expression::Body(pointer) = expression {
-                pointers.push(pointer.as_str());
-            }
-        }
+        let in_body = expressions.iter().filter_map(|expression| match expression {
+            Expression::Body(pointer) => Some(pointer.as_str()),
+            _ => None,
+        });
+        let pointers: Vec<&str> = in_body.collect();
         Ok(Self { body: Picker::new(&pointers)?, expressions })
     }
 

@@ -55,11 +55,11 @@ async fn apply(shared: &Shared, route: &Arc<Route>, mut end: watch::Receiver<boo
         };
         shared.is_well();
         let metrics = shared.metrics.route(route.name.as_str());
-        metrics.succeeded(progress.succeeded);
-        metrics.retrying(progress.retrying);
-        metrics.parked(progress.parked);
-        metrics.superseded(progress.superseded);
-        metrics.dead(progress.dead);
+        metrics.count("succeeded", progress.succeeded);
+        metrics.count("retrying", progress.retrying);
+        metrics.count("parked", progress.parked);
+        metrics.count("superseded", progress.superseded);
+        metrics.count("dead", progress.dead);
         route.report(&progress.failed);
         if !progress.more {
             let wait = until_due(shared, &route.name).await;
@@ -79,7 +79,7 @@ pub(super) async fn reclaim(shared: &Shared, route: &Arc<Route>) {
     match shared.deliveries.reclaim(Arc::clone(route)).await {
         Ok(0) => {}
         Ok(count) => {
-            shared.metrics.route(route.name.as_str()).lost(count);
+            shared.metrics.route(route.name.as_str()).count("lost", count);
             tracing::warn!(route = route.name.as_str(), count, "leases ran out");
         }
         Err(error) => tracing::debug!(route = route.name.as_str(), %error, "leases could not be looked at"),

@@ -237,7 +237,7 @@ impl Lane {
             }
             Outcome::Settled(settled) => {
                 let metrics = self.shared.metrics.route(self.route.name.as_str());
-                return metrics.settled(usize::from(settled == Settled::Done));
+                return metrics.count("settled", usize::from(settled == Settled::Done));
             }
             Outcome::Back { .. } => return self.back.push(claim.fence),
         };
@@ -275,19 +275,15 @@ impl Lane {
     fn note(&self, settlement: &Settlement, failed: &[FailedAttempt], settled: Settled) {
         let (route, metrics) = (self.route.name.as_str(), self.shared.metrics.route(self.route.name.as_str()));
         let event = settlement.fence.delivery.event;
-        match (&settlement.verdict, settled) {
-            (_, Settled::Lost) => {
-                metrics.lost(1);
+        match settled {
+            Settled::Lost => {
+                metrics.count("lost", 1);
                 tracing::warn!(%event, route, "an attempt ended after its lease");
             }
-            (Verdict::Succeeded(_), Settled::Done) => metrics.succeeded(1),
-            (Verdict::RetryAt(..), Settled::Done) => metrics.retrying(1),
-            (Verdict::Parked(..), Settled::Done) => metrics.parked(1),
-            (Verdict::Superseded(_), Settled::Done) => metrics.superseded(1),
-            (Verdict::Dead(_), Settled::Done) => metrics.dead(1),
-        }
-        if settled == Settled::Done {
-            self.route.report(failed);
+            Settled::Done => {
+                metrics.count(settlement.verdict.state().as_str(), 1);
+                self.route.report(failed);
+            }
         }
     }
 

@@ -53,16 +53,14 @@ pub(crate) struct AttemptEnd<'v> {
 pub(crate) fn outcome<'v>(held: Held, verdict: &'v Verdict, followups: &'v [RouteName]) -> Outcome<'v> {
     let failed = if held == Held::LostLease { "lost" } else { "failed" };
     let said = |failure: &'v Failure| Some(failure.message.as_str());
-    let (state, run_at, error, row) = match verdict {
-        Verdict::Succeeded(_) => (DeliveryState::Succeeded, None, None, ("succeeded", None)),
-        Verdict::RetryAt(at, failure) => (DeliveryState::Retrying, Some(*at), said(failure), (failed, said(failure))),
-        Verdict::Dead(failure) => (DeliveryState::Dead, None, said(failure), (failed, said(failure))),
-        Verdict::Parked(at, failure) => {
-            (DeliveryState::Parked, Some(*at), said(failure), ("given_back", said(failure)))
-        }
-        Verdict::Superseded(why) => (DeliveryState::Superseded, None, Some(why.as_str()), ("given_back", None)),
+    let (run_at, error, row) = match verdict {
+        Verdict::Succeeded(_) => (None, None, ("succeeded", None)),
+        Verdict::RetryAt(at, failure) => (Some(*at), said(failure), (failed, said(failure))),
+        Verdict::Dead(failure) => (None, said(failure), (failed, said(failure))),
+        Verdict::Parked(at, failure) => (Some(*at), said(failure), ("given_back", said(failure))),
+        Verdict::Superseded(why) => (None, Some(why.as_str()), ("given_back", None)),
     };
-    let counts = verdict.is_attempt();
+    let (state, counts) = (verdict.state(), verdict.is_attempt());
     let (result, followups) = match verdict {
         Verdict::Succeeded(result) => (result.as_deref(), followups),
         _ => (None, [].as_slice()),

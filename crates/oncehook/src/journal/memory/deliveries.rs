@@ -24,11 +24,12 @@ use crate::journal::{
     Retention, TRUST_CLOCK, Who, look,
 };
 use crate::ordering::{Candidate, Company, Line, Mark, NO_TIME, PEEK, Place, plan};
+use crate::planted::{self, Bug};
 use crate::retry::{Chance, later};
 use crate::route::Route;
 
 /// One delivery.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Record {
     pub(super) state: DeliveryState,
     /// The latest attempt: the fence. Never goes back.
@@ -51,23 +52,6 @@ pub(super) struct Record {
 }
 
 impl Record {
-    fn ready(now: UnixMicros) -> Self {
-        Self {
-            state: DeliveryState::Ready,
-            attempt: 0,
-            limit: None,
-            run_at: now,
-            blocked_at: None,
-            parked_at: None,
-            lease: None,
-            settled_at: None,
-            result: None,
-            error: None,
-            cause: None,
-            attempts: Vec::new(),
-        }
-    }
-
     /// Whether it has a time at which it is due.
     fn has_time(&self) -> bool {
         matches!(self.state, DeliveryState::Ready | DeliveryState::Retrying) && self.run_at != NO_TIME
@@ -181,7 +165,7 @@ impl Record {
 impl Stored {
     /// Makes a delivery, unless it exists.
     pub(super) fn deliver(&mut self, route: RouteName, epoch: u32, now: UnixMicros) {
-        self.deliveries.entry((route, epoch)).or_insert_with(|| Record::ready(now));
+        self.deliveries.entry((route, epoch)).or_insert_with(|| Record { run_at: now, ..Record::default() });
     }
 
     fn mark(&self) -> Mark {
@@ -559,15 +543,7 @@ impl State {
     }
 }
 
-/// The fence: whether this attempt is the latest of its delivery, and runs.
-#[cfg(not(feature = "planted"))]
+/// The fence: whether this attempt is the latest of its delivery, and runs. The mistake `NoFence` leaves it out.
 fn is_latest(record: &Record, fence: &Fence) -> bool {
-    record.state == DeliveryState::Running && record.attempt == fence.attempt
-}
-
-/// The same, with the mistake [`NoFence`](crate::planted::Bug::NoFence).
-#[cfg(feature = "planted")]
-fn is_latest(record: &Record, fence: &Fence) -> bool {
-    record.state == DeliveryState::Running && record.attempt == fence.attempt
-        || crate::planted::has(crate::planted::Bug::NoFence)
+    record.state == DeliveryState::Running && record.attempt == fence.attempt || planted::has(Bug::NoFence)
 }
