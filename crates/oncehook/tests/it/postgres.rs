@@ -308,7 +308,11 @@ async fn fault_12_r4_r15_a_lost_database_is_a_refusal_at_once_and_is_taken_up_ag
         let journal = Arc::clone(&journal);
         tokio::spawn(async move {
             let (mut stored, mut slowest) = (Vec::new(), Duration::ZERO);
-            for number in 0..2_000 {
+            // At least 2,000, and on a busy machine more, until enough are stored behind the outage.
+            for number in 0..40_000 {
+                if number >= 2_000 && stored.len() > 100 {
+                    break;
+                }
                 let key = format!("evt_{number}");
                 let begun = Instant::now();
                 if try_append(&*journal, [event(&key, "{}")]).await.is_ok() {
