@@ -20,10 +20,8 @@ fn main() -> anyhow::Result<()> {
     if arguments.next_if(|word| word == "ceiling").is_some() {
         return oncehook_testkit::ceiling::serve();
     }
-    let builds = match arguments.next_if(|word| word == "pairs") {
-        Some(_) => Some([(); 2].map(|()| arguments.next().map(PathBuf::from))),
-        None => None,
-    };
+    let pairs = arguments.next_if(|word| word == "pairs");
+    let builds = pairs.map(|_| [(); 2].map(|()| arguments.next().map(PathBuf::from)));
     let mut pairs = 9;
     let repository = std::env::current_dir()?;
     let mut out = repository.join("bench");

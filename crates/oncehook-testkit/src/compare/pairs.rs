@@ -32,9 +32,9 @@ struct Run {
 pub async fn run(plan: &Plan, old: PathBuf, new: PathBuf, pairs: usize) -> anyhow::Result<String> {
     let builds = [old, new].map(|binary| Plan { binary: Some(binary), ..plan.clone() });
     let wanted = |words: &[String], name: &str| words.is_empty() || words.iter().any(|word| name == word);
-    let mut table = format!(
+    let mut table = String::from(
         "| journal | part | rate, new / old | CPU per event, new / old | memory, new / old | rates of the pairs | old, new |\n\
-         | --- | --- | --- | --- | --- | --- | --- |\n"
+         | --- | --- | --- | --- | --- | --- | --- |\n",
     );
     let stolen = family::stolen();
     for engine in [Engine::Sqlite, Engine::Postgres, Engine::Mariadb] {

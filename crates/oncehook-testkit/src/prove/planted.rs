@@ -144,7 +144,7 @@ async fn on_a_server(bug: Bug, cluster: Cluster<'_>) -> Tally {
         Bug::ShortMemory => cluster.calm(Duration::from_secs(3)).await,
         Bug::SelectThenInsert => cluster.races(30, 8).await,
         Bug::TiedToClient => cluster.calm(Duration::from_secs(2)).await,
-        // Between an answer and the next append there is hardly time for the answer to leave: no crash point is in between.
+        // No crash point stands between the moment at which an answer has left and the next append.
         Bug::EarlyAnswer => cluster.crashes(false, 4).await,
         Bug::CacheFirst => cluster.kills_before_the_insert(5).await,
         Bug::NoFence => {}
