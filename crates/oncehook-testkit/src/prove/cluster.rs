@@ -487,17 +487,21 @@ impl<'p> Cluster<'p> {
         sending.finish().await;
     }
 
-    /// The server crashes under the load of one node, which ends with it, so many times.
-    pub async fn server_crashes(&mut self, count: usize) {
+    /// Kills the only node under load, so many times. With `server` the database server crashes first.
+    pub async fn crashes(&mut self, server: bool, count: usize) {
         for _ in 0..count {
             let Some(mut node) = self.start(0, &[]) else { return };
             let sending = self.history.send(&[node.ingress], 12, &mut self.random);
             tokio::time::sleep(Duration::from_millis(800 + self.random.below(400))).await;
-            tokio::task::block_in_place(|| self.base.crash());
+            if server {
+                tokio::task::block_in_place(|| self.base.crash());
+            }
             node.kill();
             sending.finish().await;
-            tokio::task::block_in_place(|| self.base.restart());
-            self.coverage.add("database server crashed", 1);
+            if server {
+                tokio::task::block_in_place(|| self.base.restart());
+            }
+            self.coverage.add(if server { "database server crashed" } else { "nodes killed" }, 1);
         }
     }
 

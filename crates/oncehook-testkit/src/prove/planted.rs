@@ -136,7 +136,7 @@ async fn embedded(bug: Bug, made: Option<Bug>, mut deployment: Deployment<'_>) -
 async fn on_a_server(bug: Bug, cluster: Cluster<'_>) -> Tally {
     let mut cluster = cluster.with_manners(manners(bug));
     match bug {
-        Bug::NormalSync => cluster.server_crashes(3).await,
+        Bug::NormalSync => cluster.crashes(true, 3).await,
         Bug::MarkFirst => {
             cluster = cluster.with_plain_orders();
             cluster.kills_at("in_handler", 20, 4).await;
@@ -144,7 +144,8 @@ async fn on_a_server(bug: Bug, cluster: Cluster<'_>) -> Tally {
         Bug::ShortMemory => cluster.calm(Duration::from_secs(3)).await,
         Bug::SelectThenInsert => cluster.races(30, 8).await,
         Bug::TiedToClient => cluster.calm(Duration::from_secs(2)).await,
-        Bug::EarlyAnswer => cluster.kills_at("before_insert", 20, 4).await,
+        // No crash point stands between the moment at which an answer has left and the next append.
+        Bug::EarlyAnswer => cluster.crashes(false, 4).await,
         Bug::CacheFirst => cluster.kills_before_the_insert(5).await,
         Bug::NoFence => {}
     }

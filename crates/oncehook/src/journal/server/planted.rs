@@ -36,8 +36,8 @@ use crate::journal::{BoxFuture, EventStatus, PROBE_SOURCE};
 use crate::planted::{Bug, has};
 use crate::route::Route;
 
-/// How long [`Bug::SelectThenInsert`] waits between the two, so that another node can come in between.
-const BETWEEN: Duration = Duration::from_millis(10);
+/// How long a mistake waits between two steps that should be one, so that another node or a kill can come in between.
+const BETWEEN: Duration = Duration::from_millis(20);
 
 /// How long [`Bug::ShortMemory`] remembers a key, in microseconds.
 const MEMORY: i64 = 1_000_000;
@@ -194,8 +194,11 @@ impl<E: Mistakes> Appends for Planted<E> {
         let mut careful = E::careful();
         let mut memory = memory;
         if !is_probe && (has(Bug::EarlyAnswer) || has(Bug::TiedToClient)) {
-            // What was answered early is committed now. What comes is committed by `commit`, and not by the engine, which
+            // What was answered early is committed now, when the answers have left. What comes is committed by `commit`, and not by the engine, which
             // has to take the way that leaves a transaction sound.
+            if has(Bug::EarlyAnswer) {
+                tokio::time::sleep(BETWEEN).await;
+            }
             session.commit().await?;
             session.begin(context.given).await?;
             memory = &mut careful;
