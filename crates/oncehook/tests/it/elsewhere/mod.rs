@@ -69,7 +69,8 @@ async fn r20_r22_r25_an_effect_in_another_database_happens_once_and_its_follow_u
     assert_eq!(shop.count("SELECT count(DISTINCT payment) FROM orders WHERE concat('pi_', amount) = payment"), 300);
     let paired = "SELECT count(DISTINCT order_id) FROM mails JOIN orders ON id = order_id AND event_key = concat('evt_', amount)";
     assert_eq!((shop.count("SELECT count(*) FROM mails"), shop.count(paired)), (300, 300));
-    assert_eq!(shop.count("SELECT count(*) FROM GUARDS WHERE NOT void AND attempt = 1"), 600);
+    // A batch that met another transaction's lock is given back, and its next attempt has the next number.
+    assert_eq!(shop.count("SELECT count(*) FROM GUARDS WHERE NOT void AND attempt >= 1"), 600);
 }
 
 async fn fault_50_a_poison_event_in_another_database_costs_only_itself(engine: Engine) {
