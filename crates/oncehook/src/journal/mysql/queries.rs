@@ -56,9 +56,9 @@ impl Appends for Mysql {
                         ON DUPLICATE KEY UPDATE at = oncehook_flags.at",
         add_totals: "
             INSERT INTO oncehook_totals (source, shard, events, duplicates, conflicts, quarantined)
-            SELECT t.source, $1, t.stored, t.copies, t.others, t.held
+            SELECT t.source, $1, t.fresh, t.copies, t.others, t.held
               FROM JSON_TABLE($2, '$[*]' COLUMNS (source VARCHAR(64) CHARACTER SET utf8mb4 PATH '$[0]',
-                     stored BIGINT PATH '$[1]', copies BIGINT PATH '$[2]', others BIGINT PATH '$[3]', held BIGINT PATH '$[4]')) t
+                     fresh BIGINT PATH '$[1]', copies BIGINT PATH '$[2]', others BIGINT PATH '$[3]', held BIGINT PATH '$[4]')) t
             ON DUPLICATE KEY UPDATE events = events + VALUES(events), duplicates = duplicates + VALUES(duplicates),
                     conflicts = conflicts + VALUES(conflicts), quarantined = quarantined + VALUES(quarantined)",
     };
