@@ -91,7 +91,7 @@ impl App {
     /// Puts a gateway in front of a journal. The journal has passed its self-test when it was opened.
     #[must_use]
     pub fn new(config: Config, journal: impl Into<Opened>, clock: Clock) -> Self {
-        let Opened { journal, deliveries, reader, .. } = journal.into();
+        let Opened { journal, deliveries, reader } = journal.into();
         let metrics = Arc::new(Metrics::new());
         let access = admin::Access::new(&config.server);
         let limits = config.server.limits.clone();
@@ -335,18 +335,17 @@ async fn self_test(journal: Arc<dyn Journal>) -> (Instant, Result<(), SelfTestEr
 
 #[cfg(test)]
 mod tests {
-    use std::net::IpAddr;
     use std::sync::Mutex;
     use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
     use oncehook::delivery::{Claim, Fence, RouteName, Settled, Settlement};
-    use oncehook::event::{EventId, NewEvents, SourceName};
+    use oncehook::event::{EventId, NewEvents};
     use oncehook::intake::SpoolOptions;
     use oncehook::journal::memory::MemoryJournal;
     use oncehook::journal::{
         AppendError, Backlog, BoxFuture, Deliveries, EventDetail, EventPage, EventQuery, Forgotten, JournalReader,
-        JournalState, Layer, Order, OrderError, Ordered, Pausable, Pause, Paused, Progress, ReadError, Receipt, Stats,
-        StoredBody, Ticket, Who, WorkError,
+        JournalState, KnownCopy, Order, OrderError, Ordered, Pausable, Pause, Paused, Progress, ReadError, Receipt,
+        Stats, StoredBody, Ticket, Who, WorkError,
     };
     use oncehook::route::Route;
     use oncehook_verify::UnixMicros;
@@ -395,7 +394,7 @@ mod tests {
             self.unanswered.lock().unwrap().push(answer);
             Ok(ticket)
         }
-        fn note_duplicate(&self, _: EventId, _: &SourceName, _: UnixMicros, _: IpAddr, _: Layer) -> bool {
+        fn note_duplicates(&self, _: &[KnownCopy<'_>]) -> bool {
             true
         }
         fn state(&self) -> JournalState {

@@ -3,17 +3,17 @@
 //! Accept loop, verification, identification and digest are the real ones; only the append is missing. What the real
 //! gateway reaches of this rate is what durability costs.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::Mutex;
 use std::time::Duration;
 
 use oncehook::clock::Clock;
 use oncehook::delivery::{Claim, Fence, RouteName, Settled, Settlement};
-use oncehook::event::{EventId, EventIds, NewEvents, SourceName};
+use oncehook::event::{EventId, EventIds, NewEvents};
 use oncehook::journal::{
     AppendError, Appended, Backlog, BoxFuture, Deliveries, Durability, EventDetail, EventPage, EventQuery, Forgotten,
-    Journal, JournalReader, JournalState, Layer, Order, OrderError, Ordered, Pausable, Pause, Paused, Progress,
+    Journal, JournalReader, JournalState, KnownCopy, Order, OrderError, Ordered, Pausable, Pause, Paused, Progress,
     ReadError, Receipt, Retention, SelfTestError, Stats, StoredBody, Ticket, Verdict, Who, WorkError,
 };
 use oncehook::route::Route;
@@ -42,7 +42,7 @@ impl Journal for NoJournal {
         Ok(ticket)
     }
 
-    fn note_duplicate(&self, _: EventId, _: &SourceName, _: UnixMicros, _: IpAddr, _: Layer) -> bool {
+    fn note_duplicates(&self, _: &[KnownCopy<'_>]) -> bool {
         // Nothing is known here, so nothing can be a duplicate.
         false
     }

@@ -22,26 +22,22 @@ enum Source {
 
 impl Clock {
     /// The machine's clock.
-    #[must_use]
     pub fn system() -> Self {
         Self(Source::System { started: Instant::now(), wall: system_now() })
     }
 
     /// A clock that stands still until it is [`set`](Self::set).
-    #[must_use]
     pub fn manual(start: UnixMicros) -> Self {
         Self(Source::Manual(Arc::new(AtomicI64::new(start.0))))
     }
 
     /// The time now.
-    #[must_use]
     pub fn now(&self) -> UnixMicros {
         self.given().unwrap_or_else(system_now)
     }
 
     /// The time since this clock was made, added to the wall clock's time back then: comparable with stored times, and
     /// unmoved when the wall clock is set (fault 18).
-    #[must_use]
     pub fn steady(&self) -> UnixMicros {
         match &self.0 {
             Source::System { started, wall } => {

@@ -6,102 +6,47 @@
 //! Does not: decide when to try again. That is `retry`.
 
 use std::borrow::Cow;
-use std::fmt;
-use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
 use oncehook_verify::{EventKey, UnixMicros};
 
-use crate::event::{EventId, SourceName, is_name};
+use crate::event::{EventId, SourceName};
 use crate::retry::between;
 
-/// The name of a route: 1 to 64 characters of `a-z`, `0-9`, `-` and `_`. It stands in URLs, metrics and keys.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct RouteName(Arc<str>);
+checked_name!(
+    /// The name of a route.
+    RouteName,
+    BadRouteName,
+    "a route name has 1 to 64 characters of a-z, 0-9, '-' and '_'"
+);
 
-/// Why a text is not a route name.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("a route name has 1 to 64 characters of a-z, 0-9, '-' and '_'")]
-pub struct BadRouteName;
-
-impl RouteName {
-    /// Checks the text once; a `RouteName` is valid ever after.
-    pub fn new(name: &str) -> Result<Self, BadRouteName> {
-        if is_name(name) { Ok(Self(name.into())) } else { Err(BadRouteName) }
+words! {
+    /// Where a delivery stands. The worst first: an event's status is the worst of its deliveries.
+    #[derive(Default)]
+    pub enum DeliveryState {
+        /// Failed for good, unless an operator retries it.
+        Dead = "dead",
+        /// Waits for a prerequisite.
+        Parked = "parked",
+        /// Failed, and due again later.
+        Retrying = "retrying",
+        /// Leased to a handler.
+        Running = "running",
+        /// Due, not tried yet.
+        #[default]
+        Ready = "ready",
+        /// A newer event made it moot. Final.
+        Superseded = "superseded",
+        /// An operator decided against it. Final.
+        Skipped = "skipped",
+        /// Took effect. Final.
+        Succeeded = "succeeded",
     }
-
-    /// The name as text.
-    #[must_use]
-    pub fn as_str(&self) -> &str {
-        &self.0
-    }
-}
-
-impl fmt::Display for RouteName {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-/// Where a delivery stands.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
-pub enum DeliveryState {
-    /// Due, not tried yet.
-    #[default]
-    Ready,
-    /// Leased to a handler.
-    Running,
-    /// Failed, and due again later.
-    Retrying,
-    /// Waits for a prerequisite.
-    Parked,
-    /// Took effect. Final.
-    Succeeded,
-    /// Failed for good, unless an operator retries it.
-    Dead,
-    /// A newer event made it moot. Final.
-    Superseded,
-    /// An operator decided against it. Final.
-    Skipped,
 }
 
 impl DeliveryState {
-    /// Every state, the worst first: an event's status is the worst of its deliveries.
-    pub const WORST_FIRST: [Self; 8] = [
-        Self::Dead,
-        Self::Parked,
-        Self::Retrying,
-        Self::Running,
-        Self::Ready,
-        Self::Superseded,
-        Self::Skipped,
-        Self::Succeeded,
-    ];
-
-    /// The word in JSON and in the journal.
-    #[must_use]
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Ready => "ready",
-            Self::Running => "running",
-            Self::Retrying => "retrying",
-            Self::Parked => "parked",
-            Self::Succeeded => "succeeded",
-            Self::Dead => "dead",
-            Self::Superseded => "superseded",
-            Self::Skipped => "skipped",
-        }
-    }
-
-    /// The state of that word.
-    #[must_use]
-    pub fn parse(word: &str) -> Option<Self> {
-        Self::WORST_FIRST.into_iter().find(|state| state.as_str() == word)
-    }
-
     /// Whether the delivery may still run by itself.
-    #[must_use]
     pub fn is_pending(self) -> bool {
         matches!(self, Self::Ready | Self::Running | Self::Retrying | Self::Parked)
     }
@@ -120,7 +65,6 @@ pub struct DeliveryId {
 
 impl DeliveryId {
     /// The key that a receiver can rely on: the same for every attempt of this delivery, another one for every other.
-    #[must_use]
     pub fn idempotency_key(&self) -> String {
         format!("{}_{}_{}", self.event, self.route, self.epoch)
     }
@@ -179,36 +123,23 @@ pub struct Claim {
     pub event: HandedEvent,
 }
 
-/// Whose fault a failure is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Cause {
-    /// The other side: refused, unreachable, too slow.
-    Destination,
-    /// The handler: an error in its SQL or its code.
-    Handler,
-    /// This gateway.
-    Ours,
-    /// The event: nothing that is tried with it can work, or it ends the process.
-    Poison,
-    /// Something that had to come first: it did not come in time, or the event does not fit what came instead.
-    Prerequisite,
+words! {
+    /// Whose fault a failure is.
+    pub enum Cause {
+        /// The other side: refused, unreachable, too slow.
+        Destination = "destination",
+        /// The handler: an error in its SQL or its code.
+        Handler = "handler",
+        /// This gateway.
+        Ours = "ours",
+        /// The event: nothing that is tried with it can work, or it ends the process.
+        Poison = "poison",
+        /// Something that had to come first: it did not come in time, or the event does not fit what came instead.
+        Prerequisite = "prerequisite",
+    }
 }
 
 impl Cause {
-    const ALL: [Self; 5] = [Self::Destination, Self::Handler, Self::Ours, Self::Poison, Self::Prerequisite];
-
-    /// The word in JSON and in the journal.
-    #[must_use]
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Destination => "destination",
-            Self::Handler => "handler",
-            Self::Ours => "ours",
-            Self::Poison => "poison",
-            Self::Prerequisite => "prerequisite",
-        }
-    }
-
     /// What the log says of a failure about which nothing else may be said there.
     fn in_log(self) -> &'static str {
         match self {
@@ -218,12 +149,6 @@ impl Cause {
             Self::Poison => "the event cannot be handled",
             Self::Prerequisite => "the event does not fit what came before it",
         }
-    }
-
-    /// The cause of that word.
-    #[must_use]
-    pub fn parse(word: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|cause| cause.as_str() == word)
     }
 }
 
@@ -261,19 +186,16 @@ const MESSAGE_BYTES: usize = 1_000;
 /// owned, and may quote an event, a destination or a database: operators see it, the log does not.
 impl Failure {
     /// A failure that another attempt may mend.
-    #[must_use]
     pub fn retry(cause: Cause, text: impl Into<Cow<'static, str>>) -> Self {
         Self::new(cause, text.into(), Remedy::Retry(None))
     }
 
     /// A failure that no further attempt can mend.
-    #[must_use]
     pub fn permanent(cause: Cause, text: impl Into<Cow<'static, str>>) -> Self {
         Self::new(cause, text.into(), Remedy::GiveUp)
     }
 
     /// Not yet: the delivery is parked until another one of its entity succeeds, and looked at again now and then.
-    #[must_use]
     pub fn defer(reason: impl Into<Cow<'static, str>>) -> Self {
         Self { answered: true, ..Self::new(Cause::Prerequisite, reason.into(), Remedy::Defer) }
     }
@@ -287,27 +209,23 @@ impl Failure {
     }
 
     /// Says in the log what failed. The text must hold our own words and codes only: it is logged as it is.
-    #[must_use]
     pub fn in_log(mut self, summary: impl Into<Cow<'static, str>>) -> Self {
         self.summary = summary.into();
         self
     }
 
     /// The failure of an attempt whose lease ran out. Whatever it was, the event is the only thing known to be part of it.
-    #[must_use]
     pub fn never_ended() -> Self {
         Self::retry(Cause::Poison, "the attempt never ended: the process stopped, or it outlasted its lease")
     }
 
     /// The destination answered that it does not want this one. It works, so its breaker has nothing to do with it.
-    #[must_use]
     pub fn answered(mut self) -> Self {
         self.answered = true;
         self
     }
 
     /// Not before this much time has passed.
-    #[must_use]
     pub fn after(mut self, wait: Duration) -> Self {
         if let Remedy::Retry(after) = &mut self.remedy {
             *after = Some(wait);
@@ -360,7 +278,6 @@ pub struct FailedAttempt {
 
 impl FailedAttempt {
     /// Nothing if the attempt did not fail. `now` is of the clock of the verdict.
-    #[must_use]
     pub fn of(event: EventId, attempt: u32, limit: u32, verdict: &Verdict, now: UnixMicros) -> Option<Self> {
         let (failure, next_in) = match verdict {
             Verdict::RetryAt(at, failure) => (failure, Some(between(now, *at))),
@@ -434,7 +351,7 @@ mod tests {
 
     #[test]
     fn words_come_back() {
-        for state in DeliveryState::WORST_FIRST {
+        for state in DeliveryState::ALL {
             assert_eq!(DeliveryState::parse(state.as_str()), Some(state));
         }
         for cause in Cause::ALL {

@@ -8,7 +8,6 @@
 use std::fmt;
 use std::net::IpAddr;
 use std::str::FromStr;
-use std::sync::Arc;
 
 use bytes::Bytes;
 use oncehook_verify::{EventKey, Integrity, Quarantine, UnixMicros};
@@ -18,44 +17,19 @@ use uuid::Uuid;
 
 use crate::delivery::RouteName;
 
-/// The name of a source: 1 to 64 characters of `a-z`, `0-9`, `-` and `_`. It stands in URLs, metrics and keys.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct SourceName(Arc<str>);
-
-/// Why a text is not a source name.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("a source name has 1 to 64 characters of a-z, 0-9, '-' and '_'")]
-pub struct BadSourceName;
+checked_name!(
+    /// The name of a source.
+    SourceName,
+    BadSourceName,
+    "a source name has 1 to 64 characters of a-z, 0-9, '-' and '_'"
+);
 
 impl SourceName {
-    /// Checks the text once; a `SourceName` is valid ever after.
-    pub fn new(name: &str) -> Result<Self, BadSourceName> {
-        if is_name(name) { Ok(Self(name.into())) } else { Err(BadSourceName) }
-    }
-
     /// The source of the self-test's probes. Not a valid name, so it can never meet a real source.
     #[cfg(any(feature = "sqlite", feature = "postgres", feature = "mysql"))]
     pub(crate) fn probe() -> Self {
         Self(crate::journal::PROBE_SOURCE.into())
     }
-
-    /// The name as text.
-    #[must_use]
-    pub fn as_str(&self) -> &str {
-        &self.0
-    }
-}
-
-impl fmt::Display for SourceName {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-/// Whether a text can name a source or a route: 1 to 64 characters of `a-z`, `0-9`, `-` and `_`.
-pub(crate) fn is_name(text: &str) -> bool {
-    let allowed = |byte: u8| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'-' | b'_');
-    (1..=64).contains(&text.len()) && text.bytes().all(allowed)
 }
 
 /// The id of an event: a UUIDv7.
@@ -72,7 +46,6 @@ const TAIL_MASK: u64 = (1 << TAIL_BITS) - 1;
 
 impl EventId {
     /// The time in the id. It is never before the receipt, and after it if the clock was set back since an earlier event.
-    #[must_use]
     pub fn time(&self) -> UnixMicros {
         UnixMicros((self.sequence() >> 15) * 1_000)
     }
@@ -86,13 +59,11 @@ impl EventId {
     }
 
     /// The id from the sixteen bytes that a journal stores.
-    #[must_use]
     pub fn from_bytes(bytes: [u8; 16]) -> Self {
         Self(Uuid::from_bytes(bytes))
     }
 
     /// The sixteen bytes.
-    #[must_use]
     pub fn as_bytes(&self) -> &[u8; 16] {
         self.0.as_bytes()
     }
@@ -104,7 +75,6 @@ impl EventId {
 
     /// An id above every one that is written so from its beginning, and below all others that are above those. Nothing if
     /// no id begins so, or it is too short to choose by: fewer than eight characters.
-    #[must_use]
     pub fn after_all_that_begin(beginning: &str) -> Option<Self> {
         let fits = |(at, char): (usize, char)| match at {
             8 | 13 | 18 | 23 => char == '-',
@@ -120,7 +90,6 @@ impl EventId {
     }
 
     /// Milliseconds and counter: 63 bits, never negative, strictly growing within one journal.
-    #[must_use]
     pub fn sequence(&self) -> i64 {
         let (high, low) = self.0.as_u64_pair();
         let counter = ((high & 0xfff) << 3) | ((low >> TAIL_BITS) & 0b111);
@@ -165,7 +134,6 @@ pub struct EventIds {
 
 impl EventIds {
     /// Ids that stay above `last` even if the clock was set back since. `tail` is drawn at random once per process.
-    #[must_use]
     pub fn above(last: i64, tail: u64) -> Self {
         Self { last: u64::try_from(last).unwrap_or(0), tail }
     }
@@ -252,7 +220,6 @@ impl NewEvent {
     }
 
     /// Whether the front door has seen that this is a replay. Then it is held, and flagged as a suspected replay too.
-    #[must_use]
     pub fn is_replay(&self) -> bool {
         self.quarantine == Some(Quarantine::SuspectedReplay)
     }
@@ -261,7 +228,6 @@ impl NewEvent {
     ///
     /// Ids never go back. An id that is days ahead of the receipt means that the clock was set back by days since earlier
     /// events, and a window that begins by such a clock would be over too early.
-    #[must_use]
     pub(crate) fn remembered_until(&self, id: EventId) -> UnixMicros {
         let behind = id.time().0.saturating_sub(self.received_at.0);
         let set_back = i64::try_from(crate::journal::JUMP.as_micros()).is_ok_and(|jump| behind > jump);

@@ -41,7 +41,6 @@ struct Counts {
 
 impl FailureLog {
     /// Failed attempts that were noted since the start.
-    #[must_use]
     pub fn noted(&self) -> u64 {
         self.noted.load(Ordering::Relaxed)
     }

@@ -8,19 +8,16 @@ pub struct Glob(Box<str>);
 
 impl Glob {
     /// Any text is a pattern.
-    #[must_use]
     pub fn new(pattern: &str) -> Self {
         Self(pattern.into())
     }
 
     /// The pattern as it was written.
-    #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
     }
 
     /// Whether the whole text fits.
-    #[must_use]
     pub fn matches(&self, text: &str) -> bool {
         let (mut pattern, mut text) = (self.0.chars(), text.chars());
         // Where to go on if the latest star must take one more character.

@@ -17,7 +17,6 @@ pub const SHOWN_LEVELS: usize = 100;
 /// Is this a JSON text that every parser can read, with at most so many arrays and objects inside of each other?
 ///
 /// Copies nothing, however large the text is.
-#[must_use]
 pub fn is_json_within(text: &str, levels: usize) -> bool {
     let mut json = serde_json::Deserializer::from_str(text);
     Levels(levels).deserialize(&mut json).is_ok() && json.end().is_ok()

@@ -18,6 +18,9 @@
 //! What this crate does not do: read configuration or the environment, listen on sockets, verify signatures (that is
 //! `oncehook-verify`, re-exported as [`verify`]).
 
+#[macro_use]
+mod words;
+
 pub mod clock;
 pub mod crash;
 pub mod delivery;

@@ -8,14 +8,20 @@
 
 use std::collections::BTreeSet;
 
-/// A machine.
+/// A machine. Only [`Machine::new`] makes one.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Machine {
-    name: String,
-    states: Vec<String>,
-    initial: String,
-    transitions: Vec<Transition>,
-    misfit: Misfit,
+    /// Its name.
+    pub name: String,
+    /// Its states, in the order of the configuration.
+    pub states: Vec<String>,
+    /// The state of an entity of which nothing has happened yet.
+    pub initial: String,
+    /// Its transitions, in the order of the configuration.
+    pub transitions: Vec<Transition>,
+    /// What becomes of events that do not fit.
+    pub misfit: Misfit,
 }
 
 /// What an event type does.
@@ -29,33 +35,17 @@ pub struct Transition {
     pub to: String,
 }
 
-/// What becomes of an event that does not fit the state.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Misfit {
-    /// It waits until it fits. If it never can, because the machine has passed the place, it is superseded.
-    #[default]
-    Park,
-    /// It is kept without an effect.
-    Supersede,
-    /// It is dead, and a person looks at it.
-    Dead,
-}
-
-impl Misfit {
-    /// The word in the configuration.
-    #[must_use]
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Park => "park",
-            Self::Supersede => "supersede",
-            Self::Dead => "dead",
-        }
-    }
-
-    /// What that word means.
-    #[must_use]
-    pub fn parse(word: &str) -> Option<Self> {
-        [Self::Park, Self::Supersede, Self::Dead].into_iter().find(|misfit| misfit.as_str() == word)
+words! {
+    /// What becomes of an event that does not fit the state.
+    #[derive(Default)]
+    pub enum Misfit {
+        /// It waits until it fits. If it never can, because the machine has passed the place, it is superseded.
+        #[default]
+        Park = "park",
+        /// It is kept without an effect.
+        Supersede = "supersede",
+        /// It is dead, and a person looks at it.
+        Dead = "dead",
     }
 }
 
@@ -113,38 +103,7 @@ impl Machine {
         twice.map_or(Ok(machine), Err)
     }
 
-    /// Its name.
-    #[must_use]
-    pub fn name(&self) -> &str {
-        &self.name
-    }
-
-    /// Its states, in the order of the configuration.
-    #[must_use]
-    pub fn states(&self) -> &[String] {
-        &self.states
-    }
-
-    /// The state of an entity of which nothing has happened yet.
-    #[must_use]
-    pub fn initial(&self) -> &str {
-        &self.initial
-    }
-
-    /// Its transitions, in the order of the configuration.
-    #[must_use]
-    pub fn transitions(&self) -> &[Transition] {
-        &self.transitions
-    }
-
-    /// What becomes of events that do not fit.
-    #[must_use]
-    pub fn misfit(&self) -> Misfit {
-        self.misfit
-    }
-
     /// What an event of that type does in that state.
-    #[must_use]
     pub fn fit(&self, state: &str, kind: Option<&str>) -> Fit<'_> {
         let of_kind = || self.ways().filter(|(_, way)| kind == Some(way.on.as_str()));
         if let Some((_, way)) = of_kind().find(|(from, _)| *from == state) {
@@ -155,14 +114,12 @@ impl Machine {
     }
 
     /// States that no history leads to.
-    #[must_use]
     pub fn unreachable(&self) -> Vec<&str> {
         let reached = self.reachable_from(&self.initial);
         self.states.iter().map(String::as_str).filter(|state| !reached.contains(state)).collect()
     }
 
     /// Whether some state has a way out for events of that type.
-    #[must_use]
     pub fn knows(&self, kind: &str) -> bool {
         self.transitions.iter().any(|transition| transition.on == kind)
     }
@@ -178,7 +135,6 @@ impl Machine {
     }
 
     /// As a Graphviz graph.
-    #[must_use]
     pub fn to_graphviz(&self) -> String {
         let states = self.states.iter().map(|state| {
             let shape = if *state == self.initial { "doublecircle" } else { "circle" };
@@ -192,7 +148,6 @@ impl Machine {
     }
 
     /// As a Mermaid state diagram.
-    #[must_use]
     pub fn to_mermaid(&self) -> String {
         let id = |state: &str| {
             let place = self.states.iter().position(|known| known == state).unwrap_or_default();

@@ -123,7 +123,6 @@ impl Default for Metrics {
 
 impl Metrics {
     /// All at zero.
-    #[must_use]
     pub fn new() -> Self {
         let mut registry = Registry::with_prefix("oncehook");
         let to = &mut registry;
@@ -202,7 +201,6 @@ impl Metrics {
     }
 
     /// The counters of a route.
-    #[must_use]
     pub fn route(&self, route: &str) -> RouteMetrics<'_> {
         RouteMetrics { metrics: self, route: route.to_owned() }
     }
@@ -271,7 +269,6 @@ impl Metrics {
     }
 
     /// The counters of a configured source. They exist, at zero, from then on.
-    #[must_use]
     pub fn source(&self, source: &str) -> SourceMetrics {
         let of = |counters: &Counters| counters.get_or_create_owned(&labels([("source", source)]));
         let duplicates =
@@ -297,7 +294,6 @@ impl Metrics {
     }
 
     /// The text for `/metrics`, with the gauges set to how things are now.
-    #[must_use]
     pub fn render(&self, journal: &JournalState, ready: bool) -> String {
         self.ready.set(i64::from(ready));
         self.durability.get_or_create(&labels([("level", journal.durability.as_str())])).set(1);
@@ -378,7 +374,6 @@ impl SourceMetrics {
     }
 
     /// Duplicates since the start, by the layer that recognised them.
-    #[must_use]
     pub fn duplicates(&self, layer: Layer) -> u64 {
         self.duplicates_by(layer).get()
     }

@@ -87,7 +87,6 @@ const FIRST_LOOK: Duration = Duration::from_secs(1);
 impl Parking {
     /// What becomes of a delivery that is put off: parked, and looked at again after about as long as it has waited; or
     /// dead, if that has been too long. `since` is when it was first put off.
-    #[must_use]
     pub fn after_deferral(&self, reason: &str, since: Option<UnixMicros>, now: UnixMicros) -> Verdict {
         let waited = between(since.unwrap_or(now), now);
         if waited >= self.longest {
@@ -110,29 +109,25 @@ fn describe(time: Duration) -> String {
 
 impl Ordering {
     /// Whether no two deliveries of an entity may be under way at once.
-    #[must_use]
     pub fn is_serial(&self) -> bool {
         self.by_entity || self.newer_only || self.machine.is_some()
     }
 
     /// Whether the journal must remember something of the entity beyond its deliveries.
-    #[must_use]
     pub fn remembers(&self) -> bool {
         self.compares() && self.memory == Memory::Journal
     }
 
     /// Whether events are compared with what took effect before.
-    #[must_use]
     pub fn compares(&self) -> bool {
         self.newer_only || self.machine.is_some()
     }
 
     /// The scope under which entities of that route are known. A machine's name outlives a renamed route; the `:` keeps it
     /// apart from every route's name.
-    #[must_use]
     pub fn scope(&self, route: &str) -> String {
         match &self.machine {
-            Some(machine) => format!("machine:{}", machine.name()),
+            Some(machine) => format!("machine:{}", machine.name),
             None => route.to_owned(),
         }
     }
@@ -172,7 +167,7 @@ impl Ordering {
         let Some(machine) = &self.machine else { return Step::Run(None) };
         let state = standing.state_in(machine);
         let misfit = || format!("`{}` does not fit the state `{state}`", kind.unwrap_or("an event without a type"));
-        match (machine.fit(state, kind), machine.misfit()) {
+        match (machine.fit(state, kind), machine.misfit) {
             (Fit::Moves(to), _) => Step::Run(Some(to.to_owned())),
             (Fit::Early, Misfit::Park) => Step::Defer(misfit() + " yet"),
             (Fit::Late, Misfit::Park) | (_, Misfit::Supersede) => Step::Settle(Verdict::Superseded(misfit())),
@@ -195,7 +190,6 @@ pub struct Mark {
 
 impl Mark {
     /// Strictly older, by version where both have one, else by time. Unknown is never older.
-    #[must_use]
     pub fn is_older_than(&self, other: &Self) -> bool {
         match (self.version, other.version) {
             (Some(mine), Some(theirs)) => mine < theirs,
@@ -210,7 +204,6 @@ impl Mark {
 
 impl HandedEvent {
     /// Which of its entity's versions it tells about.
-    #[must_use]
     pub(crate) fn mark(&self) -> Mark {
         Mark { version: self.version, at: self.occurred_at }
     }
@@ -239,7 +232,7 @@ pub struct Standing {
 
 impl Standing {
     fn state_in<'s>(&'s self, machine: &'s Machine) -> &'s str {
-        self.state.as_deref().unwrap_or(machine.initial())
+        self.state.as_deref().unwrap_or(&machine.initial)
     }
 }
 
@@ -322,7 +315,6 @@ pub struct Plan {
 /// or fill the view, they are blocked.
 ///
 /// In company, the plan of an entity assumes that those before take effect; if one does not, all are undone.
-#[must_use]
 pub fn plan(
     ordering: &Ordering,
     company: Company,

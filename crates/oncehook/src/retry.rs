@@ -31,14 +31,12 @@ impl Default for RetryPolicy {
 impl RetryPolicy {
     /// The usual patience with a destination outside: about three hours, so that an hour's outage makes no dead letters. An
     /// error in one's own database ([`default`](Self::default)) is said after minutes: a person has to mend it.
-    #[must_use]
     pub fn patient() -> Self {
         Self { max_attempts: 16, ..Self::default() }
     }
 
     /// How long to wait after the attempt of that number (from 1): evenly spread between nothing and the back-off, so
     /// that failures that came together do not return together. `chance` is in 0..1.
-    #[must_use]
     pub fn delay(&self, attempt: u32, chance: f64) -> Duration {
         let doublings = attempt.saturating_sub(1).min(32);
         let longest = self.base.saturating_mul(2_u32.saturating_pow(doublings)).min(self.cap);
@@ -46,7 +44,6 @@ impl RetryPolicy {
     }
 
     /// What becomes of a delivery whose attempt failed.
-    #[must_use]
     pub fn after_failure(
         &self,
         failure: Failure,
@@ -93,7 +90,6 @@ impl Reconnect {
         RetryPolicy { max_attempts: u32::MAX, base: Duration::from_millis(250), cap: Duration::from_secs(4) };
 
     /// With chances of its own.
-    #[must_use]
     pub fn new(chance: Chance) -> Self {
         Self { tries: 0, chance }
     }
@@ -116,13 +112,11 @@ pub struct Chance(u64);
 
 impl Chance {
     /// Starts from a seed.
-    #[must_use]
     pub fn seeded(seed: u64) -> Self {
         Self(seed | 1)
     }
 
     /// Starts from the operating system's randomness.
-    #[must_use]
     pub fn random() -> Self {
         let mut bytes = [0; 8];
         // Without randomness the jitter is the same in every process; nothing else depends on it.

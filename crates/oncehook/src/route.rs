@@ -69,7 +69,6 @@ pub const USUAL_CONCURRENCY: usize = 16;
 
 impl Route {
     /// A route with the usual policies.
-    #[must_use]
     pub fn new(name: RouteName, source: SourceName, handler: Handler) -> Self {
         Self {
             name,
@@ -100,7 +99,6 @@ impl Route {
     ///
     /// In another database the lost attempt may still be under way, so a journal cannot declare its delivery dead by
     /// itself, whatever the limit says: one more attempt asks the guard, and declares what it finds.
-    #[must_use]
     pub fn after_lost_lease(&self, attempt: u32, limit: u32, now: UnixMicros, chance: f64) -> Verdict {
         let limit = match self.handler {
             Handler::Elsewhere(_) => u32::MAX,
@@ -110,7 +108,6 @@ impl Route {
     }
 
     /// Whether it takes events of this type.
-    #[must_use]
     pub fn takes(&self, kind: Option<&str>) -> bool {
         self.types.is_empty() || kind.is_some_and(|kind| self.types.iter().any(|glob| glob.matches(kind)))
     }
@@ -126,7 +123,6 @@ impl Route {
     }
 
     /// What becomes of a delivery whose attempt failed or was put off.
-    #[must_use]
     pub fn after_failure(&self, failure: Failure, tried: Tried, now: UnixMicros, chance: f64) -> Verdict {
         if failure.remedy == Remedy::Defer {
             return self.ordering.parking.after_deferral(&failure.message, tried.parked_at, now);
@@ -232,20 +228,17 @@ impl Routes {
     }
 
     /// The routes that start when such an event arrives.
-    #[must_use]
     pub fn wanting(&self, source: &SourceName, kind: Option<&str>) -> SmallVec<[RouteName; 2]> {
         let of_source = self.first.get(source).map(Vec::as_slice).unwrap_or_default();
         of_source.iter().filter(|route| route.takes(kind)).map(|route| route.name.clone()).collect()
     }
 
     /// Whether a route of that source, or one that follows it, looks at the entity of events.
-    #[must_use]
     pub fn look_at_entities(&self, source: &SourceName) -> bool {
         self.by_entity.contains(source)
     }
 
     /// The route of that name.
-    #[must_use]
     pub fn get(&self, name: &str) -> Option<&Arc<Route>> {
         self.all.iter().find(|route| route.name.as_str() == name)
     }

@@ -11,7 +11,6 @@ use std::fmt::Write as _;
 /// The text with every character escaped that a terminal or a log could take for more than text: control characters (also
 /// U+0080 to U+009F), line separators, and the marks that turn the direction of writing. Escaped as in JSON (`\n`,
 /// `\u001b`), so inside of JSON strings it stays the same text. What is escaped once stays as it is.
-#[must_use]
 pub fn printable(text: &str) -> Cow<'_, str> {
     let Some(first) = text.find(is_unsafe) else { return Cow::Borrowed(text) };
     let (clean, rest) = text.split_at(first);
@@ -37,7 +36,6 @@ pub fn push_escaped(text: &mut String, c: char) {
 
 /// Whether a terminal or a log could take this character for more than text, or show nothing for it: controls, line
 /// separators, marks that turn the direction of writing, and characters without a width.
-#[must_use]
 pub fn is_unsafe(c: char) -> bool {
     c.is_control()
         || matches!(c,

@@ -86,12 +86,12 @@ fn report(
 fn doubts(config: &Config, largest_body: usize) -> Vec<String> {
     let mut doubts = rehearsal::small_sources(config, largest_body);
     for machine in &config.machines {
-        let name = machine.name();
+        let name = &machine.name;
         for state in machine.unreachable() {
             doubts.push(format!("machine {name}: nothing leads to the state `{state}`"));
         }
         let route =
-            config.routes.iter().find(|route| route.ordering.machine.as_ref().is_some_and(|used| used.name() == name));
+            config.routes.iter().find(|route| route.ordering.machine.as_ref().is_some_and(|used| used.name == *name));
         let Some(route) = route else {
             doubts.push(format!("machine {name}: no route uses it"));
             continue;
@@ -100,7 +100,7 @@ fn doubts(config: &Config, largest_body: usize) -> Vec<String> {
         for kind in types.filter(|kind| !kind.contains(['*', '?']) && !machine.knows(kind)) {
             doubts.push(format!("machine {name}: route {} takes `{kind}`, which has no transition", route.name));
         }
-        for way in machine.transitions().iter().filter(|way| !route.takes(Some(&way.on))) {
+        for way in machine.transitions.iter().filter(|way| !route.takes(Some(&way.on))) {
             doubts.push(format!("machine {name}: route {} does not take `{}`", route.name, way.on));
         }
     }

@@ -31,13 +31,13 @@ enum Format {
 impl ShowMachine {
     pub(super) fn run(self, shared: &Shared) -> anyhow::Result<ExitCode> {
         let config = Config::load(&shared.config)?;
-        let wanted = |machine: &Machine| self.name.as_deref().is_none_or(|name| machine.name() == name);
+        let wanted = |machine: &Machine| self.name.as_deref().is_none_or(|name| machine.name == name);
         let machines: Vec<&Machine> =
             config.machines.iter().map(AsRef::as_ref).filter(|machine| wanted(machine)).collect();
         if machines.is_empty() {
             return Err(match &self.name {
                 Some(name) => {
-                    let known = config.machines.iter().map(|machine| machine.name());
+                    let known = config.machines.iter().map(|machine| machine.name.as_str());
                     let meant = did_you_mean(name, known).map(|meant| format!("; {meant}")).unwrap_or_default();
                     let name = text::shown(name, 64);
                     Usage(format!("there is no machine `{name}` in the configuration{meant}")).into()
@@ -62,12 +62,12 @@ impl ShowMachine {
 }
 
 fn facts(machine: &Machine) -> serde_json::Value {
-    let ways = machine.transitions().iter();
+    let ways = machine.transitions.iter();
     json!({
-        "name": machine.name(),
-        "states": machine.states(),
-        "initial": machine.initial(),
-        "misfit": machine.misfit().as_str(),
+        "name": machine.name,
+        "states": machine.states,
+        "initial": machine.initial,
+        "misfit": machine.misfit.as_str(),
         "transitions": ways.map(|way| json!({ "on": way.on, "from": way.from, "to": way.to })).collect::<Vec<_>>(),
         "unreachable": machine.unreachable(),
     })

@@ -25,7 +25,7 @@ pub(super) struct Finding {
 /// Writes what does not fit the journal's own database into the log.
 pub(super) async fn warn(config: &Config, journal: &Opened) {
     for (route, handler) in sql_routes(config) {
-        match journal.rehearse(handler).await {
+        match journal.deliveries.rehearse(Arc::clone(handler)).await {
             Ok(misfits) => misfits.iter().for_each(|misfit| log(route, misfit.statement, &misfit.reason)),
             Err(error) => tracing::warn!(error, "the statements of the routes could not be tried out"),
         }

@@ -237,8 +237,8 @@ fn listen_for_signals() -> anyhow::Result<oneshot::Receiver<()>> {
 #[cfg(feature = "planted")]
 fn plant() -> anyhow::Result<()> {
     let Some(name) = crate::config::planted_bug() else { return Ok(()) };
-    let bug = oncehook::planted::Bug::named(&name).with_context(|| format!("there is no mistake `{name}`"))?;
-    say(&format!("planted   {}", bug.name()));
+    let bug = oncehook::planted::Bug::parse(&name).with_context(|| format!("there is no mistake `{name}`"))?;
+    say(&format!("planted   {}", bug.as_str()));
     if oncehook::planted::plant(Some(bug)) { Ok(()) } else { bail!("this build has no mistakes") }
 }
 

@@ -24,8 +24,8 @@ pub(super) fn read_machines(tables: Vec<Table<'_, '_>>) -> Machines {
     let mut complete = true;
     for mut table in tables {
         match read_machine(&mut table) {
-            Some(machine) if list.iter().any(|known| known.name() == machine.name()) => {
-                table.problem(table.span(), format!("there are two machines named `{}`", machine.name()));
+            Some(machine) if list.iter().any(|known| known.name == machine.name) => {
+                table.problem(table.span(), format!("there are two machines named `{}`", machine.name));
                 complete = false;
             }
             Some(machine) => list.push(Arc::new(machine)),

@@ -96,11 +96,11 @@ pub(super) fn read_routes(file: &File<'_>, tables: Vec<Table<'_, '_>>, ground: &
         let ordering = read_ordering(&mut table, ground);
         if let Some(machine) = &ordering.machine {
             // Two routes would move the same state, and each would find the other's event late.
-            if used.iter().any(|name| name == machine.name()) {
-                table.problem(table.span(), format!("another route has the machine `{}` already", machine.name()));
+            if used.contains(&machine.name) {
+                table.problem(table.span(), format!("another route has the machine `{}` already", machine.name));
                 complete = false;
             }
-            used.push(machine.name().to_owned());
+            used.push(machine.name.clone());
         }
         let placing = read_route(&mut table, ground, &mut declared, ordering);
         complete &= placing.is_some();
@@ -280,9 +280,9 @@ fn read_ordering(table: &mut Table<'_, '_>, ground: &Ground<'_>) -> Ordering {
         );
     }
     let machine = table.take_string("machine").and_then(|name| {
-        let found = ground.machines.iter().find(|machine| machine.name() == name.get_ref());
+        let found = ground.machines.iter().find(|machine| machine.name == *name.get_ref());
         if found.is_none() && ground.machines_known {
-            let names = || ground.machines.iter().map(|machine| machine.name());
+            let names = || ground.machines.iter().map(|machine| machine.name.as_str());
             let declared = || match names().collect::<Vec<_>>().join(", ") {
                 none if none.is_empty() => "none is declared".to_owned(),
                 names => format!("declared: {names}"),

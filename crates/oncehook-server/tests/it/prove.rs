@@ -113,11 +113,11 @@ async fn planted(bug: Bug) {
     for engine in all().filter(|(other, _)| *other == bug).map(|(_, engine)| engine) {
         for control in [true, false] {
             let found = search(bug, engine, control, Path::new(BINARY), place(), &shim, &coverage, seed).await;
-            eprintln!("{}: {found:?}", bug.name());
+            eprintln!("{}: {found:?}", bug.as_str());
             if control {
                 assert!(found.tally.is_clean() && found.tally.acked > 0, "without the mistake: {found:?}");
             } else {
-                assert!(found.is_caught(), "{} was not noticed: {found:?}", bug.name());
+                assert!(found.is_caught(), "{} was not noticed: {found:?}", bug.as_str());
             }
         }
     }

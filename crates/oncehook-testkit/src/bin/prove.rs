@@ -235,7 +235,7 @@ fn simulate(seed: u64, coverage: &Coverage, progress: &Progress) -> (Tally, Simu
 
 /// A mistake on a journal, as `--only` names it.
 fn planted_name(bug: Bug, engine: Option<Engine>) -> String {
-    format!("planted {} on {}", bug.name(), planted::journal_name(engine))
+    format!("planted {} on {}", bug.as_str(), planted::journal_name(engine))
 }
 
 /// A mistake in the scenario that is meant for it; the same scenario without it goes to the rows.

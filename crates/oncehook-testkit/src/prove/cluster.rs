@@ -322,7 +322,7 @@ impl<'p> Cluster<'p> {
         self.disks[place].hold(&mut command);
         command.envs(environment.iter().map(|(name, value)| (name, value)));
         if let Some(bug) = self.bug {
-            command.env("ONCEHOOK_PLANTED", bug.name());
+            command.env("ONCEHOOK_PLANTED", bug.as_str());
         }
         match Gateway::try_start(command, self.directory.path()) {
             Ok(gateway) => Some(gateway),

@@ -90,7 +90,7 @@ impl Report {
     pub fn summary(&self) -> String {
         let mut sought: BTreeMap<_, bool> = BTreeMap::new();
         for search in &self.searches {
-            *sought.entry((search.journal, search.bug.map(Bug::name))).or_insert(true) &= search.is_caught();
+            *sought.entry((search.journal, search.bug.map(Bug::as_str))).or_insert(true) &= search.is_caught();
         }
         let caught = sought.values().filter(|caught| **caught).count();
         let total = self.total();
@@ -130,7 +130,7 @@ impl Report {
         text.push_str("\nDead are the deliveries of a route that can never succeed, one for each event; elsewhere nothing may be dead.\n");
         text.push_str("\n### Planted mistakes\n\n| mistake | journal | scenario | noticed | lost | doubled |\n| --- | --- | --- | --- | ---: | ---: |\n");
         for search in &self.searches {
-            let name = search.bug.map_or("", Bug::name);
+            let name = search.bug.map_or("", Bug::as_str);
             let noticed = if search.is_caught() { "yes" } else { "NO" };
             let Tally { lost, doubled, .. } = &search.tally;
             let Search { journal, scenario, .. } = search;

@@ -139,7 +139,7 @@ impl<'p> Deployment<'p> {
         }
         command.envs(environment.iter().map(|(name, value)| (name, value)));
         if let Some(bug) = self.bug {
-            command.env("ONCEHOOK_PLANTED", bug.name());
+            command.env("ONCEHOOK_PLANTED", bug.as_str());
         }
         if !self.bare {
             self.disk.hold(&mut command);

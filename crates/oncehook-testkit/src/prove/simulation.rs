@@ -10,7 +10,6 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, HashMap};
 use std::fmt::Write as _;
-use std::net::IpAddr;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Waker};
@@ -18,13 +17,13 @@ use std::time::Duration;
 
 use oncehook::clock::Clock;
 use oncehook::delivery::{Cause, Failure, Fence, HandedEvent, RouteName, Settled, Settlement, Verdict};
-use oncehook::event::{EventId, NewEvent, NewEvents, SourceName};
+use oncehook::event::{NewEvent, NewEvents, SourceName};
 use oncehook::fastpath::FastPath;
 use oncehook::handler::Handler;
 use oncehook::journal::memory::MemoryJournal;
 use oncehook::journal::{
-    AppendError, BoxFuture, Deliveries as _, EventQuery, Journal, JournalReader as _, JournalState, Layer, Receipt,
-    SelfTestError, Ticket,
+    AppendError, BoxFuture, Deliveries as _, EventQuery, Journal, JournalReader as _, JournalState, KnownCopy, Layer,
+    Receipt, SelfTestError, Ticket,
 };
 use oncehook::retry::RetryPolicy;
 use oncehook::route::Route;
@@ -80,8 +79,8 @@ impl Journal for Gate {
         Ok(ticket)
     }
 
-    fn note_duplicate(&self, id: EventId, source: &SourceName, at: UnixMicros, peer: IpAddr, layer: Layer) -> bool {
-        self.journal.note_duplicate(id, source, at, peer, layer)
+    fn note_duplicates(&self, copies: &[KnownCopy<'_>]) -> bool {
+        self.journal.note_duplicates(copies)
     }
 
     fn state(&self) -> JournalState {

@@ -5,10 +5,9 @@
 //! Does not: check what a journal or Redis does. It only says the truth about what is committed.
 
 use std::collections::HashMap;
-use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use oncehook_verify::{EventKey, UnixMicros};
+use oncehook_verify::EventKey;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
@@ -160,10 +159,6 @@ impl Journal for Reach {
             None => Ok(events.iter().map(|event| world.append(event)).collect()),
             Some(error) => Err(error),
         }))
-    }
-
-    fn note_duplicate(&self, event: EventId, source: &SourceName, at: UnixMicros, peer: IpAddr, layer: Layer) -> bool {
-        self.note_duplicates(&[KnownCopy { event, source, at, peer, layer }])
     }
 
     fn note_duplicates(&self, copies: &[KnownCopy<'_>]) -> bool {

@@ -18,9 +18,10 @@ use std::time::Duration;
 use oncehook_verify::UnixMicros;
 use tokio::sync::watch;
 
-use super::{BoxFuture, ClockDoubt};
+use super::{BoxFuture, ClockDoubt, Misfit};
 use crate::delivery::{Claim, DeliveryId, FailedAttempt, Fence, RouteName, Settled, Settlement, Verdict};
 use crate::event::EventId;
+use crate::handler::SqlHandler;
 use crate::route::Route;
 
 /// What a worker and an operator ask of a journal.
@@ -123,6 +124,11 @@ pub trait Deliveries: Send + Sync + 'static {
     fn unsettled(&self, deliveries: Vec<DeliveryId>) -> BoxFuture<'_, Result<Vec<DeliveryId>, WorkError>> {
         // To be on the safe side: all of them.
         Box::pin(async { Ok(deliveries) })
+    }
+
+    /// The statements of a handler that would fail as the tables are now; none, as here, if the journal runs no statements.
+    fn rehearse(&self, _handler: Arc<SqlHandler>) -> BoxFuture<'_, Result<Vec<Misfit>, String>> {
+        Box::pin(async { Ok(Vec::new()) })
     }
 }
 
@@ -238,7 +244,6 @@ pub struct Order {
 
 impl Order {
     /// Whether the order is for that route's deliveries.
-    #[must_use]
     pub fn is_for(&self, route: &RouteName) -> bool {
         self.route.as_ref().is_none_or(|only| only == route)
     }
@@ -269,7 +274,6 @@ pub enum Verb {
 
 impl Verb {
     /// The word in the audit.
-    #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Retry => "retry",
@@ -283,7 +287,6 @@ impl Verb {
 
 impl Who {
     /// Whether a reason was given that says something.
-    #[must_use]
     pub fn has_reason(&self) -> bool {
         self.reason.as_ref().is_some_and(|reason| !reason.trim().is_empty())
     }
@@ -306,7 +309,6 @@ impl Ordered {
     }
 
     /// As the audit keeps it.
-    #[must_use]
     pub fn to_json(&self) -> String {
         let routes: Vec<&str> = self.routes.iter().map(RouteName::as_str).collect();
         serde_json::json!({ "routes": routes, "epoch": self.epoch }).to_string()
@@ -349,7 +351,6 @@ impl Pausable {
     }
 
     /// `source` or `route`, and the name.
-    #[must_use]
     pub fn parts(&self) -> (&'static str, &str) {
         match self {
             Self::Source(name) => ("source", name),
@@ -382,7 +383,6 @@ pub struct Pause {
 
 impl Pause {
     /// The word in the audit.
-    #[must_use]
     pub fn as_str(&self) -> &'static str {
         if self.paused { "pause" } else { "resume" }
     }

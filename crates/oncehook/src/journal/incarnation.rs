@@ -33,25 +33,21 @@ struct Latest {
 
 impl Incarnation {
     /// Of a journal that has one life only, and no name that other nodes would know it by.
-    #[must_use]
     pub const fn nameless() -> Self {
         Self { era: AtomicU64::new(1), latest: RwLock::new(Latest { era: 1, name: None }) }
     }
 
     /// Of a journal whose life is known by a name.
-    #[must_use]
     pub fn named(name: &str) -> Self {
         Self { era: AtomicU64::new(1), latest: RwLock::new(Latest { era: 1, name: Some(name.into()) }) }
     }
 
     /// The present era; `None` while it is in doubt.
-    #[must_use]
     pub fn era(&self) -> Option<Era> {
         Some(self.era.load(Ordering::Acquire)).filter(|era| *era != 0).map(Era)
     }
 
     /// The present era and the name that all nodes know it by; `None` while it is in doubt, and for one without a name.
-    #[must_use]
     pub fn name(&self) -> Option<(Era, Arc<str>)> {
         let latest = self.latest.read().unwrap_or_else(PoisonError::into_inner);
         let name = latest.name.clone()?;

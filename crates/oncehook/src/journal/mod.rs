@@ -70,29 +70,17 @@ pub struct Misfit {
     pub reason: String,
 }
 
-/// What the append decided about one event.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Verdict {
-    /// First of its key: stored, and on its way to its handlers.
-    New,
-    /// First of its key: stored, but held until an operator releases it.
-    Quarantined,
-    /// The key is known and the body is the same.
-    Duplicate,
-    /// The key is known and the body differs. The first event goes on untouched; this body was kept beside it.
-    Conflict,
-}
-
-impl Verdict {
-    /// The word that the sender is answered.
-    #[must_use]
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::New => "accepted",
-            Self::Quarantined => "quarantined",
-            Self::Duplicate => "duplicate",
-            Self::Conflict => "conflict",
-        }
+words! {
+    /// What the append decided about one event, and the word that the sender is answered.
+    pub enum Verdict {
+        /// First of its key: stored, and on its way to its handlers.
+        New = "accepted",
+        /// First of its key: stored, but held until an operator releases it.
+        Quarantined = "quarantined",
+        /// The key is known and the body is the same.
+        Duplicate = "duplicate",
+        /// The key is known and the body differs. The first event goes on untouched; this body was kept beside it.
+        Conflict = "conflict",
     }
 }
 
@@ -107,26 +95,15 @@ pub struct Appended {
     pub expires_at: UnixMicros,
 }
 
-/// Where a duplicate was recognised.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Layer {
-    /// In the journal itself.
-    Journal,
-    /// In this process, by what a receipt of the journal had said before.
-    Memory,
-    /// In Redis, by what a receipt of the journal had said to some node before.
-    Redis,
-}
-
-impl Layer {
-    /// The word used in metrics.
-    #[must_use]
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Journal => "journal",
-            Self::Memory => "memory",
-            Self::Redis => "redis",
-        }
+words! {
+    /// Where a duplicate was recognised, and the word in metrics.
+    pub enum Layer {
+        /// In the journal itself.
+        Journal = "journal",
+        /// In this process, by what a receipt of the journal had said before.
+        Memory = "memory",
+        /// In Redis, by what a receipt of the journal had said to some node before.
+        Redis = "redis",
     }
 }
 
@@ -169,26 +146,15 @@ pub enum AppendError {
 /// it was submitted, so a sender that hangs up can neither lose nor half-store an event.
 pub type Ticket = oneshot::Receiver<Result<Receipt, AppendError>>;
 
-/// Which crashes an acknowledged event survives.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Durability {
-    /// Nothing: the data is in this process' memory. Tests only.
-    None,
-    /// A crash of the process, but not of the machine (a memory file system).
-    ProcessCrashOnly,
-    /// A crash of the machine and power loss: synced to this machine's disk.
-    DurableFsync,
-}
-
-impl Durability {
-    /// The word used in `/readyz`, logs and metrics.
-    #[must_use]
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::None => "none",
-            Self::ProcessCrashOnly => "process-crash-only",
-            Self::DurableFsync => "durable-fsync",
-        }
+words! {
+    /// Which crashes an acknowledged event survives, and the word in `/readyz`, logs and metrics.
+    pub enum Durability {
+        /// Nothing: the data is in this process' memory. Tests only.
+        None = "none",
+        /// A crash of the process, but not of the machine (a memory file system).
+        ProcessCrashOnly = "process-crash-only",
+        /// A crash of the machine and power loss: synced to this machine's disk.
+        DurableFsync = "durable-fsync",
     }
 }
 
@@ -232,14 +198,14 @@ pub trait Journal: Send + Sync + 'static {
     /// `Err` means that nothing was taken over.
     fn submit(&self, events: NewEvents) -> Result<Ticket, AppendError>;
 
-    /// Counts a duplicate that was recognised before it reached the journal: further deliveries of an event whose receipt
-    /// the caller has seen. `false`: there is no room to count it now, and it has to be appended like any other.
-    fn note_duplicate(&self, event: EventId, source: &SourceName, at: UnixMicros, peer: IpAddr, layer: Layer) -> bool;
+    /// Counts the duplicates of one request that were recognised before they reached the journal: further deliveries of events
+    /// whose receipts the caller has seen. All of them, or none. `false`: there is no room to count them now, and they have to
+    /// be appended like any others.
+    fn note_duplicates(&self, copies: &[KnownCopy<'_>]) -> bool;
 
-    /// Counts the duplicates of one request: all of them, or none if there is no room now. Journals whose counts have no bound
-    /// count them one by one, as here.
-    fn note_duplicates(&self, copies: &[KnownCopy<'_>]) -> bool {
-        copies.iter().all(|copy| self.note_duplicate(copy.event, copy.source, copy.at, copy.peer, copy.layer))
+    /// Counts one duplicate.
+    fn note_duplicate(&self, event: EventId, source: &SourceName, at: UnixMicros, peer: IpAddr, layer: Layer) -> bool {
+        self.note_duplicates(&[KnownCopy { event, source, at, peer, layer }])
     }
 
     /// Remembers what else events are called, for as long as the events are kept. To say it again changes nothing. A journal

@@ -11,8 +11,8 @@ use std::sync::Arc;
 use oncehook_verify::Secret;
 
 #[cfg(any(feature = "postgres", feature = "mysql"))]
-use super::server;
-use super::{BoxFuture, Deliveries, Journal, JournalReader, Misfit, ReadError};
+use super::server::{self, rehearse::checked_url, rehearse::refusal, rehearse::shown_url};
+use super::{Deliveries, Journal, JournalReader, Misfit, ReadError};
 use crate::clock::Clock;
 use crate::handler::{Dialect, Guarded, SqlHandler};
 
@@ -58,41 +58,6 @@ pub struct Opened {
     pub deliveries: Arc<dyn Deliveries>,
     /// For people.
     pub reader: Arc<dyn JournalReader>,
-    statements: Option<Arc<dyn Rehearses>>,
-}
-
-/// An open journal that can try out statements.
-trait Rehearses: Send + Sync {
-    fn rehearse<'a>(&'a self, handler: &'a Arc<SqlHandler>) -> BoxFuture<'a, Result<Vec<Misfit>, String>>;
-}
-
-#[cfg(feature = "sqlite")]
-impl Rehearses for SqliteJournal {
-    fn rehearse<'a>(&'a self, handler: &'a Arc<SqlHandler>) -> BoxFuture<'a, Result<Vec<Misfit>, String>> {
-        Box::pin(async move { self.rehearse(Arc::clone(handler)).await.map_err(|error| error.to_string()) })
-    }
-}
-
-#[cfg(any(feature = "postgres", feature = "mysql"))]
-impl<E: server::user_sql::UserSql> Rehearses for server::ServerJournal<E> {
-    fn rehearse<'a>(&'a self, handler: &'a Arc<SqlHandler>) -> BoxFuture<'a, Result<Vec<Misfit>, String>> {
-        Box::pin(async move { self.rehearse(handler).await.map_err(|error| error.to_string()) })
-    }
-}
-
-impl Opened {
-    fn with_statements<J: Journal + Deliveries + JournalReader + Rehearses>(journal: J) -> Self {
-        let journal = Arc::new(journal);
-        Self { statements: Some(journal.clone()), ..journal.into() }
-    }
-
-    /// The statements of a handler that would fail as the tables are now; none, if the journal runs no statements.
-    pub async fn rehearse(&self, handler: &Arc<SqlHandler>) -> Result<Vec<Misfit>, String> {
-        match &self.statements {
-            Some(journal) => journal.rehearse(handler).await,
-            None => Ok(Vec::new()),
-        }
-    }
 }
 
 impl std::fmt::Debug for Opened {
@@ -103,7 +68,7 @@ impl std::fmt::Debug for Opened {
 
 impl<J: Journal + Deliveries + JournalReader> From<Arc<J>> for Opened {
     fn from(journal: Arc<J>) -> Self {
-        Self { journal: journal.clone(), deliveries: journal.clone(), reader: journal, statements: None }
+        Self { journal: journal.clone(), deliveries: journal.clone(), reader: journal }
     }
 }
 
@@ -125,7 +90,6 @@ pub enum OpenError {
 
 impl OpenError {
     /// Whether the server cannot be reached, or cannot serve yet. Later it may.
-    #[must_use]
     pub fn is_away(&self) -> bool {
         match self {
             #[cfg(any(feature = "postgres", feature = "mysql"))]
@@ -147,15 +111,9 @@ impl Location {
             #[cfg(feature = "sqlite")]
             Some(("sqlite", path)) => Ok(Self::file(path)),
             #[cfg(feature = "postgres")]
-            Some(("postgres" | "postgresql", _)) => {
-                server::rehearse::check_url::<Postgres>(url)?;
-                Ok(Self(Kind::Postgres(Secret::new(url).map_err(|error| error.to_string())?)))
-            }
+            Some(("postgres" | "postgresql", _)) => checked_url::<Postgres>(url).map(Kind::Postgres).map(Self),
             #[cfg(feature = "mysql")]
-            Some(("mysql" | "mariadb", _)) => {
-                server::rehearse::check_url::<Mysql>(url)?;
-                Ok(Self(Kind::Mysql(Secret::new(url).map_err(|error| error.to_string())?)))
-            }
+            Some(("mysql" | "mariadb", _)) => checked_url::<Mysql>(url).map(Kind::Mysql).map(Self),
             _ => Err("this is not a journal; write sqlite://PATH, postgres://USER@HOST/DATABASE or \
                       mysql://USER@HOST/DATABASE"
                 .to_owned()),
@@ -164,13 +122,11 @@ impl Location {
 
     /// A file.
     #[cfg(feature = "sqlite")]
-    #[must_use]
     pub fn file(path: impl Into<PathBuf>) -> Self {
         Self(Kind::Sqlite(path.into()))
     }
 
     /// The file, if it is one. One process alone can use a file.
-    #[must_use]
     pub fn path(&self) -> Option<&Path> {
         match &self.0 {
             #[cfg(feature = "sqlite")]
@@ -181,7 +137,6 @@ impl Location {
     }
 
     /// The URL of its server. It may hold a password.
-    #[must_use]
     pub fn url(&self) -> Option<&str> {
         match &self.0 {
             #[cfg(feature = "sqlite")]
@@ -194,7 +149,6 @@ impl Location {
     }
 
     /// How its engine writes parameters.
-    #[must_use]
     pub fn dialect(&self) -> Dialect {
         match &self.0 {
             #[cfg(feature = "sqlite")]
@@ -207,15 +161,14 @@ impl Location {
     }
 
     /// Where it is, for people: without what is secret.
-    #[must_use]
     pub fn shown(&self) -> String {
         match &self.0 {
             #[cfg(feature = "sqlite")]
             Kind::Sqlite(path) => path.display().to_string(),
             #[cfg(feature = "postgres")]
-            Kind::Postgres(url) => server::rehearse::shown_url::<Postgres>(url.reveal()),
+            Kind::Postgres(url) => shown_url::<Postgres>(url.reveal()),
             #[cfg(feature = "mysql")]
-            Kind::Mysql(url) => server::rehearse::shown_url::<Mysql>(url.reveal()),
+            Kind::Mysql(url) => shown_url::<Mysql>(url.reveal()),
         }
     }
 
@@ -228,17 +181,17 @@ impl Location {
             Kind::Sqlite(path) => {
                 let mut options = SqliteOptions { clock, accept_lost_log, ..SqliteOptions::new(path) };
                 options.ledger_generation = ledger_generation.unwrap_or(options.ledger_generation);
-                Opened::with_statements(SqliteJournal::open(&options)?)
+                Arc::new(SqliteJournal::open(&options)?).into()
             }
             #[cfg(feature = "postgres")]
             Kind::Postgres(url) => {
                 let options = server::ServerOptions { clock, ..server::ServerOptions::new(url.reveal()) };
-                Opened::with_statements(PostgresJournal::open(&options).await?)
+                Arc::new(PostgresJournal::open(&options).await?).into()
             }
             #[cfg(feature = "mysql")]
             Kind::Mysql(url) => {
                 let options = server::ServerOptions { clock, ..server::ServerOptions::new(url.reveal()) };
-                Opened::with_statements(MysqlJournal::open(&options).await?)
+                Arc::new(MysqlJournal::open(&options).await?).into()
             }
         })
     }
@@ -302,13 +255,12 @@ pub fn external(url: &str) -> Result<(Arc<dyn Guarded>, Dialect), String> {
 }
 
 /// Why a statement of a handler may never run on an engine, whatever the tables are.
-#[must_use]
 pub fn forbidden(handler: &SqlHandler, dialect: Dialect) -> Option<String> {
     match dialect {
         #[cfg(feature = "postgres")]
-        Dialect::Postgres => server::rehearse::forbidden::<Postgres>(handler),
+        Dialect::Postgres => refusal::<Postgres>(handler),
         #[cfg(feature = "mysql")]
-        Dialect::Mysql => server::rehearse::forbidden::<Mysql>(handler),
+        Dialect::Mysql => refusal::<Mysql>(handler),
         _ => None,
     }
 }

@@ -167,7 +167,6 @@ pub struct Delivery {
 
 impl Delivery {
     /// What it waits for, if it waits for others, and since when.
-    #[must_use]
     pub fn waits_for(&self) -> Option<(&'static str, UnixMicros)> {
         match DeliveryState::parse(&self.state)? {
             DeliveryState::Parked => self.parked_at.map(|since| ("prerequisite", since)),
@@ -280,28 +279,19 @@ pub struct StoredBody {
     pub body: Bytes,
 }
 
-/// What is odd about an event.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Flag {
-    /// Another body came under the same key.
-    Conflict,
-    /// The same body was seen before under another key that the signature does not cover.
-    SuspectedReplay,
-    /// Held until an operator releases it.
-    Quarantined,
+words! {
+    /// What is odd about an event.
+    pub enum Flag {
+        /// Another body came under the same key.
+        Conflict = "conflict",
+        /// The same body was seen before under another key that the signature does not cover.
+        SuspectedReplay = "suspected_replay",
+        /// Held until an operator releases it.
+        Quarantined = "quarantined",
+    }
 }
 
 impl Flag {
-    /// The word in JSON and in the journal.
-    #[must_use]
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Conflict => "conflict",
-            Self::SuspectedReplay => "suspected_replay",
-            Self::Quarantined => "quarantined",
-        }
-    }
-
     /// The flags of an event, as the engines read them: words separated by commas, each with its reason behind a colon if it
     /// has one. With them why the event is held, if it is.
     pub(super) fn parse_list(text: Option<&str>) -> (Vec<Self>, Option<Quarantine>) {
@@ -314,75 +304,31 @@ impl Flag {
         flags.sort_unstable();
         (flags, quarantine)
     }
-
-    /// The flag of that word.
-    #[must_use]
-    pub fn parse(word: &str) -> Option<Self> {
-        [Self::Conflict, Self::SuspectedReplay, Self::Quarantined].into_iter().find(|flag| flag.as_str() == word)
-    }
 }
 
-/// Where an event stands, derived: quarantined, else unrouted (no delivery), else the worst of its deliveries.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum EventStatus {
-    /// Held until released.
-    Quarantined,
-    /// No route wanted it; it is kept.
-    Unrouted,
-    /// A delivery failed for good.
-    Dead,
-    /// A delivery waits for a prerequisite.
-    Parked,
-    /// A delivery failed and will be tried again.
-    Retrying,
-    /// A delivery is being handled.
-    Running,
-    /// A delivery is due.
-    Ready,
-    /// A newer event made it moot.
-    Superseded,
-    /// An operator skipped it.
-    Skipped,
-    /// All deliveries took effect.
-    Succeeded,
-}
-
-impl EventStatus {
-    /// Every status, the worst delivery state first.
-    pub const ALL: [Self; 10] = [
-        Self::Quarantined,
-        Self::Unrouted,
-        Self::Dead,
-        Self::Parked,
-        Self::Retrying,
-        Self::Running,
-        Self::Ready,
-        Self::Superseded,
-        Self::Skipped,
-        Self::Succeeded,
-    ];
-
-    /// The word in JSON.
-    #[must_use]
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Quarantined => "quarantined",
-            Self::Unrouted => "unrouted",
-            Self::Dead => "dead",
-            Self::Parked => "parked",
-            Self::Retrying => "retrying",
-            Self::Running => "running",
-            Self::Ready => "ready",
-            Self::Superseded => "superseded",
-            Self::Skipped => "skipped",
-            Self::Succeeded => "succeeded",
-        }
-    }
-
-    /// The status of that word.
-    #[must_use]
-    pub fn parse(word: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|status| status.as_str() == word)
+words! {
+    /// Where an event stands, derived: quarantined, else unrouted (no delivery), else the worst of its deliveries.
+    pub enum EventStatus {
+        /// Held until released.
+        Quarantined = "quarantined",
+        /// No route wanted it; it is kept.
+        Unrouted = "unrouted",
+        /// A delivery failed for good.
+        Dead = "dead",
+        /// A delivery waits for a prerequisite.
+        Parked = "parked",
+        /// A delivery failed and will be tried again.
+        Retrying = "retrying",
+        /// A delivery is being handled.
+        Running = "running",
+        /// A delivery is due.
+        Ready = "ready",
+        /// A newer event made it moot.
+        Superseded = "superseded",
+        /// An operator skipped it.
+        Skipped = "skipped",
+        /// All deliveries took effect.
+        Succeeded = "succeeded",
     }
 }
 
@@ -444,7 +390,7 @@ mod tests {
 
     #[test]
     fn every_state_of_a_delivery_is_a_status_of_that_name() {
-        for state in DeliveryState::WORST_FIRST {
+        for state in DeliveryState::ALL {
             assert_eq!(EventStatus::from(state).as_str(), state.as_str());
         }
     }

@@ -1,25 +1,23 @@
 //! The intake in front of a journal that the test can take away: what is accepted is kept, in order, and applied once.
 
 use std::collections::HashMap;
-use std::net::IpAddr;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use oncehook::event::{EventId, NewEvent, NewEvents, SourceName};
+use oncehook::event::{EventId, NewEvent, NewEvents};
 use oncehook::fastpath::FastPath;
 use oncehook::intake::{Intake, Refused, Spool, SpoolError, SpoolOptions, Taken};
 use oncehook::journal::memory::MemoryJournal;
 use oncehook::journal::sqlite::{OpenError, SqliteJournal, SqliteOptions};
 use oncehook::journal::{
-    Alias, AppendError, BoxFuture, EventQuery, Journal, JournalReader, JournalState, Layer, Receipt, SelfTestError,
+    Alias, AppendError, BoxFuture, EventQuery, Journal, JournalReader, JournalState, KnownCopy, Receipt, SelfTestError,
     Ticket, Verdict, WorkError,
 };
 use oncehook::observe::Metrics;
 use oncehook_testkit::journal::event;
 use oncehook_testkit::random::Random;
-use oncehook_verify::UnixMicros;
 use tokio::sync::{oneshot, watch};
 
 /// What the journal does with an append.
@@ -95,8 +93,8 @@ impl<J: Journal> Journal for Moody<J> {
         Ok(ticket)
     }
 
-    fn note_duplicate(&self, event: EventId, source: &SourceName, at: UnixMicros, peer: IpAddr, layer: Layer) -> bool {
-        self.inner.note_duplicate(event, source, at, peer, layer)
+    fn note_duplicates(&self, copies: &[KnownCopy<'_>]) -> bool {
+        self.inner.note_duplicates(copies)
     }
 
     fn keep_aliases(&self, aliases: Vec<Alias>) -> BoxFuture<'_, Result<(), WorkError>> {

@@ -277,7 +277,7 @@ fn r13_r24_r29_r30_order_and_machines_are_read() {
     assert!(ordering.by_entity && ordering.newer_only);
     assert_eq!(ordering.on_dead, oncehook::ordering::OnDead::Continue);
     assert_eq!(ordering.parking.longest.as_secs(), 7_200);
-    assert_eq!(ordering.machine.as_ref().unwrap().name(), "payout");
+    assert_eq!(ordering.machine.as_ref().unwrap().name, "payout");
     assert_eq!(config.machines.len(), 1);
     assert!(config.routes.look_at_entities(&route.source));
 

@@ -19,7 +19,7 @@ use super::tally::remember;
 use super::{
     Alias, AppendError, Appended, AuditEntry, BoxFuture, CONFLICTS_KEPT, ClockMemory, Conflict, DuplicateSeen,
     Durability, EventDetail, EventPage, EventQuery, EventStatus, EventSummary, Flag, Journal, JournalReader,
-    JournalState, Layer, ORDERS_SHOWN, Paused, ReadError, Receipt, RecentKey, SelfTestError, SourceCounts, Stats,
+    JournalState, KnownCopy, ORDERS_SHOWN, Paused, ReadError, Receipt, RecentKey, SelfTestError, SourceCounts, Stats,
     StoredBody, Ticket, Verdict, WorkError,
 };
 use crate::clock::Clock;
@@ -76,13 +76,11 @@ impl Default for MemoryJournal {
 
 impl MemoryJournal {
     /// An empty journal on the machine's clock.
-    #[must_use]
     pub fn new() -> Self {
         Self::with_clock(Clock::system())
     }
 
     /// An empty journal on that clock.
-    #[must_use]
     pub fn with_clock(clock: Clock) -> Self {
         Self { clock, changes: watch::Sender::new(0), state: Mutex::default() }
     }
@@ -201,9 +199,8 @@ impl Stored {
         if self.is_held() {
             return EventStatus::Quarantined;
         }
-        let worst = DeliveryState::WORST_FIRST
-            .into_iter()
-            .find(|state| self.deliveries.values().any(|record| record.state == *state));
+        let worst =
+            DeliveryState::ALL.into_iter().find(|state| self.deliveries.values().any(|record| record.state == *state));
         worst.map_or(EventStatus::Unrouted, EventStatus::from)
     }
 
@@ -256,14 +253,15 @@ impl Journal for MemoryJournal {
         Ok(ticket)
     }
 
-    fn note_duplicate(&self, event: EventId, source: &SourceName, at: UnixMicros, peer: IpAddr, _: Layer) -> bool {
-        let mut state = self.lock();
-        let Some(first) = state.events.get_mut(&event) else { return false };
-        first.note_duplicate(at, peer);
-        if let Some(counts) = state.counts.get_mut(source.as_str()) {
-            counts.duplicates += 1;
-        }
-        true
+    fn note_duplicates(&self, copies: &[KnownCopy<'_>]) -> bool {
+        let state = &mut *self.lock();
+        copies.iter().all(|copy| {
+            let Some(first) = state.events.get_mut(&copy.event) else { return false };
+            first.note_duplicate(copy.at, copy.peer);
+            let counts = state.counts.get_mut(copy.source.as_str());
+            counts.into_iter().for_each(|counts| counts.duplicates += 1);
+            true
+        })
     }
 
     fn keep_aliases(&self, aliases: Vec<Alias>) -> BoxFuture<'_, Result<(), WorkError>> {

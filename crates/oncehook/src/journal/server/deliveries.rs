@@ -25,7 +25,7 @@ use crate::handler::{Handler, SqlHandler};
 use crate::journal::decide::outcome::Held;
 use crate::journal::sql;
 use crate::journal::{
-    Backlog, BoxFuture, Deliveries, Forgotten, Order, OrderError, Ordered, Pausable, Pause, Paused, Progress,
+    Backlog, BoxFuture, Deliveries, Forgotten, Misfit, Order, OrderError, Ordered, Pausable, Pause, Paused, Progress,
     Retention, Who, WorkError,
 };
 use crate::ordering::NO_TIME;
@@ -231,6 +231,10 @@ impl<E: Delivers + Reads> Deliveries for ServerJournal<E> {
                 row.ok_or_else(|| EngineError::other("the journal does not know when it was made"))?.int(0)
             })
         })
+    }
+
+    fn rehearse(&self, handler: Arc<SqlHandler>) -> BoxFuture<'_, Result<Vec<Misfit>, String>> {
+        Box::pin(async move { self.try_out(&handler).await.map_err(|error| error.to_string()) })
     }
 
     fn unsettled(&self, deliveries: Vec<DeliveryId>) -> BoxFuture<'_, Result<Vec<DeliveryId>, WorkError>> {

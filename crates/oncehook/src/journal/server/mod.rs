@@ -37,21 +37,19 @@ pub(in crate::journal) mod work;
 
 use std::collections::HashSet;
 use std::hash::{BuildHasher, RandomState};
-use std::net::IpAddr;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use oncehook_verify::UnixMicros;
 use tokio::sync::{mpsc, oneshot, watch};
 
 use super::{
-    Alias, AppendError, BoxFuture, Durability, Incarnation, Journal, JournalState, KnownCopy, Layer, SelfTestError,
-    Ticket, WorkError,
+    Alias, AppendError, BoxFuture, Durability, Incarnation, Journal, JournalState, KnownCopy, SelfTestError, Ticket,
+    WorkError,
 };
 use crate::clock::Clock;
 use crate::delivery::RouteName;
-use crate::event::{EventId, NewEvents, SourceName};
+use crate::event::NewEvents;
 use crate::journal::sql::story::Tells;
 use crate::journal::sql::{aliases, forget};
 pub(in crate::journal) use crate::journal::sql::{error, value};
@@ -290,10 +288,6 @@ impl<E: Appends> Journal for ServerJournal<E> {
             }
         })?;
         Ok(ticket)
-    }
-
-    fn note_duplicate(&self, event: EventId, source: &SourceName, at: UnixMicros, peer: IpAddr, layer: Layer) -> bool {
-        self.note_duplicates(&[KnownCopy { event, source, at, peer, layer }])
     }
 
     fn note_duplicates(&self, copies: &[KnownCopy<'_>]) -> bool {

@@ -6,6 +6,8 @@
 
 use std::time::Duration;
 
+use oncehook_verify::Secret;
+
 use super::engine::{Engine, Purpose, Session};
 use super::error::EngineError;
 use super::user_sql::{Trouble, UserSql};
@@ -17,7 +19,7 @@ use crate::journal::{Misfit, WorkError};
 #[expect(private_bounds, reason = "engines are this crate's own")]
 impl<E: UserSql> ServerJournal<E> {
     /// The statements of a handler that would fail as the tables are now.
-    pub async fn rehearse(&self, handler: &SqlHandler) -> Result<Vec<Misfit>, WorkError> {
+    pub(super) async fn try_out(&self, handler: &SqlHandler) -> Result<Vec<Misfit>, WorkError> {
         let mut session = self.workers.take().await.map_err(unavailable)?;
         let misfits = rehearse::<E>(&mut session, handler).await.map_err(unavailable)?;
         session.keep();
@@ -39,13 +41,14 @@ impl<E: UserSql> ServerJournal<E> {
 }
 
 /// Why a statement may never run on this engine, whatever the tables are.
-pub(in crate::journal) fn forbidden<E: UserSql>(handler: &SqlHandler) -> Option<String> {
+pub(in crate::journal) fn refusal<E: UserSql>(handler: &SqlHandler) -> Option<String> {
     handler.statements().iter().find_map(|statement| E::refusal(statement.text()))
 }
 
-/// Whether a text can be used as the URL of a database. The error does not repeat it.
-pub(in crate::journal) fn check_url<E: Engine>(url: &str) -> Result<(), String> {
-    E::new(url, Duration::from_secs(1)).map(|_| ()).map_err(|error| error.to_string())
+/// A text that can be used as the URL of a database. The error does not repeat it.
+pub(in crate::journal) fn checked_url<E: Engine>(url: &str) -> Result<Secret, String> {
+    E::new(url, Duration::from_secs(1)).map_err(|error| error.to_string())?;
+    Secret::new(url).map_err(|error| error.to_string())
 }
 
 /// The hosts and the database that a URL leads to, without what is secret.

@@ -20,11 +20,11 @@ use super::statements::{self, Statements};
 use super::writer::WriterContext;
 use super::{SqliteJournal, apply, forget};
 use crate::delivery::{Claim, DeliveryId, Fence, RouteName, Settled, Settlement, Verdict};
-use crate::handler::Handler;
+use crate::handler::{Handler, SqlHandler};
 use crate::journal::decide::outcome::Held;
 use crate::journal::sql::{self, operate, story};
 use crate::journal::{
-    Backlog, BoxFuture, Deliveries, Forgotten, Order, OrderError, Ordered, Pausable, Pause, Paused, Progress,
+    Backlog, BoxFuture, Deliveries, Forgotten, Misfit, Order, OrderError, Ordered, Pausable, Pause, Paused, Progress,
     Retention, Who, WorkError,
 };
 use crate::ordering::{Company, PEEK};
@@ -275,6 +275,11 @@ impl Deliveries for SqliteJournal {
 
     fn mark(&self) -> BoxFuture<'_, Result<i64, WorkError>> {
         self.work(|connection, _| queue::mark(connection))
+    }
+
+    fn rehearse(&self, handler: Arc<SqlHandler>) -> BoxFuture<'_, Result<Vec<Misfit>, String>> {
+        let misfits = self.read(move |readers| Self::rehearse_in(readers.path(), &handler));
+        Box::pin(async { misfits.await.map_err(|error| error.to_string()) })
     }
 
     fn unsettled(&self, deliveries: Vec<DeliveryId>) -> BoxFuture<'_, Result<Vec<DeliveryId>, WorkError>> {

@@ -48,23 +48,21 @@ mod syncer;
 mod user_sql;
 pub(crate) mod writer;
 
-use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
 
-use oncehook_verify::UnixMicros;
 use rusqlite::Connection;
 use tokio::sync::{Semaphore, watch};
 
 use super::sql::aliases;
 use super::tally::Tally;
 use super::{
-    Alias, AppendError, BoxFuture, Durability, Incarnation, Journal, JournalState, KnownCopy, Layer, ReadError,
-    SelfTestError, Ticket, WorkError,
+    Alias, AppendError, BoxFuture, Durability, Incarnation, Journal, JournalState, KnownCopy, ReadError, SelfTestError,
+    Ticket, WorkError,
 };
 use crate::clock::Clock;
-use crate::event::{EventId, NewEvents, SourceName};
+use crate::event::NewEvents;
 use crate::retry::Chance;
 use crate::route::KnownLines;
 use answered::Found;
@@ -92,7 +90,6 @@ pub struct SqliteOptions {
 
 impl SqliteOptions {
     /// The usual set-up for a file.
-    #[must_use]
     pub fn new(path: impl Into<PathBuf>) -> Self {
         Self {
             path: path.into(),
@@ -332,10 +329,6 @@ fn drawn() -> Incarnation {
 impl Journal for SqliteJournal {
     fn submit(&self, events: NewEvents) -> Result<Ticket, AppendError> {
         self.queue.submit(events)
-    }
-
-    fn note_duplicate(&self, event: EventId, source: &SourceName, at: UnixMicros, peer: IpAddr, layer: Layer) -> bool {
-        self.note_duplicates(&[KnownCopy { event, source, at, peer, layer }])
     }
 
     fn note_duplicates(&self, copies: &[KnownCopy<'_>]) -> bool {

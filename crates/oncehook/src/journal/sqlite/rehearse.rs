@@ -7,7 +7,6 @@
 //! Does not: refuse anything. The table may come later, and then the statements run.
 
 use std::path::Path;
-use std::sync::Arc;
 use std::time::Duration;
 
 use rusqlite::ErrorCode;
@@ -20,12 +19,7 @@ use crate::journal::{Misfit, ReadError};
 const PATIENCE: Duration = Duration::from_secs(1);
 
 impl SqliteJournal {
-    /// The statements of a handler that would fail as things are.
-    pub async fn rehearse(&self, handler: Arc<SqlHandler>) -> Result<Vec<Misfit>, ReadError> {
-        self.read(move |readers| Self::rehearse_in(readers.path(), &handler)).await
-    }
-
-    /// The same without opening the journal, for a file that is there. Blocking.
+    /// The statements of a handler that would fail as things are, in a file that is there. Blocking.
     pub fn rehearse_in(path: &Path, handler: &SqlHandler) -> Result<Vec<Misfit>, ReadError> {
         let engine = |error: rusqlite::Error| ReadError::Engine(error.to_string());
         let mut connection = connection::open_reader(path).map_err(engine)?;
