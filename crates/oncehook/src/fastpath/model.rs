@@ -28,8 +28,7 @@ pub(super) struct World {
     pub(super) committed: HashMap<EventKey, (EventId, [u8; 32])>,
     pub(super) store: HashMap<Vec<u8>, Vec<u8>>,
     /// The two as they were at some time before.
-    old_committed: HashMap<EventKey, (EventId, [u8; 32])>,
-    old_store: HashMap<Vec<u8>, Vec<u8>>,
+    old: (HashMap<EventKey, (EventId, [u8; 32])>, HashMap<Vec<u8>, Vec<u8>>),
     ids: u128,
     /// Which life the database is in.
     life: u32,
@@ -74,22 +73,18 @@ impl World {
     }
 
     pub(super) fn back_up(&mut self) {
-        (self.old_committed, self.old_store) = (self.committed.clone(), self.store.clone());
+        self.old = (self.committed.clone(), self.store.clone());
     }
 
     /// The database goes back to its backup: another life.
     pub(super) fn restore(&mut self) {
-        self.committed = self.old_committed.clone();
+        self.committed = self.old.0.clone();
         self.life += 1;
     }
 
     /// Redis goes back to a replica that was behind.
     pub(super) fn fail_over(&mut self) {
-        self.store = self.old_store.clone();
-    }
-
-    fn life_name(&self) -> String {
-        format!("life-{}", self.life)
+        self.store = self.old.1.clone();
     }
 }
 
@@ -268,7 +263,7 @@ impl Node {
     }
 
     fn new(node: usize, scene: &Scene, path: impl FnOnce(&Arc<Reach>) -> FastPath) -> Self {
-        let incarnation = Incarnation::named(&scene.lock().life_name());
+        let incarnation = Incarnation::named(&scene.lock().life.to_string());
         let reach = Arc::new(Reach { node, scene: scene.clone(), incarnation });
         Self { path: Arc::new(path(&reach)), reach, running: None, requests: Vec::new() }
     }
@@ -283,17 +278,13 @@ impl Node {
         self.requests.push((event, answer));
     }
 
-    pub(super) fn is_connected(&self) -> bool {
-        self.reach.incarnation.era().is_some()
-    }
-
-    pub(super) fn lose_journal(&self) {
-        self.reach.incarnation.doubt();
+    pub(super) fn incarnation(&self) -> &Incarnation {
+        &self.reach.incarnation
     }
 
     /// Finds the database again, in the life that it is in.
     pub(super) fn connect(&self) {
-        self.reach.incarnation.confirm(&self.reach.scene.lock().life_name());
+        self.reach.incarnation.confirm(&self.reach.scene.lock().life.to_string());
     }
 
     pub(super) fn crash(&mut self) {
