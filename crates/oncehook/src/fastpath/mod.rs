@@ -177,16 +177,16 @@ impl FastPath {
                     }
                     break Some(leader);
                 }
-                Boarding::Follows(landing) => match landing.await {
-                    Ok(landed) => match landed?.and_then(|fact| duplicates(journal, &events, &[fact], Layer::Memory)) {
+                Boarding::Follows(landing) => {
+                    // The leader's sender hung up, or waited too long for a slow journal. One of those who followed leads now,
+                    // and the others follow it: a slow journal is not asked by all of them at once.
+                    let Ok(landed) = landing.await else { continue };
+                    match landed?.and_then(|fact| duplicates(journal, &events, &[fact], Layer::Memory)) {
                         Some(settled) => return Ok(settled),
                         // The journal has to count the copy.
                         None => break None,
-                    },
-                    // The leader's sender hung up, or waited too long for a slow journal. One of those who followed leads now,
-                    // and the others follow it: a slow journal is not asked by all of them at once.
-                    Err(_) => {}
-                },
+                    }
+                }
             }
         };
         self.ask(journal, events, leader).await

@@ -22,13 +22,16 @@ use crate::journal::{
     Stats, StoredBody, Ticket,
 };
 
+type Committed = HashMap<EventKey, (EventId, [u8; 32])>;
+type Stored = HashMap<Vec<u8>, Vec<u8>>;
+
 #[derive(Default)]
 pub(super) struct World {
     /// The first event of each key, and its digest.
-    pub(super) committed: HashMap<EventKey, (EventId, [u8; 32])>,
-    pub(super) store: HashMap<Vec<u8>, Vec<u8>>,
+    pub(super) committed: Committed,
+    pub(super) store: Stored,
     /// The two as they were at some time before.
-    old: (HashMap<EventKey, (EventId, [u8; 32])>, HashMap<Vec<u8>, Vec<u8>>),
+    old: (Committed, Stored),
     ids: u128,
     /// Which life the database is in.
     life: u32,
