@@ -16,7 +16,7 @@ use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, header
 use http_body_util::{BodyExt, Full};
 use hyper::body::{Body, Incoming};
 use oncehook::event::{NewEvent, NewEvents};
-use oncehook::fastpath::Settled;
+use oncehook::fastpath::{NotStored, Settled};
 use oncehook::intake::{Refused, SpoolError, Taken};
 use oncehook::journal::{AppendError, Layer, Receipt, Verdict};
 use oncehook_verify::{Ack, Action, Identified, Item, KeyRequest, Quarantine, Rejection, Reply, Secret, UnixMicros};
@@ -507,8 +507,8 @@ async fn store(gate: &Gate, source: &Source, events: NewEvents) -> Result<Taken,
 
 fn refusal(refused: &Refused) -> &'static str {
     match refused {
-        Refused::Journal(error) => reason(error),
-        Refused::Slow => "journal_slow",
+        Refused::Journal(NotStored::Refused(error)) => reason(error),
+        Refused::Journal(NotStored::Slow) => "journal_slow",
         Refused::Spool(SpoolError::Full) => "spool_full",
         Refused::Spool(SpoolError::Unavailable(_) | SpoolError::Closed) => "spool_failed",
     }

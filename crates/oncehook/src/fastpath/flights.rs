@@ -13,27 +13,17 @@ use hashbrown::HashTable;
 use quick_cache::Equivalent;
 use tokio::sync::oneshot;
 
-use super::memory::{Fact, Name, NameOf};
+use super::memory::{Fact, Name};
 use crate::event::NewEvent;
 use crate::journal::AppendError;
 
-/// Locks are held for a few map operations; this many make meeting at one unlikely.
-const SHARDS: usize = 16;
-
-/// How an append ended.
-#[derive(Debug, Clone)]
-pub(super) enum Landing {
-    /// The key is durable, and this is what is known of it.
-    Known(Fact),
-    /// Another body holds the key. Every copy of this one has to be counted by the journal.
-    Conflict,
-    /// Nothing was stored, or the outcome is unknown.
-    Failed(AppendError),
-}
+/// How an append ended. With a fact: the key is durable, and this is what is known of it. Without one: another body holds
+/// the key, and the journal has to count every copy of this one. An error: nothing was stored, or the outcome is unknown.
+pub(super) type Landing = Result<Option<Fact>, AppendError>;
 
 struct Flight {
     hash: u64,
-    /// Tells it from every other one, so that its leader finds it again without its name.
+    /// Differs for each flight, so that the leader finds its own again without the name.
     number: u64,
     name: Name,
     digest: [u8; 32],
@@ -43,7 +33,8 @@ struct Flight {
 #[derive(Default)]
 pub(super) struct Flights {
     hasher: RandomState,
-    shards: [Mutex<HashTable<Flight>>; SHARDS],
+    /// Locked for one operation of the table at a time.
+    under_way: Mutex<HashTable<Flight>>,
     next: AtomicU64,
 }
 
@@ -59,17 +50,16 @@ pub(super) enum Boarding<'f> {
 
 impl Flights {
     pub(super) fn board(&self, event: &NewEvent) -> Boarding<'_> {
-        let name = NameOf(event);
+        let name = Name::borrowed(event);
         let hash = self.hasher.hash_one(name);
-        let mut shard = self.shard(hash);
-        match shard.find_mut(hash, |flight| name.equivalent(&flight.name)) {
+        let mut under_way = self.lock();
+        match under_way.find_mut(hash, |flight| name.equivalent(&flight.name)) {
             None => {
                 let number = self.next.fetch_add(1, Ordering::Relaxed);
-                let (digest, name) = (event.digest, name.to_owned());
+                let (digest, name) = (event.digest, Name::of(event));
                 let flight = Flight { hash, number, name, digest, followers: Vec::new() };
-                shard.insert_unique(hash, flight, |flight| flight.hash);
-                drop(shard);
-                Boarding::Leads(Leader { flights: self, hash, number: Some(number) })
+                under_way.insert_unique(hash, flight, |flight| flight.hash);
+                Boarding::Leads(Leader { flights: self, hash, number })
             }
             Some(flight) if flight.digest == event.digest => {
                 let (tell, landing) = oneshot::channel();
@@ -80,18 +70,8 @@ impl Flights {
         }
     }
 
-    fn remove(&self, hash: u64, number: u64) -> Option<Flight> {
-        let mut shard = self.shard(hash);
-        let found = shard.find_entry(hash, |flight| flight.number == number);
-        found.ok().map(|found| found.remove().0)
-    }
-
-    fn shard(&self, hash: u64) -> MutexGuard<'_, HashTable<Flight>> {
-        // The table uses the lowest and the highest bits itself.
-        let at = (hash >> 32) as usize % SHARDS;
-        // The remainder is always below the length; an empty array would be the only way to miss.
-        let shard = self.shards.get(at).unwrap_or(&self.shards[0]);
-        shard.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, HashTable<Flight>> {
+        self.under_way.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -99,26 +79,31 @@ impl Flights {
 pub(super) struct Leader<'f> {
     flights: &'f Flights,
     hash: u64,
-    number: Option<u64>,
+    number: u64,
 }
 
 impl Leader<'_> {
-    /// Tells the followers how it ended. Gives the name back, which was made for the flight.
-    pub(super) fn land(mut self, landing: &Landing) -> Option<Name> {
-        let flight = self.flights.remove(self.hash, self.number.take()?)?;
+    /// Sends the followers how it ended. Gives the name back, which was made for the flight.
+    pub(super) fn land(self, landing: &Landing) -> Option<Name> {
+        let flight = self.remove()?;
         for follower in flight.followers {
             // A follower may have hung up.
             let _ = follower.send(landing.clone());
         }
         Some(flight.name)
     }
+
+    /// Takes the flight out of the table. Nothing if it has landed.
+    fn remove(&self) -> Option<Flight> {
+        let mut under_way = self.flights.lock();
+        let found = under_way.find_entry(self.hash, |flight| flight.number == self.number);
+        found.ok().map(|found| found.remove().0)
+    }
 }
 
 impl Drop for Leader<'_> {
     fn drop(&mut self) {
-        if let Some(number) = self.number.take() {
-            // Dropping the flight drops its followers' senders.
-            drop(self.flights.remove(self.hash, number));
-        }
+        // Dropping the flight drops its followers' senders.
+        drop(self.remove());
     }
 }

@@ -26,8 +26,8 @@ use tokio::time::{Instant, timeout};
 use crate::clock::Clock;
 use crate::event::{NewEvent, NewEvents, SourceName};
 use crate::journal::{AppendError, Appended, Era, Journal, JournalReader, KnownCopy, Layer, Receipt, Verdict};
-use flights::{Boarding, Flights, Landing, Leader};
-use memory::{Fact, KnownKeys, Name, NameOf};
+use flights::{Boarding, Flights, Leader};
+use memory::{Fact, KnownKeys, Name};
 #[cfg(feature = "redis")]
 pub use redis::RedisAddress;
 pub use shared::SharedState;
@@ -85,7 +85,6 @@ struct Draft {
 impl FastPath {
     /// With a cache that is shared with other nodes. [`run`](Self::run) connects it.
     #[cfg(feature = "redis")]
-    #[must_use]
     pub fn with_redis(address: RedisAddress) -> Self {
         Self::with_store(Box::new(redis::RedisStore::new(address)))
     }
@@ -96,7 +95,6 @@ impl FastPath {
     }
 
     /// How the cache that is shared with other nodes is doing, if there is one and it is in use.
-    #[must_use]
     pub fn shared(&self) -> Option<SharedState> {
         self.shared.as_ref().filter(|shared| shared.is_running()).map(SharedKeys::state)
     }
@@ -142,7 +140,6 @@ impl FastPath {
     }
 
     /// Since when the journal has refused every append, if it does.
-    #[must_use]
     pub fn trouble(&self) -> Option<Trouble> {
         self.refusals.trouble()
     }
@@ -160,48 +157,47 @@ impl FastPath {
         if planted::asks_the_journal_alone() {
             return self.ask(journal, events, None).await;
         }
-        if let Some(receipt) = self.recall(journal, &events) {
-            return Ok(Settled { receipt, layer: Layer::Memory });
+        if let Some(settled) = self.recall(journal, &events) {
+            return Ok(settled);
         }
         let [event] = events.as_slice() else {
             return self.ask(journal, events, None).await;
         };
-        loop {
+        let leader = loop {
             match self.flights.board(event) {
-                Boarding::Apart => return self.ask(journal, events, None).await,
+                Boarding::Apart => break None,
                 Boarding::Leads(leader) => {
                     if let Some((era, fact)) = self.find(journal, event).await
                         && let Some(settled) = duplicates(journal, &events, &[fact], Layer::Redis)
                     {
-                        if let Some(name) = leader.land(&Landing::Known(fact)) {
+                        if let Some(name) = leader.land(&Ok(Some(fact))) {
                             self.known.learn(name, fact, era);
                         }
                         return Ok(settled);
                     }
-                    return self.ask(journal, events, Some(leader)).await;
+                    break Some(leader);
                 }
-                Boarding::Follows(landing) => match landing.await {
-                    Ok(Landing::Known(fact)) => match duplicates(journal, &events, &[fact], Layer::Memory) {
-                        Some(settled) => return Ok(settled),
-                        None => return self.ask(journal, events, None).await,
-                    },
-                    // The journal has to count the copy as a conflict.
-                    Ok(Landing::Conflict) => return self.ask(journal, events, None).await,
-                    Ok(Landing::Failed(error)) => return Err(error),
+                Boarding::Follows(landing) => {
                     // The leader's sender hung up, or waited too long for a slow journal. One of those who followed leads now,
                     // and the others follow it: a slow journal is not asked by all of them at once.
-                    Err(_) => {}
-                },
+                    let Ok(landed) = landing.await else { continue };
+                    match landed?.and_then(|fact| duplicates(journal, &events, &[fact], Layer::Memory)) {
+                        Some(settled) => return Ok(settled),
+                        // The journal has to count the copy.
+                        None => break None,
+                    }
+                }
             }
-        }
+        };
+        self.ask(journal, events, leader).await
     }
 
-    /// The receipt, if every event is a known duplicate.
-    pub fn recall(&self, journal: &dyn Journal, events: &NewEvents) -> Option<Receipt> {
+    /// The answer, if every event is a known duplicate.
+    pub fn recall(&self, journal: &dyn Journal, events: &NewEvents) -> Option<Settled> {
         let era = journal.incarnation().era()?;
         let known = |event: &NewEvent| self.known.get(event, era).filter(|fact| fact.digest == event.digest);
         let facts: SmallVec<[Fact; 1]> = events.iter().map(known).collect::<Option<_>>()?;
-        duplicates(journal, events, &facts, Layer::Memory).map(|settled| settled.receipt)
+        duplicates(journal, events, &facts, Layer::Memory)
     }
 
     /// What other nodes know of an event, if it is the same event and the journal lives on.
@@ -224,13 +220,8 @@ impl FastPath {
             Err(error) => Err(error),
         };
         if let (Some(leader), [draft]) = (leader, drafts.as_mut_slice()) {
-            draft.name = leader.land(&match &outcome {
-                Ok(receipt) => {
-                    let fact = receipt.first().and_then(|appended| fact(appended, draft.digest));
-                    fact.map_or(Landing::Conflict, Landing::Known)
-                }
-                Err(error) => Landing::Failed(error.clone()),
-            });
+            let first = |receipt: &Receipt| receipt.first().and_then(|appended| fact(appended, draft.digest));
+            draft.name = leader.land(&outcome.as_ref().map(first).map_err(AppendError::clone));
         }
         let receipt = outcome?;
         for (draft, appended) in drafts.into_iter().zip(&receipt) {
@@ -246,7 +237,7 @@ impl FastPath {
             Some((era, life)) => (Some(era), Some(key_of(&life, event.source.as_str(), &event.key))),
             None => (journal.incarnation().era(), None),
         };
-        let name = named.then(|| NameOf(event).to_owned());
+        let name = named.then(|| Name::of(event));
         Draft { name, digest: event.digest, received_at: event.received_at, era, shared_key }
     }
 

@@ -21,14 +21,16 @@ use crate::journal::{
     Stats, StoredBody, Ticket,
 };
 
+type Committed = HashMap<EventKey, (EventId, [u8; 32])>;
+type Stored = HashMap<Vec<u8>, Vec<u8>>;
+
 #[derive(Default)]
 pub(super) struct World {
     /// The first event of each key, and its digest.
-    pub(super) committed: HashMap<EventKey, (EventId, [u8; 32])>,
-    pub(super) store: HashMap<Vec<u8>, Vec<u8>>,
+    pub(super) committed: Committed,
+    pub(super) store: Stored,
     /// The two as they were at some time before.
-    old_committed: HashMap<EventKey, (EventId, [u8; 32])>,
-    old_store: HashMap<Vec<u8>, Vec<u8>>,
+    old: (Committed, Stored),
     ids: u128,
     /// Which life the database is in.
     life: u32,
@@ -73,22 +75,18 @@ impl World {
     }
 
     pub(super) fn back_up(&mut self) {
-        (self.old_committed, self.old_store) = (self.committed.clone(), self.store.clone());
+        self.old = (self.committed.clone(), self.store.clone());
     }
 
     /// The database goes back to its backup: another life.
     pub(super) fn restore(&mut self) {
-        self.committed = self.old_committed.clone();
+        self.committed = self.old.0.clone();
         self.life += 1;
     }
 
     /// Redis goes back to a replica that was behind.
     pub(super) fn fail_over(&mut self) {
-        self.store = self.old_store.clone();
-    }
-
-    fn life_name(&self) -> String {
-        format!("life-{}", self.life)
+        self.store = self.old.1.clone();
     }
 }
 
@@ -263,7 +261,7 @@ impl Node {
     }
 
     fn new(node: usize, scene: &Scene, path: impl FnOnce(&Arc<Reach>) -> FastPath) -> Self {
-        let incarnation = Incarnation::named(&scene.lock().life_name());
+        let incarnation = Incarnation::named(&scene.lock().life.to_string());
         let reach = Arc::new(Reach { node, scene: scene.clone(), incarnation });
         Self { path: Arc::new(path(&reach)), reach, running: None, requests: Vec::new() }
     }
@@ -278,17 +276,13 @@ impl Node {
         self.requests.push((event, answer));
     }
 
-    pub(super) fn is_connected(&self) -> bool {
-        self.reach.incarnation.era().is_some()
-    }
-
-    pub(super) fn lose_journal(&self) {
-        self.reach.incarnation.doubt();
+    pub(super) fn incarnation(&self) -> &Incarnation {
+        &self.reach.incarnation
     }
 
     /// Finds the database again, in the life that it is in.
     pub(super) fn connect(&self) {
-        self.reach.incarnation.confirm(&self.reach.scene.lock().life_name());
+        self.reach.incarnation.confirm(&self.reach.scene.lock().life.to_string());
     }
 
     pub(super) fn crash(&mut self) {

@@ -76,7 +76,6 @@ impl RedisAddress {
     }
 
     /// For people: without what is secret.
-    #[must_use]
     pub fn shown(&self) -> &str {
         &self.shown
     }

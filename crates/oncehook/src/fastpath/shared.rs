@@ -332,17 +332,13 @@ fn decode(value: &[u8]) -> Option<Fact> {
 mod tests {
     use std::sync::Arc;
 
-    use super::super::tests::{NOW, event};
+    use super::super::tests::{NOW, event, fact_for};
     use super::*;
-
-    fn fact(life: i64) -> Fact {
-        Fact { event: EventId::from_bytes([7; 16]), digest: [9; 32], expires_at: UnixMicros(NOW.0 + life) }
-    }
 
     #[test]
     fn what_is_written_is_read_back_and_nothing_else_is() {
-        let value = encode(&fact(5));
-        assert_eq!(decode(&value), Some(fact(5)));
+        let value = encode(&fact_for(5));
+        assert_eq!(decode(&value), Some(fact_for(5)));
         let shorter = (0..value.len()).map(|length| value[..length].to_vec());
         for other in shorter.chain([[&value[..], &[0]].concat(), [&[2], &value[1..]].concat()]) {
             assert_eq!(decode(&other), None, "{other:?}");
@@ -405,7 +401,7 @@ mod tests {
 
     #[test]
     fn r18_a_fact_lives_as_long_as_its_key() {
-        let of = |left: i64| entry(Vec::new(), NOW, &fact(left)).map(|entry| entry.life);
+        let of = |left: i64| entry(Vec::new(), NOW, &fact_for(left)).map(|entry| entry.life);
         assert_eq!(of(35 * 86_400 * 1_000_000), Some(Duration::from_secs(35 * 86_400)));
         assert_eq!((of(0), of(-1), of(999)), (None, None, None), "a life of less than a millisecond is none");
     }

@@ -19,6 +19,11 @@ pub(crate) fn event(key: &str, digest: u8) -> NewEvent {
     }
 }
 
+/// A fact whose time is over this many microseconds after `NOW`.
+pub(super) fn fact_for(life: i64) -> Fact {
+    Fact { event: EventId::from_bytes([7; 16]), digest: [9; 32], expires_at: UnixMicros(NOW.0 + life) }
+}
+
 /// Lets every task run until it waits. (One thread, so this is exact.)
 pub(super) async fn settle() {
     for _ in 0..20 {

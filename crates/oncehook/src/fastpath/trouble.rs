@@ -5,9 +5,7 @@
 //!
 //! Does not: decide anything about an event. Only readiness looks at it.
 
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
 
 use tokio::time::Instant;
 
@@ -23,84 +21,73 @@ pub struct Trouble {
 }
 
 /// See the module's text.
-pub(super) struct Refusals {
-    born: Instant,
-    /// When the journal last showed that it stores, as [`Refusals::nanos`] counts; 0 if it has not yet.
-    stored_at: AtomicU64,
-    /// The latest trouble. It is over if something was stored since.
-    latest: Mutex<Option<Trouble>>,
-}
+#[derive(Default)]
+pub(super) struct Refusals(Mutex<Seen>);
 
-impl Default for Refusals {
-    fn default() -> Self {
-        Self { born: Instant::now(), stored_at: AtomicU64::new(0), latest: Mutex::default() }
-    }
+#[derive(Default)]
+struct Seen {
+    /// When the journal last showed that it stores.
+    stored_at: Option<Instant>,
+    trouble: Option<Trouble>,
 }
 
 impl Refusals {
     /// An append was stored at that time, or a probe that began then has passed.
     pub(super) fn stored(&self, at: Instant) {
-        self.stored_at.fetch_max(self.nanos(at), Ordering::Relaxed);
+        let mut seen = self.lock();
+        seen.stored_at = seen.stored_at.max(Some(at));
+        seen.trouble.take_if(|trouble| trouble.last <= at);
     }
 
     /// An append that began then was refused, or not answered in time.
     pub(super) fn refused(&self, began: Instant, reason: String) {
-        let stored_at = self.born + Duration::from_nanos(self.stored_at.load(Ordering::Relaxed).saturating_sub(1));
-        let (last, mut latest) = (Instant::now(), self.lock());
-        let lasting = latest.as_ref().filter(|trouble| self.lasts(trouble));
-        let first = lasting.map_or(began.max(stored_at), |trouble| trouble.first);
-        *latest = Some(Trouble { first, last, reason });
+        let (mut seen, last) = (self.lock(), Instant::now());
+        let lasting = seen.trouble.as_ref().map(|trouble| trouble.first);
+        let first = lasting.unwrap_or_else(|| seen.stored_at.map_or(began, |stored_at| stored_at.max(began)));
+        seen.trouble = Some(Trouble { first, last, reason });
     }
 
     pub(super) fn trouble(&self) -> Option<Trouble> {
-        self.lock().clone().filter(|trouble| self.lasts(trouble))
+        self.lock().trouble.clone()
     }
 
-    fn lasts(&self, trouble: &Trouble) -> bool {
-        self.nanos(trouble.last) > self.stored_at.load(Ordering::Relaxed)
-    }
-
-    /// Nanoseconds from just before our beginning: never 0.
-    fn nanos(&self, at: Instant) -> u64 {
-        u64::try_from((at - self.born).as_nanos()).map_or(u64::MAX, |nanos| nanos.saturating_add(1))
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Option<Trouble>> {
-        self.latest.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, Seen> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     #[tokio::test(start_paused = true)]
     async fn trouble_begins_with_a_refusal_and_ends_with_an_append_or_a_later_probe() {
-        let second = Duration::from_secs(1);
-        let refusals = Refusals::default();
-        assert_eq!(refusals.trouble(), None);
+        let (refusals, second) = (Refusals::default(), Duration::from_secs(1));
+        let refused = |began| refusals.refused(began, "slow".to_owned());
+        // How long ago the trouble began, and how long ago it was seen last.
+        let trouble = || refusals.trouble().map(|trouble| (trouble.first.elapsed(), trouble.last.elapsed()));
+        assert_eq!(trouble(), None);
         refusals.refused(Instant::now(), "locked".to_owned());
         tokio::time::advance(second).await;
         let began = Instant::now();
         tokio::time::advance(second).await;
-        refusals.refused(Instant::now(), "slow".to_owned());
-        let trouble = refusals.trouble().unwrap();
-        assert_eq!(
-            (trouble.first.elapsed(), trouble.last.elapsed(), &*trouble.reason),
-            (2 * second, Duration::ZERO, "slow")
-        );
+        refused(Instant::now());
+        assert_eq!(trouble(), Some((2 * second, Duration::ZERO)));
+        assert_eq!(refusals.trouble().unwrap().reason, "slow");
         refusals.stored(began);
-        assert!(refusals.trouble().is_some(), "an append was refused after the probe began");
+        assert!(trouble().is_some(), "an append was refused after the probe began");
         refusals.stored(Instant::now());
-        assert_eq!(refusals.trouble(), None);
+        assert_eq!(trouble(), None);
         // One that waited for long counts from its beginning, or from the last one that was stored beside it.
         let began = Instant::now();
         tokio::time::advance(second).await;
         refusals.stored(Instant::now());
         tokio::time::advance(second).await;
-        refusals.refused(began, "slow".to_owned());
-        assert_eq!(refusals.trouble().unwrap().first.elapsed(), second);
+        refused(began);
+        assert_eq!(trouble(), Some((second, Duration::ZERO)));
         refusals.stored(Instant::now());
-        assert_eq!(refusals.trouble(), None);
+        assert_eq!(trouble(), None);
     }
 }

@@ -19,7 +19,7 @@ use tokio::time::Instant;
 
 use crate::event::NewEvents;
 use crate::fastpath::{FastPath, NotStored, Settled};
-use crate::journal::{AppendError, Journal, Layer, Receipt};
+use crate::journal::{AppendError, Journal, Receipt};
 use crate::observe::Metrics;
 pub use spool::{Spool, SpoolError, SpoolOptions, SpoolState, Spooled};
 
@@ -35,24 +35,12 @@ pub enum Taken {
 /// Why neither has them, or why that is unknown. The sender must try again.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Refused {
-    /// The journal could not, and it was asked last.
+    /// The journal could not, or did not answer in time, and it was asked last.
     #[error(transparent)]
-    Journal(AppendError),
-    /// The journal did not answer in time.
-    #[error("the journal did not answer in time")]
-    Slow,
+    Journal(#[from] NotStored),
     /// The spool could not, and the journal is away.
     #[error(transparent)]
     Spool(#[from] SpoolError),
-}
-
-impl From<NotStored> for Refused {
-    fn from(error: NotStored) -> Self {
-        match error {
-            NotStored::Refused(error) => Self::Journal(error),
-            NotStored::Slow => Self::Slow,
-        }
-    }
 }
 
 /// Which way new events go.
@@ -90,7 +78,6 @@ pub struct Intake {
 
 impl Intake {
     /// A spool beside a journal that is waited for so long.
-    #[must_use]
     pub fn new(spool: Spool, patience: Duration, metrics: Arc<Metrics>) -> Self {
         // What an earlier process has left comes first.
         let mode = if spool.outstanding() > 0 { IntakeMode::Spool } else { IntakeMode::Journal };
@@ -100,7 +87,6 @@ impl Intake {
     }
 
     /// The spool, to look at.
-    #[must_use]
     pub fn spool(&self) -> &Spool {
         &self.spool
     }
@@ -123,8 +109,8 @@ impl Intake {
                 // The outcome is unknown. If it was stored, the drain will find the key.
                 Err(refused) => tried = Some(refused),
             }
-        } else if let Some(receipt) = fast_path.recall(journal, &events) {
-            return Ok(Taken::Journal(Settled { receipt, layer: Layer::Memory }));
+        } else if let Some(settled) = fast_path.recall(journal, &events) {
+            return Ok(Taken::Journal(settled));
         }
         match self.take_over(events.clone()).await {
             Ok(receipt) => Ok(Taken::Spool(receipt)),

@@ -23,7 +23,6 @@ pub enum Reach {
 
 impl Reach {
     /// The reach of an address.
-    #[must_use]
     pub fn of(address: IpAddr) -> Self {
         match address {
             IpAddr::V4(address) => of_v4(address),
@@ -32,7 +31,6 @@ impl Reach {
     }
 
     /// The word for people.
-    #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Public => "public",

@@ -135,13 +135,11 @@ impl WorkerHandle {
     }
 
     /// How many leased attempts run now. Statements that run inside the journal's transaction are not leased.
-    #[must_use]
     pub fn under_way(&self) -> usize {
         self.0.under_way.load(Ordering::Relaxed)
     }
 
     /// Why nothing is forgotten, if the janitor doubts the clock.
-    #[must_use]
     pub fn clock_doubt(&self) -> Option<ClockDoubt> {
         locked(&self.0.clock_seen).and_then(Result::err)
     }
@@ -152,7 +150,6 @@ impl WorkerHandle {
     }
 
     /// What the breaker of a route says: `closed`, `open` or `half_open`.
-    #[must_use]
     pub fn breaker(&self, route: &str) -> &'static str {
         locked(&self.0.breakers).get(route).copied().unwrap_or("closed")
     }
@@ -195,7 +192,6 @@ impl Worker {
     }
 
     /// For those who operate it.
-    #[must_use]
     pub fn handle(&self) -> WorkerHandle {
         WorkerHandle(Arc::clone(&self.shared))
     }

@@ -405,7 +405,7 @@ async fn r4_what_an_earlier_process_left_in_the_spool_comes_first() {
     assert!(rig.intake.spool().close(Duration::from_secs(60)).await);
     assert_eq!(
         rig.append(event("late", "{}")).await,
-        Err(Refused::Journal(AppendError::Unavailable("the test says so".to_owned())))
+        Err(Refused::Journal(AppendError::Unavailable("the test says so".to_owned()).into()))
     );
 
     let rig = Rig::new(open(&path), memory(Mood::Well));

@@ -39,7 +39,6 @@ pub struct SpoolOptions {
 
 impl SpoolOptions {
     /// The usual set-up for a file.
-    #[must_use]
     pub fn new(path: impl Into<PathBuf>) -> Self {
         Self { path: path.into(), max_events: 1_000_000, max_bytes: 1 << 30 }
     }
@@ -148,13 +147,11 @@ impl Spool {
     }
 
     /// Where it is.
-    #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 
     /// How it is doing.
-    #[must_use]
     pub fn state(&self) -> SpoolState {
         SpoolState { failing: self.shared.queue.failing().clone(), ..self.shared.state().clone() }
     }
