@@ -24,7 +24,6 @@ use crate::journal::{
     Retention, TRUST_CLOCK, Who, look,
 };
 use crate::ordering::{Candidate, Company, Line, Mark, NO_TIME, PEEK, Place, plan};
-use crate::planted::{self, Bug};
 use crate::retry::{Chance, later};
 use crate::route::Route;
 
@@ -543,7 +542,15 @@ impl State {
     }
 }
 
-/// The fence: whether this attempt is the latest of its delivery, and runs. The mistake `NoFence` leaves it out.
+/// The fence: whether this attempt is the latest of its delivery, and runs.
+#[cfg(not(feature = "planted"))]
 fn is_latest(record: &Record, fence: &Fence) -> bool {
-    record.state == DeliveryState::Running && record.attempt == fence.attempt || planted::has(Bug::NoFence)
+    record.state == DeliveryState::Running && record.attempt == fence.attempt
+}
+
+/// With the mistake [`NoFence`](crate::planted::Bug::NoFence), any attempt settles.
+#[cfg(feature = "planted")]
+fn is_latest(record: &Record, fence: &Fence) -> bool {
+    let unfenced = crate::planted::has(crate::planted::Bug::NoFence);
+    unfenced || record.state == DeliveryState::Running && record.attempt == fence.attempt
 }

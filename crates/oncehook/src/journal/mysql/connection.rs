@@ -17,9 +17,13 @@ use mysql_async::prelude::Queryable;
 use mysql_async::{Conn, Opts, OptsBuilder, Row, Value};
 
 use super::engine_error::{EngineError, too_big};
+#[cfg(not(feature = "planted"))]
+use super::ground::check;
+#[cfg(feature = "planted")]
+use super::planted::check;
 use super::texts::Texts;
 use super::tls::Tls;
-use super::{Mysql, OpenError, ground};
+use super::{Mysql, OpenError};
 use crate::journal::server::engine;
 pub(super) use crate::journal::server::engine::Purpose;
 use crate::journal::server::hosts::Hosts;
@@ -177,7 +181,7 @@ impl Mysql {
                 retired: false,
                 in_transaction: false,
             };
-            let ground = ground::check(&mut session).await?;
+            let ground = check(&mut session).await?;
             (session.packet, session.mariadb) = (ground.packet, ground.mariadb);
             self.packet.store(ground.packet, Ordering::Relaxed);
             for setting in settings(purpose, ground.mariadb, self.handler_time) {

@@ -53,11 +53,7 @@ use connection::Session;
 pub use guard::MysqlElsewhere;
 
 /// The journal on MariaDB or MySQL.
-#[cfg(not(feature = "planted"))]
 pub type MysqlJournal = ServerJournal<Mysql>;
-/// The same, with mistakes that can be chosen.
-#[cfg(feature = "planted")]
-pub type MysqlJournal = ServerJournal<crate::journal::server::planted::Planted<Mysql>>;
 
 /// The database's time in microseconds since 1970, whatever the time zone of session and server.
 const NOW: &str = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))";

@@ -1,14 +1,22 @@
-//! What the mistakes of a server journal look like on MariaDB. Only in builds with the feature `planted`.
+//! The mistake [`Bug::NormalSync`] on MariaDB. Only in builds with the feature `planted`.
 
-use super::Mysql;
-use crate::journal::server::planted::Mistakes;
+use super::connection::Session;
+use super::engine_error::EngineError;
+use super::ground::{self, Ground};
+use crate::planted::{Bug, has};
 
-impl Mistakes for Mysql {
-    // A setting of the whole server: a user that may change it, and one node at a time.
-    const SYNCED: &'static str = "SET GLOBAL innodb_flush_log_at_trx_commit = 1";
-    const UNSYNCED: &'static str = "SET GLOBAL innodb_flush_log_at_trx_commit = 0";
-    const FENCE: &'static str = "d.attempt = t.attempt AND d.state = 'running'";
-    const FORGET_KEYS: &'static str = "DELETE k FROM JSON_TABLE($2, '$[*]' COLUMNS (
-               source VARCHAR(64) CHARACTER SET utf8mb4 PATH '$[0]', name VARCHAR(510) PATH '$[1]')) t
-          STRAIGHT_JOIN oncehook_keys k ON k.source = t.source AND k.`key` = UNHEX(t.name) WHERE k.first_seen < $1";
+/// A setting of the whole server: for a user that may change it, and for one node at a time.
+const SYNC: &str = "SET GLOBAL innodb_flush_log_at_trx_commit = ";
+
+/// Checks a new connection as [`ground::check`] does, while commits are synced; afterwards they are answered before that.
+pub(super) async fn check(session: &mut Session) -> Result<Ground, EngineError> {
+    static ONE: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
+    if !has(Bug::NormalSync) {
+        return ground::check(session).await;
+    }
+    let _one = ONE.lock().await;
+    session.run(&format!("{SYNC}1")).await?;
+    let checked = ground::check(session).await?;
+    session.run(&format!("{SYNC}0")).await?;
+    Ok(checked)
 }

@@ -18,6 +18,10 @@ use tokio_postgres::types::ToSql;
 use tokio_postgres::{AsyncMessage, Client, Row, SimpleQueryMessage, SimpleQueryRow, Statement};
 
 use super::Postgres;
+#[cfg(not(feature = "planted"))]
+use super::connection as ground;
+#[cfg(feature = "planted")]
+use super::planted as ground;
 use super::value::{bound, flat};
 use super::wrapped::Wrapped;
 use crate::journal::server::engine;
@@ -173,7 +177,7 @@ impl Postgres {
             unreplicated,
             retired: false,
         };
-        session.prepare_ground(purpose).await?;
+        ground::check_ground(&session, purpose).await?;
         Ok(session)
     }
 }
@@ -200,29 +204,6 @@ impl Deref for Session {
 }
 
 impl Session {
-    async fn prepare_ground(&self, purpose: Purpose) -> Result<(), EngineError> {
-        self.run(&settings(purpose, self.handler_time)).await?;
-        let ground = in_time(self.client.simple_query(
-            "SELECT current_setting('fsync'), current_setting('full_page_writes'), current_setting('synchronous_commit'),
-                    pg_is_in_recovery()::text",
-        ))
-        .await?;
-        let row = first_row(&ground);
-        let wanted = [("fsync", "on"), ("full_page_writes", "on"), ("synchronous_commit", ""), ("recovery", "false")];
-        for (column, (setting, want)) in wanted.into_iter().enumerate() {
-            let found = row.and_then(|row| row.try_get(column).ok().flatten()).unwrap_or("unknown");
-            let sound = if want.is_empty() { found != "off" && found != "unknown" } else { found == want };
-            if !sound {
-                let told = match setting {
-                    "recovery" => "the server is a replica, not a primary".to_owned(),
-                    _ => format!("{setting} is {found}, so an acknowledged event would not be durable"),
-                };
-                return Err(EngineError::unsound(told));
-            }
-        }
-        Ok(())
-    }
-
     /// An error if a commit on this connection was answered although its synchronous replicas had not confirmed it. The
     /// server does that when somebody cancels the wait, and tells it by a warning only.
     pub(super) fn check_replicated(&self) -> Result<(), EngineError> {
@@ -305,6 +286,30 @@ impl Session {
         let statement = self.prepared(sql).await?;
         in_time(self.client.execute(&statement, parameters)).await
     }
+}
+
+/// Makes the settings of a new connection, and checks that what it commits is durable.
+pub(super) async fn check_ground(session: &Session, purpose: Purpose) -> Result<(), EngineError> {
+    session.run(&settings(purpose, session.handler_time)).await?;
+    let ground = in_time(session.client.simple_query(
+        "SELECT current_setting('fsync'), current_setting('full_page_writes'), current_setting('synchronous_commit'),
+                pg_is_in_recovery()::text",
+    ))
+    .await?;
+    let row = first_row(&ground);
+    let wanted = [("fsync", "on"), ("full_page_writes", "on"), ("synchronous_commit", ""), ("recovery", "false")];
+    for (column, (setting, want)) in wanted.into_iter().enumerate() {
+        let found = row.and_then(|row| row.try_get(column).ok().flatten()).unwrap_or("unknown");
+        let sound = if want.is_empty() { found != "off" && found != "unknown" } else { found == want };
+        if !sound {
+            let told = match setting {
+                "recovery" => "the server is a replica, not a primary".to_owned(),
+                _ => format!("{setting} is {found}, so an acknowledged event would not be durable"),
+            };
+            return Err(EngineError::unsound(told));
+        }
+    }
+    Ok(())
 }
 
 /// The part of the server that warns of a commit whose replicas were not waited for. Its text may be in any language.

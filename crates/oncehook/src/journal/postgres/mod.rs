@@ -49,11 +49,7 @@ use connection::Session;
 pub use guard::PostgresElsewhere;
 
 /// The journal on PostgreSQL.
-#[cfg(not(feature = "planted"))]
 pub type PostgresJournal = ServerJournal<Postgres>;
-/// The same, with mistakes that can be chosen.
-#[cfg(feature = "planted")]
-pub type PostgresJournal = ServerJournal<crate::journal::server::planted::Planted<Postgres>>;
 
 /// PostgreSQL, and how to reach one database of it.
 pub struct Postgres {

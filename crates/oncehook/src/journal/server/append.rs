@@ -12,12 +12,16 @@ use std::future::Future;
 use super::engine::{AppendContext, Candidate, Session};
 use super::error::{EngineError, Tries};
 use super::lane::{Lane, Request};
+#[cfg(feature = "planted")]
+use super::planted::MistakenAppends as Steps;
 use super::schema::Schema;
 use super::value::{Column, Param, Row};
 use crate::event::{EventId, NewEvent, SourceName};
 use crate::journal::decide::append::{Holder, Known, rule};
 use crate::journal::tally::Pending;
 use crate::journal::{CONFLICTS_KEPT, Layer, Receipt, SourceCounts, Verdict};
+#[cfg(not(feature = "planted"))]
+use Appends as Steps;
 
 /// How an engine stores events.
 pub(in crate::journal) trait Appends: Schema {
@@ -107,7 +111,7 @@ impl<E: Appends> Lane<E> {
         }
         let (given, about_now) = (self.shared.given_time(), self.shared.database_time());
         let context = AppendContext { given, about_now, shard: self.shard };
-        let stored = self.engine.append(session, &mut self.memory, context, &candidates).await?;
+        let stored = Steps::append(self.engine.as_ref(), session, &mut self.memory, context, &candidates).await?;
         let Stored { mut holders, mut trouble } = stored;
 
         let mut receipts = Vec::with_capacity(batch.len());
@@ -146,7 +150,7 @@ impl<E: Appends> Lane<E> {
                 trouble = Some(error);
             }
         }
-        E::commit(session, batch).await?;
+        <E as Steps>::commit(session, batch).await?;
         crate::crash::point("after_commit");
         if routed {
             self.shared.changed();

@@ -25,7 +25,7 @@ pub(in crate::journal) mod index;
 mod lane;
 mod operate;
 #[cfg(feature = "planted")]
-pub(in crate::journal) mod planted;
+mod planted;
 pub(in crate::journal) mod pool;
 pub(in crate::journal) mod read;
 pub(in crate::journal) mod rehearse;

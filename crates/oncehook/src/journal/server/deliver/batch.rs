@@ -13,6 +13,8 @@ use oncehook_verify::UnixMicros;
 
 use super::entity::{Transaction, wake_parked};
 use super::row::load_events;
+#[cfg(not(feature = "planted"))]
+use super::steps::Delivers as Steps;
 use super::steps::{Delivers, Due, Locked, Wanted};
 use crate::delivery::{Cause, Failure, Fence, Verdict};
 use crate::handler::SqlHandler;
@@ -21,6 +23,8 @@ use crate::journal::Progress;
 use crate::journal::decide::batch::{apart, is_counted_on};
 use crate::journal::server::engine::Session;
 use crate::journal::server::error::EngineResult;
+#[cfg(feature = "planted")]
+use crate::journal::server::planted::MistakenDelivers as Steps;
 use crate::journal::server::user_sql::{self, Ran, Surroundings, Trouble, run_one};
 use crate::ordering::Company;
 use crate::route::{Route, Tried};
@@ -45,7 +49,8 @@ pub(in crate::journal::server) async fn apply<E: Delivers>(
     loop {
         let now = E::begin_batch(batch.session, given).await?;
         let wanted = Wanted::Batch { limit, settle_ahead };
-        let Locked { due, full, unseen, settled_ahead } = engine.lock_due(batch.session, now, route, wanted).await?;
+        let Locked { due, full, unseen, settled_ahead } =
+            Steps::lock_due(engine, batch.session, now, route, wanted).await?;
         let serial = route.ordering.is_serial();
         let (mut alone, due) = apart(due, |due| (due.attempt, due.candidate.entity.as_deref().filter(|_| serial)));
         if serial {
@@ -108,7 +113,7 @@ impl<E: Delivers, D: FnMut() -> f64 + Send> Batch<'_, E, D> {
         !self.route.ordering.is_serial()
             && self.route.followups.is_empty()
             && !self.handler.has_requirement()
-            && self.prepared.as_ref().is_ok_and(E::settles_ahead)
+            && self.prepared.as_ref().is_ok_and(<E as Steps>::settles_ahead)
     }
 
     fn transaction(&mut self, now: i64) -> Transaction<'_, E> {
@@ -209,7 +214,8 @@ impl<E: Delivers, D: FnMut() -> f64 + Send> Batch<'_, E, D> {
     /// One delivery. `false`: another transaction was in the way, and it stays due.
     async fn one(&mut self, fence: &Fence) -> EngineResult<bool> {
         let now = E::begin_batch(self.session, self.given).await?;
-        let Locked { mut due, .. } = self.engine.lock_due(self.session, now, self.route, Wanted::Only(fence)).await?;
+        let Locked { mut due, .. } =
+            Delivers::lock_due(self.engine, self.session, now, self.route, Wanted::Only(fence)).await?;
         if self.route.ordering.is_serial() {
             let (run, passed) = self.eligible(due, 1, now).await?;
             self.progress.add(passed);

@@ -10,11 +10,15 @@ use std::collections::HashSet;
 
 use oncehook_verify::UnixMicros;
 
+#[cfg(not(feature = "planted"))]
+use super::steps::Delivers as Steps;
 use super::steps::{Delivers, SettleSql};
 use crate::delivery::{Cause, DeliveryState, Fence, Settlement};
 use crate::journal::decide::outcome::{Held, Outcome, outcome};
 use crate::journal::server::engine::Session;
 use crate::journal::server::error::{EngineError, EngineResult};
+#[cfg(feature = "planted")]
+use crate::journal::server::planted::MistakenDelivers as Steps;
 use crate::journal::server::value::{Column, Param, Row};
 
 /// An attempt that has ended, and what it writes.
@@ -34,7 +38,7 @@ pub(in crate::journal::server) async fn settle<E: Delivers>(
     let first = settlements.iter().filter(|ended| seen.insert(&ended.fence));
     let mut ended: Vec<Ended<'_>> =
         first.map(|ended| (&ended.fence, outcome(held, &ended.verdict, &ended.followups))).collect();
-    let done: HashSet<Fence> = match E::settle_sql() {
+    let done: HashSet<Fence> = match <E as Steps>::settle_sql() {
         _ if ended.is_empty() => HashSet::new(),
         SettleSql::AtOnce { leased, locked, succeeded, .. } => {
             let plain =
