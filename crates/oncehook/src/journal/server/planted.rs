@@ -27,7 +27,7 @@ use super::user_sql::{Ran, Surroundings, Trouble, UserSql};
 use super::value::{Column, Param};
 use crate::delivery::{Failure, HandedEvent, Settlement, Verdict};
 use crate::event::EventId;
-use crate::handler::{Found, Function, SqlHandler};
+use crate::handler::{Dialect, Found, Function, SqlHandler};
 use crate::journal::decide::outcome::Held;
 use crate::journal::migration::Migration;
 use crate::journal::sql::Result;
@@ -233,6 +233,19 @@ impl<E: Mistakes> Appends for Planted<E> {
 impl<E: Mistakes> UserSql for Planted<E> {
     type Prepared = E::Prepared;
     type Bound = E::Bound;
+    type Statement = E::Statement;
+
+    const DIALECT: Dialect = E::DIALECT;
+    const ALLOWED: &'static [&'static str] = E::ALLOWED;
+    const CODE: &'static str = E::CODE;
+
+    fn forbidden(word: &str) -> Option<String> {
+        E::forbidden(word)
+    }
+
+    async fn prepare_one(session: &mut E::Session, statement: &str) -> Result<E::Statement, Trouble> {
+        E::prepare_one(session, statement).await
+    }
 
     async fn prepare(session: &mut E::Session, of: &SqlHandler, at: Surroundings) -> Result<E::Prepared, Trouble> {
         E::prepare(session, of, at).await
@@ -264,18 +277,6 @@ impl<E: Mistakes> UserSql for Planted<E> {
 
     fn is_outdated(failure: &Failure) -> bool {
         E::is_outdated(failure)
-    }
-
-    fn trouble(error: EngineError) -> Trouble {
-        E::trouble(error)
-    }
-
-    fn refusal(statement: &str) -> Option<String> {
-        E::refusal(statement)
-    }
-
-    async fn rehearse(session: &mut E::Session, statement: &str) -> Result<(), Trouble> {
-        E::rehearse(session, statement).await
     }
 }
 
