@@ -52,7 +52,6 @@ pub struct Comparison {
 
 impl Comparison {
     /// That of a route, if it compares anything.
-    #[must_use]
     pub fn of(route: &Route) -> Option<Self> {
         let rules = route.ordering.clone();
         rules.compares().then(|| Self { scope: rules.scope(route.name.as_str()), rules })

@@ -42,7 +42,6 @@ pub enum Handler {
 
 impl Handler {
     /// The word for people.
-    #[must_use]
     pub fn kind(&self) -> &'static str {
         match self {
             Self::Sql(_) | Self::Elsewhere(_) => "sql",
@@ -52,7 +51,6 @@ impl Handler {
     }
 
     /// The database, if it is another one than the journal's, without what is secret.
-    #[must_use]
     pub fn database(&self) -> Option<&str> {
         match self {
             Self::Elsewhere(elsewhere) => Some(elsewhere.database.shown()),

@@ -92,19 +92,16 @@ impl Expression {
     }
 
     /// Whether it needs the result of a delivery before.
-    #[must_use]
     pub fn needs_result(&self) -> bool {
         matches!(self, Self::Result(_))
     }
 
     /// Whether it needs what is fetched from the provider.
-    #[must_use]
     pub fn needs_current(&self) -> bool {
         matches!(self, Self::Current(_))
     }
 
     /// Whether it needs a state machine.
-    #[must_use]
     pub fn needs_state(&self) -> bool {
         matches!(self, Self::Field(field) if field.word == STATE)
     }
@@ -136,7 +133,6 @@ pub enum Found<'e> {
 
 impl Found<'_> {
     /// As JSON text.
-    #[must_use]
     pub fn to_json(&self) -> Cow<'_, str> {
         match self {
             Self::Text(text) => Cow::Owned(Value::from(text.as_ref()).to_string()),
@@ -166,7 +162,6 @@ impl Lookup {
     }
 
     /// Whether one of them satisfies that.
-    #[must_use]
     pub fn any(&self, needs: impl Fn(&Expression) -> bool) -> bool {
         self.expressions.iter().any(needs)
     }
@@ -234,7 +229,6 @@ impl HeaderTemplate {
     }
 
     /// Whether a place satisfies that.
-    #[must_use]
     pub fn any(&self, needs: impl Fn(&Expression) -> bool) -> bool {
         self.values.any(needs)
     }
@@ -293,7 +287,6 @@ impl Template {
     }
 
     /// Whether a place satisfies that.
-    #[must_use]
     pub fn any(&self, needs: impl Fn(&Expression) -> bool) -> bool {
         self.0.any(needs)
     }

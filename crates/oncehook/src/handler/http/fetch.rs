@@ -47,7 +47,6 @@ pub struct FetchOptions {
 
 impl FetchOptions {
     /// The usual way to ask a URL.
-    #[must_use]
     pub fn new(url: impl Into<String>) -> Self {
         Self { url: url.into(), auth: None, timeout: Duration::from_secs(10), allow_private: false }
     }

@@ -30,7 +30,6 @@ pub(super) struct Headers {
 }
 
 /// May a header of this name be forwarded? Not what frames the message, what is ours, or what carries credentials.
-#[must_use]
 pub fn may_be_forwarded(name: &str) -> bool {
     !is_taken(name) && !matches!(name, "authorization" | "cookie" | "content-type")
 }

@@ -75,7 +75,6 @@ pub enum OnClientError {
 
 impl HttpOptions {
     /// The usual way to ask a URL.
-    #[must_use]
     pub fn new(url: impl Into<String>) -> Self {
         Self {
             url: url.into(),

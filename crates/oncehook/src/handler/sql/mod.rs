@@ -5,7 +5,7 @@
 //!
 //! Does not: run anything. A journal does that, on its own connection, next to the rows that record it.
 
-pub(crate) mod postgres;
+pub(crate) mod lexer;
 mod redact;
 mod statement;
 
@@ -93,25 +93,21 @@ impl SqlHandler {
     }
 
     /// Whether the first statement asks whether the others may run.
-    #[must_use]
     pub fn has_requirement(&self) -> bool {
         self.requirement
     }
 
     /// What is said of a delivery whose requirement is not met.
-    #[must_use]
     pub fn deferral(&self) -> Failure {
         Failure::defer("what it requires is not there yet")
     }
 
     /// Whether a binding satisfies that.
-    #[must_use]
     pub fn binds(&self, needs: impl Fn(&Expression) -> bool) -> bool {
         self.lookup.any(needs)
     }
 
     /// The statements, in the order they run.
-    #[must_use]
     pub fn statements(&self) -> &[Statement] {
         &self.statements
     }

@@ -3,7 +3,7 @@
 //! Promises: what stands in quotes, comments and dollar quotes is left alone; a name that is not bound is an error.
 //! Does not: understand SQL beyond that. Whether a statement is allowed is the journal's to say.
 
-use super::postgres::{self, Piece};
+use super::lexer::{self, Piece};
 
 /// How an engine writes placeholders.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -32,13 +32,11 @@ impl Statement {
     }
 
     /// The text with placeholders.
-    #[must_use]
     pub fn text(&self) -> &str {
         &self.text
     }
 
     /// For each placeholder, from the first: which of the bound names it takes.
-    #[must_use]
     pub fn parameters(&self) -> &[usize] {
         &self.parameters
     }
@@ -50,43 +48,41 @@ pub(super) fn parse(text: &str, names: &[&str], dialect: Dialect) -> Result<Vec<
     let mut current = Statement::default();
     let mut bare = true;
     let mut rest = text;
-    while let Some(first) = rest.chars().next() {
-        let (piece, comment) = opaque(rest, dialect)?.unwrap_or((first.len_utf8(), false));
-        let (taken, after) = rest.split_at(piece);
-        match first {
-            ';' => {
+    while !rest.is_empty() {
+        let (piece, length) = lexer::piece(rest, dialect)?;
+        let (taken, after) = rest.split_at(length);
+        rest = after;
+        match taken {
+            ";" => {
                 let ended = std::mem::take(&mut current);
                 statements.extend((!bare).then_some(ended));
-                (bare, rest) = (true, after);
+                bare = true;
                 continue;
             }
             // A cast (`::text`) is not a name.
-            ':' if after.starts_with(':') => {
+            ":" if after.starts_with(':') => {
                 current.text.push_str("::");
                 rest = after.get(1..).unwrap_or_default();
                 continue;
             }
-            ':' => {
-                let name: &str =
-                    after.split(|c: char| !c.is_ascii_alphanumeric() && c != '_').next().unwrap_or_default();
+            ":" => {
+                let end = after.find(|c: char| !c.is_ascii_alphanumeric() && c != '_').unwrap_or(after.len());
+                let (name, after) = after.split_at(end);
                 if !name.is_empty() {
-                    let place = names
-                        .iter()
-                        .position(|known| *known == name)
-                        .ok_or_else(|| format!("the statement uses :{name}, which is not bound"))?;
+                    let place = names.iter().position(|known| *known == name);
+                    let place = place.ok_or_else(|| format!("the statement uses :{name}, which is not bound"))?;
                     placeholder(&mut current, place, dialect);
-                    rest = after.get(name.len()..).unwrap_or_default();
+                    rest = after;
                     continue;
                 }
             }
-            '?' | '$' | '@' if dialect == Dialect::Sqlite && taken.len() == 1 => {
-                return Err(format!("write parameters as :name, not with `{first}`"));
+            "?" | "$" | "@" if dialect == Dialect::Sqlite => {
+                return Err(format!("write parameters as :name, not with `{taken}`"));
             }
             _ => {}
         }
-        bare &= comment || taken.trim().is_empty();
+        bare &= matches!(piece, Piece::Comment | Piece::Code) || taken.trim().is_empty();
         current.text.push_str(taken);
-        rest = after;
     }
     statements.extend((!bare).then_some(current));
     Ok(statements)
@@ -106,44 +102,6 @@ fn placeholder(statement: &mut Statement, place: usize, dialect: Dialect) {
         Dialect::Postgres => format!("${number}"),
         Dialect::Mysql => "?".to_owned(),
     });
-}
-
-/// The length of the quoted text, comment or word that begins here, and whether it is a comment.
-fn opaque(rest: &str, dialect: Dialect) -> Result<Option<(usize, bool)>, String> {
-    if dialect == Dialect::Postgres {
-        let (piece, length) = postgres::piece(rest)?;
-        return Ok((piece != Piece::Other).then_some((length, piece == Piece::Comment)));
-    }
-    let until = |start: usize, end: &str, what: &str| -> Result<usize, String> {
-        let inner = rest.get(start..).unwrap_or_default();
-        inner.find(end).map(|at| start + at + end.len()).ok_or_else(|| format!("{what} is not closed"))
-    };
-    Ok(match rest.as_bytes() {
-        [b'-', b'-', ..] => Some((rest.find('\n').unwrap_or(rest.len()), true)),
-        [b'#', ..] if dialect == Dialect::Mysql => Some((rest.find('\n').unwrap_or(rest.len()), true)),
-        [b'/', b'*', ..] => Some((until(2, "*/", "a comment")?, true)),
-        [b'[', ..] if dialect == Dialect::Sqlite => Some((until(1, "]", "a [name]")?, false)),
-        [quote @ (b'\'' | b'"' | b'`'), ..] => Some((quoted(rest, *quote, dialect)?, false)),
-        _ => None,
-    })
-}
-
-/// A quoted text. A doubled quote stands for one; MySQL also escapes with a backslash.
-fn quoted(rest: &str, quote: u8, dialect: Dialect) -> Result<usize, String> {
-    let mut bytes = rest.bytes().enumerate().skip(1).peekable();
-    while let Some((at, byte)) = bytes.next() {
-        if byte == b'\\' && dialect == Dialect::Mysql && quote != b'`' {
-            bytes.next();
-        } else if byte == quote {
-            match bytes.peek() {
-                Some((_, next)) if *next == quote => {
-                    bytes.next();
-                }
-                _ => return Ok(at + 1),
-            }
-        }
-    }
-    Err("a quote is not closed".to_owned())
 }
 
 #[cfg(test)]

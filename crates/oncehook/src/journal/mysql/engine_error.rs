@@ -40,12 +40,6 @@ pub(super) fn too_big(packet: usize) -> EngineError {
     EngineError::with(message, Meaning { row: true, statement: true, ..Meaning::default() })
 }
 
-/// What the log says of an error in a user's statement: the server's number, not its message.
-pub(super) fn logged(error: &EngineError) -> String {
-    let code = error.code.as_ref();
-    code.map_or_else(|| "the statement failed".to_owned(), |code| format!("database error {code}"))
-}
-
 impl From<mysql_async::Error> for EngineError {
     fn from(error: mysql_async::Error) -> Self {
         let statement = Meaning { statement: true, ..Meaning::default() };

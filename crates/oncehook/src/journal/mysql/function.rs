@@ -96,7 +96,7 @@ async fn answered(session: &mut Session, sql: &str, parameters: &[Value]) -> Res
         let message = "a statement is larger than the server's max_allowed_packet lets in";
         return Err(Trouble::Failed(Failure::retry(Cause::Handler, message)));
     }
-    let statement = user_sql::checked(session, sql).await?;
+    let statement = Mysql::checked(session, sql).await?;
     let begun = session.is_in_transaction();
     let answer = session.answer_of(&statement, parameters.to_vec()).await.map_err(Mysql::trouble)?;
     user_sql::still_open(session, begun, 1)?;

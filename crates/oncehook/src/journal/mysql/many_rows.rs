@@ -10,7 +10,8 @@
 //! Does not: check what the user may do (`user_sql`).
 
 use super::connection::Insert;
-use super::user_sql::{Piece, pieces};
+use crate::handler::Dialect;
+use crate::handler::sql::lexer::{Piece, pieces};
 
 /// Such a statement, cut where its row is.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -23,8 +24,10 @@ pub(super) struct ManyRows {
 impl ManyRows {
     /// Cuts a statement, if it is of this kind.
     pub(super) fn of(statement: &str) -> Option<Self> {
-        let found = pieces(statement).into_iter().filter(|piece| !matches!(piece, Piece::Comment(_)));
-        let found: Vec<Piece<'_>> = found.collect();
+        let mut found = pieces(statement, Dialect::Mysql).ok()?;
+        found.retain(|piece| {
+            !matches!(piece, Piece::Comment) && !matches!(piece, Piece::Other(space) if space.trim().is_empty())
+        });
         let word = |piece: &Piece<'_>, wanted: &[&str]| matches!(piece, Piece::Word(word) if wanted.iter().any(|one| word.eq_ignore_ascii_case(one)));
         let is_odd = |piece: &Piece<'_>| {
             matches!(piece, Piece::Variable) || word(piece, &["select", "returning", "last_insert_id", "ignore"])
@@ -34,20 +37,20 @@ impl ManyRows {
         }
         let at = found.iter().position(|piece| word(piece, &["values", "value"]))?;
         let (before, behind) = found.split_at(at);
-        let [Piece::Word(keyword), Piece::Sign(open @ "("), values @ ..] = behind else { return None };
-        let end = values.iter().position(|piece| matches!(piece, Piece::Sign(")")))?;
+        let [Piece::Word(keyword), Piece::Other(open @ "("), values @ ..] = behind else { return None };
+        let end = values.iter().position(|piece| matches!(piece, Piece::Other(")")))?;
         let (values, behind) = values.split_at(end);
-        let [Piece::Sign(close), tail @ ..] = behind else { return None };
-        let is_parameter = |piece: &Piece<'_>| matches!(piece, Piece::Sign("?"));
+        let [Piece::Other(close), tail @ ..] = behind else { return None };
+        let is_parameter = |piece: &Piece<'_>| matches!(piece, Piece::Other("?"));
         let is_constant = |piece: &Piece<'_>| match piece {
-            Piece::Text | Piece::Sign("," | "-" | "+" | ".") => true,
+            Piece::Text | Piece::Other("," | "-" | "+" | ".") => true,
             Piece::Word(text) => {
                 text.starts_with(|c: char| c.is_ascii_digit()) || word(piece, &["null", "true", "false", "default"])
             }
             _ => false,
         };
         let plain = values.iter().all(|piece| is_parameter(piece) || is_constant(piece))
-            && !before.iter().chain(tail).any(|piece| is_parameter(piece) || matches!(piece, Piece::Sign(";")));
+            && !before.iter().chain(tail).any(|piece| is_parameter(piece) || matches!(piece, Piece::Other(";")));
         let update = ["on", "duplicate", "key", "update"];
         let known_tail =
             tail.is_empty() || tail.len() > 4 && tail.iter().zip(update).all(|(piece, wanted)| word(piece, &[wanted]));

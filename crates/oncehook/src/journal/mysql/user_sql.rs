@@ -20,10 +20,11 @@ use serde_json::Value;
 
 use super::Mysql;
 use super::connection::Session;
-use super::engine_error::{EngineError, logged};
+use super::engine_error::EngineError;
 use super::many_rows::ManyRows;
 use crate::delivery::{Failure, HandedEvent};
-use crate::handler::{Found, SqlHandler};
+use crate::handler::sql::lexer::{self, Piece, pieces};
+use crate::handler::{Dialect, Found, SqlHandler};
 use crate::journal::server::user_sql::{self, Surroundings, UserSql, unquoted};
 pub(super) use crate::journal::server::user_sql::{Ran, Trouble};
 use crate::journal::server::value::Row as _;
@@ -39,25 +40,6 @@ pub(in crate::journal) struct Prepared {
     deferral: Option<Failure>,
 }
 
-/// One statement, checked and prepared.
-pub(super) async fn checked(session: &mut Session, statement: &str) -> Result<Statement, Trouble> {
-    if let Some(refused) = refusal(statement) {
-        return Err(Trouble::refused(refused));
-    }
-    if !session.is_known(statement) {
-        if let Some(table) = cannot_roll_back(session, statement).await.map_err(Mysql::trouble)? {
-            return Err(Trouble::refused(format!(
-                "table {table} cannot be rolled back; a handler needs InnoDB tables"
-            )));
-        }
-        session.make_known(statement);
-    }
-    if leaves_something(statement) {
-        session.retire();
-    }
-    session.prepared(statement).await.map_err(Mysql::trouble)
-}
-
 /// What a handler's statements are given, a list for each.
 pub(in crate::journal) struct Bound(Vec<Vec<Raw>>);
 
@@ -70,12 +52,7 @@ async fn run(
     deliveries: Vec<Bound>,
     about: Option<&HandedEvent>,
 ) -> Result<Vec<Ran>, Trouble> {
-    let told_of = |mut error: EngineError| {
-        if let Some(event) = about {
-            error.message = handler.without_values(&error.message, event);
-        }
-        Mysql::trouble(error)
-    };
+    let told_of = |error| Mysql::trouble_about(error, handler, about);
     let begun = session.is_in_transaction();
     if let Some(many) = prepared.many.as_ref().filter(|_| deliveries.len() > 1) {
         let count = deliveries.len();
@@ -118,6 +95,34 @@ pub(super) fn still_open(session: &Session, begun: bool, ran: usize) -> Result<(
 impl UserSql for Mysql {
     type Prepared = Prepared;
     type Bound = Bound;
+    type Statement = Statement;
+
+    const DIALECT: Dialect = Dialect::Mysql;
+    // A procedure may end the transaction, so `CALL` is not among them.
+    const ALLOWED: &'static [&'static str] = &["select", "insert", "update", "delete", "replace", "with", "values"];
+    const CODE: &'static str = "database error";
+
+    fn forbidden(word: &str) -> Option<String> {
+        match word {
+            "outfile" | "dumpfile" | "load_file" => Some(format!("a handler may not touch files (`{word}`)")),
+            _ if word.starts_with("oncehook_") => Some("a handler may not touch tables named oncehook_…".to_owned()),
+            _ => None,
+        }
+    }
+
+    async fn prepare_one(session: &mut Session, statement: &str) -> Result<Statement, Trouble> {
+        if !session.is_known(statement) {
+            if let Some(table) = cannot_roll_back(session, statement).await.map_err(Self::trouble)? {
+                let reason = format!("table {table} cannot be rolled back; a handler needs InnoDB tables");
+                return Err(Trouble::refused(reason));
+            }
+            session.make_known(statement);
+        }
+        if leaves_something(statement) {
+            session.retire();
+        }
+        session.prepared(statement).await.map_err(Self::trouble)
+    }
 
     async fn prepare(
         session: &mut Session,
@@ -127,7 +132,7 @@ impl UserSql for Mysql {
         let mut statements = Vec::with_capacity(handler.statements().len());
         let mut asks_for_id = false;
         for statement in handler.statements() {
-            statements.push(checked(session, statement.text()).await?);
+            statements.push(Self::checked(session, statement.text()).await?);
             asks_for_id |= words(statement.text()).iter().any(|word| word == "last_insert_id");
         }
         let many = match handler.statements() {
@@ -164,18 +169,6 @@ impl UserSql for Mysql {
             session.run("ROLLBACK TO SAVEPOINT oncehook_effect").await.map_err(Trouble::Engine)?;
         }
         ran
-    }
-
-    fn trouble(error: EngineError) -> Trouble {
-        Trouble::of(error, logged)
-    }
-
-    fn refusal(statement: &str) -> Option<String> {
-        refusal(statement)
-    }
-
-    async fn rehearse(session: &mut Session, statement: &str) -> Result<(), Trouble> {
-        checked(session, statement).await.map(drop)
     }
 }
 
@@ -266,118 +259,18 @@ async fn cannot_roll_back(session: &mut Session, statement: &str) -> Result<Opti
     row.map(|row| row.text(0)).transpose()
 }
 
-/// Statements that read or change rows, and nothing else. A procedure may end the transaction, so `CALL` is not among them.
-const ALLOWED: [&str; 7] = ["select", "insert", "update", "delete", "replace", "with", "values"];
-
-/// Words that make such a statement write or read a file.
-const FILES: [&str; 3] = ["outfile", "dumpfile", "load_file"];
-
-/// Why a statement may not run, if it may not.
-pub(super) fn refusal(text: &str) -> Option<String> {
-    if has_hidden_code(text) {
-        return Some("a handler may not have comments that the server runs (/*! … */)".to_owned());
-    }
-    let words = words(text);
-    let first = words.first().map(String::as_str).unwrap_or_default();
-    if !ALLOWED.contains(&first) {
-        return Some(format!(
-            "a handler may read and change rows; it may not begin or end transactions, call procedures, change settings or tables \
-             (`{first}`)"
-        ));
-    }
-    if let Some(word) = words.iter().find(|word| FILES.contains(&word.as_str())) {
-        return Some(format!("a handler may not touch files (`{word}`)"));
-    }
-    let ours = words.iter().any(|word| word.starts_with("oncehook_"));
-    ours.then(|| "a handler may not touch tables named oncehook_…".to_owned())
-}
-
 /// Whether a statement may leave something in its session that outlives the transaction: a variable, or a lock by name.
 fn leaves_something(text: &str) -> bool {
-    pieces(text).iter().any(|piece| match piece {
+    pieces(text, Dialect::Mysql).unwrap_or_default().iter().any(|piece| match piece {
         Piece::Variable => true,
         Piece::Word(word) => word.eq_ignore_ascii_case("get_lock"),
-        Piece::Comment(_) | Piece::Text | Piece::Sign(_) => false,
+        _ => false,
     })
 }
 
-fn has_hidden_code(text: &str) -> bool {
-    let is_run = |comment: &str| comment.starts_with("/*!") || comment.starts_with("/*M!");
-    pieces(text).iter().any(|piece| matches!(piece, Piece::Comment(comment) if is_run(comment)))
-}
-
-/// The words of a statement outside of texts and comments, in small letters; names in backticks too.
+/// The words of a statement that was not refused.
 fn words(text: &str) -> Vec<String> {
-    let words = pieces(text).into_iter().filter_map(|piece| match piece {
-        Piece::Word(word) => Some(word.to_lowercase()),
-        _ => None,
-    });
-    words.collect()
-}
-
-#[derive(Debug)]
-pub(super) enum Piece<'t> {
-    /// A word or a number, or a name in backticks.
-    Word(&'t str),
-    /// A text in quotes.
-    Text,
-    Comment(&'t str),
-    /// Anything else: one character.
-    Sign(&'t str),
-    /// A variable of the session's user (`@name`). Those of the server (`@@name`) can only be read.
-    Variable,
-}
-
-/// Cuts a statement into its pieces. The session's SQL mode is ours, so a backslash escapes and double quotes are text.
-pub(super) fn pieces(text: &str) -> Vec<Piece<'_>> {
-    let mut found = Vec::new();
-    let mut rest = text;
-    while let Some(first) = rest.chars().next() {
-        let part = |from: usize, to: usize| rest.get(from..to).unwrap_or_default();
-        // Two dashes are a comment only before a space.
-        let dashes = rest.strip_prefix("--").is_some_and(|after| after.chars().next().is_none_or(|c| c <= ' '));
-        let is_word = |c: char| c.is_alphanumeric() || c == '_' || c == '$';
-        let (piece, length) = if dashes || first == '#' {
-            let end = rest.find('\n').unwrap_or(rest.len());
-            (Some(Piece::Comment(part(0, end))), end)
-        } else if let Some(comment) = rest.strip_prefix("/*") {
-            let end = 2 + comment.find("*/").map_or(comment.len(), |at| at + 2);
-            (Some(Piece::Comment(part(0, end))), end)
-        } else if first == '\'' || first == '"' {
-            (Some(Piece::Text), quoted(rest, first))
-        } else if let Some(name) = rest.strip_prefix('`') {
-            let end = name.find('`').unwrap_or(name.len());
-            (Some(Piece::Word(part(1, end + 1))), (end + 2).min(rest.len()))
-        } else if rest.starts_with("@@") {
-            (None, 2)
-        } else if first == '@' {
-            (Some(Piece::Variable), 1)
-        } else if is_word(first) {
-            let end = rest.find(|c: char| !is_word(c)).unwrap_or(rest.len());
-            (Some(Piece::Word(part(0, end))), end)
-        } else {
-            let end = first.len_utf8();
-            ((!first.is_whitespace()).then(|| Piece::Sign(part(0, end))), end)
-        };
-        found.extend(piece);
-        rest = rest.get(length..).unwrap_or_default();
-    }
-    found
-}
-
-/// The length of a quoted text.
-fn quoted(rest: &str, quote: char) -> usize {
-    let mut escaped = false;
-    for (at, c) in rest.char_indices().skip(1) {
-        match c {
-            _ if escaped => escaped = false,
-            '\\' => escaped = true,
-            // A doubled quote ends one text and begins the next, which comes to the same.
-            _ if c == quote => return at + 1,
-            _ => {}
-        }
-    }
-    rest.len()
+    lexer::words(text, Dialect::Mysql).unwrap_or_default()
 }
 
 #[cfg(test)]
@@ -409,9 +302,7 @@ mod tests {
             "SELECT 1 INTO OUTFILE 'x'",
             "",
         ] {
-            // A text that swallows the name is fine: then nothing names our table.
-            let hidden_in_text = text.starts_with("SELECT 'a");
-            assert!(refusal(text).is_some() || hidden_in_text, "{text}");
+            assert!(Mysql::refusal(text).is_some(), "{text}");
         }
         for text in [
             "INSERT INTO orders VALUES (?, 'oncehook_keys') -- oncehook_keys",
@@ -421,7 +312,7 @@ mod tests {
             "SELECT \"oncehook_keys\", '/*! x */'",
             "REPLACE INTO orders VALUES (?)",
         ] {
-            assert_eq!(refusal(text), None, "{text}");
+            assert_eq!(Mysql::refusal(text), None, "{text}");
         }
     }
 

@@ -110,15 +110,6 @@ impl From<tokio_postgres::Error> for EngineError {
     }
 }
 
-/// What the log says of an error in a user's statement: the code and the constraint, not the message, which may quote values.
-pub(super) fn logged(error: &EngineError) -> String {
-    let code = error.code.as_deref().unwrap_or("unknown");
-    match &error.constraint {
-        Some(constraint) => format!("SQLSTATE {code}, constraint {}", crate::text::printable(constraint)),
-        None => format!("SQLSTATE {code}"),
-    }
-}
-
 /// Errors about data quote the value, and nothing else: what is in quotes is left out. Other errors quote names. Servers quote
 /// in the manner of their language.
 fn without_values<'m>(message: &'m str, code: &SqlState) -> Cow<'m, str> {

@@ -56,7 +56,7 @@ struct Open<'s> {
 
 impl Open<'_> {
     async fn prepared(&self, sql: &str) -> Result<Statement, Failure> {
-        match user_sql::refusal(sql) {
+        match Postgres::refusal(sql) {
             // Nothing was sent, but what the function meant to do was not done.
             Some(refused) => Err(self.note(Trouble::Failed(Failure::retry(Cause::Handler, refused)))),
             None => self.answered(self.session.prepared(sql).await),

@@ -27,11 +27,10 @@ use tokio_postgres::types::{Format, FromSql, IsNull, ToSql, Type, to_sql_checked
 use tokio_postgres::{Row, Statement};
 
 use super::Postgres;
-use super::connection::{EngineError, Session, in_time, logged};
+use super::connection::{EngineError, Session, in_time};
 use super::wrapped::{self, Wrapped};
-use crate::delivery::{Cause, Failure, HandedEvent, Remedy};
-use crate::handler::sql::postgres::{self, Piece};
-use crate::handler::{Found, SqlHandler};
+use crate::delivery::{Cause, Failure, HandedEvent};
+use crate::handler::{Dialect, Found, SqlHandler};
 use crate::journal::server::user_sql::{self, Surroundings, UserSql, unquoted};
 pub(super) use crate::journal::server::user_sql::{Ran, Trouble};
 
@@ -46,14 +45,6 @@ impl Prepared {
     /// Whether they can only succeed without a result, or fail.
     pub(super) fn tells_nothing(&self) -> bool {
         self.statements.iter().all(|statement| statement.columns().is_empty())
-    }
-}
-
-/// One statement, checked and prepared.
-async fn checked(session: &Session, statement: &str) -> Result<Statement, Trouble> {
-    match refusal(statement) {
-        Some(refused) => Err(Trouble::refused(refused)),
-        None => session.prepared(statement).await.map_err(Postgres::trouble),
     }
 }
 
@@ -89,6 +80,25 @@ pub(super) fn settings(surroundings: Surroundings) -> Settings {
 impl UserSql for Postgres {
     type Prepared = Prepared;
     type Bound = Bound;
+    type Statement = Statement;
+
+    const DIALECT: Dialect = Dialect::Postgres;
+    const ALLOWED: &'static [&'static str] =
+        &["select", "insert", "update", "delete", "merge", "with", "values", "call"];
+    const CODE: &'static str = "SQLSTATE";
+
+    fn forbidden(word: &str) -> Option<String> {
+        match word {
+            "oncehook" | "oncehook_guard" => Some(format!("a handler may not touch schema {word}")),
+            // Changes how the statements behind it are read.
+            "set_config" => Some(format!("a handler may not change settings (`{word}`)")),
+            _ => None,
+        }
+    }
+
+    async fn prepare_one(session: &mut Session, statement: &str) -> Result<Statement, Trouble> {
+        session.prepared(statement).await.map_err(Self::trouble)
+    }
 
     /// Outside of a transaction: an error here must not end one.
     async fn prepare(
@@ -98,7 +108,7 @@ impl UserSql for Postgres {
     ) -> Result<Prepared, Trouble> {
         let mut prepared = Prepared { statements: Vec::with_capacity(handler.statements().len()), at_once: None };
         for statement in handler.statements() {
-            prepared.statements.push(checked(session, statement.text()).await?);
+            prepared.statements.push(Self::checked(session, statement.text()).await?);
         }
         if surroundings != Surroundings::Leased && !handler.has_requirement() {
             let texts = handler.statements().iter().map(|statement| statement.text());
@@ -137,7 +147,7 @@ impl UserSql for Postgres {
         let early = prepared.tells_nothing().then_some(end.as_str());
         // Sent together: if the first fails, so does the rest.
         let (begun, (ran, released)) =
-            tokio::join!(session.run(&begin), run_to_end(session, handler, prepared, &deliveries, early));
+            tokio::join!(session.run(&begin), run_to_end(session, handler, prepared, &deliveries, early, about));
         begun.map_err(Trouble::Engine)?;
         if released.as_ref().is_some_and(|released| released.as_ref().is_err_and(|error| error.meaning.lost_savepoint))
         {
@@ -151,7 +161,7 @@ impl UserSql for Postgres {
                 Err(trouble @ (Trouble::Engine(_) | Trouble::Ended(_))) => return Err(trouble),
                 Err(trouble) => {
                     session.run(&format!("{UNDO}; {end}")).await.map_err(at_savepoint)?;
-                    return Err(told_without_values(trouble, handler, about));
+                    return Err(trouble);
                 }
             });
         }
@@ -204,18 +214,6 @@ impl UserSql for Postgres {
         let codes = [SqlState::FEATURE_NOT_SUPPORTED, SqlState::INVALID_SQL_STATEMENT_NAME];
         codes.iter().any(|code| failure.message.ends_with(&format!("({})", code.code())))
     }
-
-    fn trouble(error: EngineError) -> Trouble {
-        Trouble::of(error, logged)
-    }
-
-    fn refusal(statement: &str) -> Option<String> {
-        refusal(statement)
-    }
-
-    async fn rehearse(session: &mut Session, statement: &str) -> Result<(), Trouble> {
-        checked(session, statement).await.map(drop)
-    }
 }
 
 /// Stands where the user's statements begin.
@@ -226,16 +224,6 @@ pub(super) const UNDO: &str = "ROLLBACK TO SAVEPOINT oncehook_effect";
 /// What it means that the savepoint could not be used.
 pub(super) fn at_savepoint(error: EngineError) -> Trouble {
     if error.meaning.lost_savepoint { Trouble::Ended(usize::MAX) } else { Trouble::Engine(error) }
-}
-
-fn told_without_values(trouble: Trouble, handler: &SqlHandler, about: Option<&HandedEvent>) -> Trouble {
-    match (trouble, about) {
-        (Trouble::Failed(failure), Some(event)) if matches!(failure.remedy, Remedy::Retry(None)) => {
-            let told = handler.without_values(&failure.message, event);
-            Trouble::Failed(Failure::retry(failure.cause, told))
-        }
-        (trouble, _) => trouble,
-    }
 }
 
 /// Sends what comes right behind the statements, if anything does.
@@ -250,23 +238,25 @@ async fn run_to_end(
     prepared: &Prepared,
     deliveries: &[Bound],
     end: Option<&str>,
+    about: Option<&HandedEvent>,
 ) -> (Vec<Result<Option<String>, Trouble>>, Option<Result<(), EngineError>>) {
+    let trouble = |error| Postgres::trouble_about(error, handler, about);
     let Prepared { statements, at_once } = prepared;
     if let Some(at_once) = at_once.as_ref().filter(|_| deliveries.len() > 1) {
         return run_at_once(session, at_once, deliveries, end).await;
     }
     let Some((requirement, effects)) = statements.split_first().filter(|_| handler.has_requirement()) else {
         let all: Vec<&[Vec<Parameter>]> = deliveries.iter().map(|bound| bound.0.as_slice()).collect();
-        return tokio::join!(run_all(session, statements, &all), send(session, end));
+        return tokio::join!(run_all(session, statements, &all, trouble), send(session, end));
     };
     // Those that have to wait are known before anything is done for any of them.
     let split: Vec<_> = deliveries.iter().map(|bound| bound.0.split_at(bound.0.len().min(1))).collect();
     let asked: Vec<&[Vec<Parameter>]> = split.iter().map(|(asked, _)| *asked).collect();
-    let answers = run_all(session, std::slice::from_ref(requirement), &asked).await;
+    let answers = run_all(session, std::slice::from_ref(requirement), &asked, trouble).await;
     let ready = |answer: &Result<Option<String>, Trouble>| matches!(answer, Ok(Some(_)));
     let done: Vec<&[Vec<Parameter>]> =
         split.iter().zip(&answers).filter(|(_, answer)| ready(answer)).map(|((_, done), _)| *done).collect();
-    let (results, released) = tokio::join!(run_all(session, effects, &done), send(session, end));
+    let (results, released) = tokio::join!(run_all(session, effects, &done, trouble), send(session, end));
     let mut results = results.into_iter();
     let deferred = || Err(Trouble::Deferred(handler.deferral()));
     let outcomes = answers.into_iter().map(|answer| match answer {
@@ -310,6 +300,7 @@ async fn run_all(
     session: &Session,
     prepared: &[Statement],
     deliveries: &[&[Vec<Parameter>]],
+    trouble: impl Fn(EngineError) -> Trouble,
 ) -> Vec<Result<Option<String>, Trouble>> {
     let statements = deliveries.iter().flat_map(|bound| prepared.iter().zip(*bound));
     let queries = statements.map(|(statement, parameters)| async move {
@@ -322,7 +313,7 @@ async fn run_all(
         let mut result = None;
         let mut first_error = None;
         for answer in answers.take(prepared.len()) {
-            match answer.map_err(Postgres::trouble).and_then(|rows| user_sql::result(rows.iter().map(object))) {
+            match answer.map_err(&trouble).and_then(|rows| user_sql::result(rows.iter().map(object))) {
                 Ok(told) => result = told.or(result),
                 Err(trouble) => first_error = first_error.or(Some(trouble)),
             }
@@ -486,80 +477,26 @@ fn value(bytes: &[u8], kind: &Type) -> Value {
 
 /// The digits of a `numeric`: groups of four, the first one worth 10000 to the power of its weight.
 fn numeric(bytes: &[u8]) -> Option<String> {
-    let word = |place: usize| -> Option<i16> {
-        Some(i16::from_be_bytes(bytes.get(place * 2..place * 2 + 2)?.try_into().ok()?))
-    };
-    let (groups, weight, sign, scale) = (word(0)?, word(1)?, word(2)?.cast_unsigned(), word(3)?);
-    match sign {
+    let words: Vec<i16> = bytes.as_chunks().0.iter().map(|word| i16::from_be_bytes(*word)).collect();
+    let [_, weight, sign, scale, groups @ ..] = words.as_slice() else { return None };
+    let minus = match sign.cast_unsigned() {
         0xc000 => return Some("NaN".to_owned()),
         0xd000 => return Some("Infinity".to_owned()),
         0xf000 => return Some("-Infinity".to_owned()),
-        _ => {}
-    }
-    let group = |weight_of: i16| -> i16 {
-        let place = weight - weight_of;
-        if (0..groups).contains(&place) { word(4 + place.unsigned_abs() as usize).unwrap_or(0) } else { 0 }
+        0x4000 => "-",
+        _ => "",
     };
-    let mut text = if sign == 0x4000 { "-".to_owned() } else { String::new() };
-    if weight < 0 {
-        text.push('0');
-    }
-    for weight_of in (0..=weight).rev() {
-        let digits = group(weight_of).to_string();
-        text.push_str(&if weight_of == weight { digits } else { format!("{digits:0>4}") });
-    }
-    if scale > 0 {
-        text.push('.');
-        let whole = text.len();
-        let mut weight_of = -1;
-        while text.len() - whole < usize::from(scale.unsigned_abs()) {
-            text.push_str(&format!("{:0>4}", group(weight_of)));
-            weight_of -= 1;
-        }
-        text.truncate(whole + usize::from(scale.unsigned_abs()));
-    }
-    Some(text)
-}
-
-/// Statements that read or change rows, and nothing else.
-const ALLOWED: [&str; 8] = ["select", "insert", "update", "delete", "merge", "with", "values", "call"];
-
-/// Functions that change how the statements behind them are read.
-const FUNCTIONS: [&str; 1] = ["set_config"];
-
-/// Why a statement may not run, if it may not.
-pub(super) fn refusal(text: &str) -> Option<String> {
-    let words = match words(text) {
-        Ok(words) => words,
-        Err(told) => return Some(format!("a handler may not run what cannot be read: {told}")),
-    };
-    let first = words.first().map(String::as_str).unwrap_or_default();
-    if !ALLOWED.contains(&first) {
-        return Some(format!(
-            "a handler may read and change rows; it may not begin or end transactions, change settings or tables (`{first}`)"
-        ));
-    }
-    let has = |names: &[&str]| words.iter().find(|word| names.contains(&word.as_str()));
-    let ours = has(&["oncehook", "oncehook_guard"]);
-    let settings = || has(&FUNCTIONS).map(|name| format!("a handler may not change settings (`{name}`)"));
-    ours.map(|schema| format!("a handler may not touch schema {schema}")).or_else(settings)
-}
-
-/// The words of a statement outside of texts and comments: names in quotes as they are, all others in small letters.
-fn words(text: &str) -> Result<Vec<String>, String> {
-    let mut words = Vec::new();
-    let mut rest = text;
-    while !rest.is_empty() {
-        let (piece, length) = postgres::piece(rest)?;
-        match piece {
-            Piece::Word(word) => words.push(word.to_ascii_lowercase()),
-            Piece::Name(name) => words.push(name.to_owned()),
-            Piece::Unicode => return Err("write names and texts without U&".to_owned()),
-            Piece::Text | Piece::Comment | Piece::Other => {}
-        }
-        rest = rest.get(length..).unwrap_or_default();
-    }
-    Ok(words)
+    let digits: String = groups.iter().map(|group| format!("{group:04}")).collect();
+    // How many digits stand before the point; if fewer than none, zeros come first behind it.
+    let before = (i32::from(*weight) + 1) * 4;
+    let (length, zeros) = (usize::try_from(before).unwrap_or(0), usize::try_from(-before).unwrap_or(0));
+    let digits = "0".repeat(zeros) + &format!("{digits:0<length$}");
+    let (whole, fraction) = digits.split_at_checked(length)?;
+    let whole = whole.trim_start_matches('0');
+    let whole = if whole.is_empty() { "0" } else { whole };
+    let scale = usize::try_from(*scale).ok()?;
+    let point = if scale > 0 { "." } else { "" };
+    Some(format!("{minus}{whole}{point}{fraction:0<scale$.scale$}"))
 }
 
 #[cfg(test)]
@@ -591,7 +528,7 @@ mod tests {
             "SELECT pg_catalog.set_config('search_path', 'oncehook', true)",
             "",
         ] {
-            assert!(refusal(text).is_some(), "{text}");
+            assert!(Postgres::refusal(text).is_some(), "{text}");
         }
         for text in [
             "INSERT INTO orders VALUES ($1, 'oncehook.keys') -- oncehook",
@@ -601,7 +538,7 @@ mod tests {
             "CALL book($1)",
             "SELECT /* /* oncehook */ */ $$ oncehook.keys $$, E'\\' oncehook'",
         ] {
-            assert_eq!(refusal(text), None, "{text}");
+            assert_eq!(Postgres::refusal(text), None, "{text}");
         }
     }
 

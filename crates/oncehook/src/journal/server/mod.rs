@@ -84,7 +84,6 @@ pub struct ServerOptions {
 
 impl ServerOptions {
     /// The usual set-up for a database.
-    #[must_use]
     pub fn new(url: impl Into<String>) -> Self {
         Self {
             url: url.into(),

@@ -63,8 +63,8 @@ pub(in crate::journal) async fn rehearse<E: UserSql>(
 ) -> Result<Vec<Misfit>, EngineError> {
     let mut misfits = Vec::new();
     for (place, statement) in handler.statements().iter().enumerate() {
-        let reason = match E::rehearse(session, statement.text()).await {
-            Ok(()) | Err(Trouble::Collision | Trouble::Ended(_)) => None,
+        let reason = match E::checked(session, statement.text()).await {
+            Ok(_) | Err(Trouble::Collision | Trouble::Ended(_)) => None,
             Err(Trouble::Failed(failure) | Trouble::Deferred(failure)) => Some(failure.message),
             Err(Trouble::Engine(error)) => return Err(error),
         };

@@ -13,8 +13,8 @@ use serde_json::Value;
 use super::engine::Engine;
 use super::error::{EngineError, EngineResult};
 use crate::delivery::{Cause, Failure, HandedEvent};
-use crate::handler::sql::{RESULT_BYTES, RESULT_ROWS, ended_transaction, too_large};
-use crate::handler::{Found, SqlHandler};
+use crate::handler::sql::{RESULT_BYTES, RESULT_ROWS, ended_transaction, lexer, too_large};
+use crate::handler::{Dialect, Found, SqlHandler};
 
 /// Why the statements of a delivery did not come to an end.
 #[derive(Debug)]
@@ -33,21 +33,6 @@ pub(in crate::journal) enum Trouble {
 }
 
 impl Trouble {
-    /// Whose fault an error is. `logged` is what the log says of it: the message may quote values.
-    pub(in crate::journal) fn of(error: EngineError, logged: impl FnOnce(&EngineError) -> String) -> Self {
-        if error.is_collision() {
-            Self::Collision
-        } else if error.is_too_slow() {
-            let message = format!("the statement took too long: {}", error.message);
-            Self::Failed(Failure::retry(Cause::Handler, message).in_log("the statement took too long"))
-        } else if error.blames_the_statement() {
-            let logged = logged(&error);
-            Self::Failed(Failure::retry(Cause::Handler, error.message).in_log(logged))
-        } else {
-            Self::Engine(error)
-        }
-    }
-
     /// What a function is answered whose statement came to this.
     pub(in crate::journal) fn answer(&self) -> Failure {
         match self {
@@ -115,6 +100,24 @@ pub(in crate::journal) trait UserSql: Engine {
     /// The values of one delivery for them.
     type Bound: Send + Sync;
 
+    /// One of them.
+    type Statement: Send;
+
+    const DIALECT: Dialect;
+    /// The words with which statements begin that read or change rows, and do nothing else.
+    const ALLOWED: &'static [&'static str];
+    /// What the log calls the codes of the server's errors.
+    const CODE: &'static str;
+
+    /// Why a statement may not have this word, if it may not.
+    fn forbidden(word: &str) -> Option<String>;
+
+    /// Prepares a statement that is not refused.
+    fn prepare_one(
+        session: &mut Self::Session,
+        statement: &str,
+    ) -> impl Future<Output = Result<Self::Statement, Trouble>> + Send;
+
     /// Checks and prepares. Outside of a transaction where an error would end one.
     fn prepare(
         session: &mut Self::Session,
@@ -152,14 +155,61 @@ pub(in crate::journal) trait UserSql: Engine {
         false
     }
 
-    /// Whose fault an error of a user's statement is.
-    fn trouble(error: EngineError) -> Trouble;
+    /// Whose fault an error of a user's statement is. The log gets the code and the constraint: the message may quote values.
+    fn trouble(error: EngineError) -> Trouble {
+        let EngineError { message, code, constraint, meaning } = error;
+        if meaning.collision {
+            Trouble::Collision
+        } else if meaning.slow {
+            let message = format!("the statement took too long: {message}");
+            Trouble::Failed(Failure::retry(Cause::Handler, message).in_log("the statement took too long"))
+        } else if meaning.statement {
+            let code = code.map_or_else(|| "the statement failed".to_owned(), |code| format!("{} {code}", Self::CODE));
+            let constraint = constraint.map(|name| format!(", constraint {}", crate::text::printable(&name)));
+            let logged = code + &constraint.unwrap_or_default();
+            Trouble::Failed(Failure::retry(Cause::Handler, message).in_log(logged))
+        } else {
+            Trouble::Engine(EngineError { message, code, constraint, meaning })
+        }
+    }
+
+    /// The same. If the statement ran for one event alone, the message is repeated without its values.
+    fn trouble_about(mut error: EngineError, handler: &SqlHandler, about: Option<&HandedEvent>) -> Trouble {
+        if let Some(event) = about {
+            error.message = handler.without_values(&error.message, event);
+        }
+        Self::trouble(error)
+    }
 
     /// Why a statement may never run, whatever the tables are.
-    fn refusal(statement: &str) -> Option<String>;
+    fn refusal(statement: &str) -> Option<String> {
+        let words = match lexer::words(statement, Self::DIALECT) {
+            Ok(words) => words,
+            Err(reason) => return Some(format!("a handler may not run what cannot be read: {reason}")),
+        };
+        let first = words.first().map(String::as_str).unwrap_or_default();
+        if !Self::ALLOWED.contains(&first) {
+            let call = if Self::ALLOWED.contains(&"call") { "" } else { "call procedures, " };
+            return Some(format!(
+                "a handler may read and change rows; it may not begin or end transactions, {call}change settings or tables \
+                 (`{first}`)"
+            ));
+        }
+        words.iter().find_map(|word| Self::forbidden(word))
+    }
 
-    /// Prepares one statement, without running it.
-    fn rehearse(session: &mut Self::Session, statement: &str) -> impl Future<Output = Result<(), Trouble>> + Send;
+    /// Checks one statement, and prepares it.
+    fn checked(
+        session: &mut Self::Session,
+        statement: &str,
+    ) -> impl Future<Output = Result<Self::Statement, Trouble>> + Send {
+        async move {
+            match Self::refusal(statement) {
+                Some(reason) => Err(Trouble::refused(reason)),
+                None => Self::prepare_one(session, statement).await,
+            }
+        }
+    }
 }
 
 /// Statements that were prepared, or why they cannot be: a failure of each delivery. An error means that the database could not
